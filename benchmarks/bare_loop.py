@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from common.config import ExperimentFile
 from common.data.images.pixels import channels_first
-from common.models.gpu.placement import on_device
+from common.models.gpu import on_device
 from common.models.inference import autocast
 from common.models.network import build
 from common.models.state import layout_of, read_state, state_sha256

@@ -35,8 +35,8 @@ from rich.table import Table
 from simulated_run import bare, ours
 from simulation import Case
 
-from common.models.gpu import graph as gpu
-from common.models.gpu.placement import on_device
+from common.models import gpu
+from common.models.gpu import on_device
 from common.models.inference import autocast
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec

@@ -147,11 +147,11 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     """
     from client.connection.before_start import refuse_to_start
     from common.errors import BadInput
-    from common.system.before_start import slow_to_end
+    from common.system.preflight import delayed_exit
 
     tell = teller(console)
     try:
-        with slow_to_end(folder, tell, (BadInput, Refused), held=restarted):
+        with delayed_exit(folder, tell, (BadInput, Refused), held=restarted):
             refuse_to_start(folder)  # before torch is imported
             _take_part(folder, tell)
     except SystemExit:

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from common.data.augmentation.spec import AugmentationSpec
-from common.data.base.spec import DataSpec
+from common.data.base.spec import AugmentationSpec, DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import ModelSpec, Sha256

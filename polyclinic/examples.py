@@ -16,11 +16,11 @@ def write_examples(folder: Path) -> list[Path]:
         BadInput: If one is there already: nothing is written over.
     """
     from common.errors import BadInput, Fault
-    from common.system.files import whole_or_nothing
+    from common.system.files import atomic_outputs
 
     if there := [str(folder / name) for name in NAMES if (folder / name).exists()]:
         raise BadInput([Fault(path, "is there already, and nothing is written over") for path in there])
-    with whole_or_nothing(folder, *(folder / name for name in NAMES)):
+    with atomic_outputs(folder, *(folder / name for name in NAMES)):
         copy_examples(_source(), folder)
     return [folder / name for name in NAMES]
 

@@ -28,13 +28,12 @@ import torch
 from torch import Tensor
 
 from common.config import TrainingSection
-from common.data.augmentation.spec import AugmentationSpec
-from common.data.augmentation.weak import augment
 from common.data.base.image_set import ImageSet, Splits
-from common.data.base.spec import PluginSpec
+from common.data.base.spec import AugmentationSpec, PluginSpec
+from common.data.images.augmentation import augment
 from common.data.load import load
 from common.errors import BadInput
-from common.metrics.plugin import metrics_of, value_of
+from common.metrics.auroc import metrics_of, value_of
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256, write_state
 from common.models.zoo.spec import ModelSpec

@@ -112,13 +112,13 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
     Example: flwr-server start trial
     """
-    from common.system.before_start import slow_to_end
+    from common.system.preflight import delayed_exit
     from server.coordinator.before_start import faults_of_start
     from server.coordinator.folder import read_coordinator
 
     tell = teller(console)
     try:
-        with slow_to_end(folder, tell, (BadInput,), held=restarted):
+        with delayed_exit(folder, tell, (BadInput,), held=restarted):
             coordinator = read_coordinator(folder)
             stop_on(faults_of_start(coordinator))  # before flwr is imported
             os.umask(0o077)  # what this process and the SuperLink write is for this account only
@@ -307,7 +307,7 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
 
 
 def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
-    from common.system.before_start import port_faults
+    from common.system.preflight import port_faults
 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
     stop_on(port_faults("--port", listen, port, "Name another with --port."))

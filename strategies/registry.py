@@ -10,7 +10,7 @@ from common.config import EvaluationSection, Experiment, Plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.models.zoo.spec import ModelSpec, Task
 from common.plugins import METHODS, PLUGIN, loaded
-from common.system.toml import in_words, near_literal
+from common.system.toml import error_text, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.base.method_list import CLASSES, unknown_method
@@ -156,4 +156,4 @@ def _explain(one: dict[str, Any], schema: type[BaseModel]) -> Fault:
         )
     if not key:  # of the table as a whole
         return Fault("[method]", f"{one['msg'].removeprefix('Value error, ').rstrip('.')}.")
-    return Fault(f"method.{key}", in_words(one), near_literal(one))
+    return Fault(f"method.{key}", error_text(one), near_literal(one))

@@ -83,7 +83,7 @@ def run(
     Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
     form = progress_form(progress, console)
-    from common.system.before_start import place_faults, port_faults
+    from common.system.preflight import place_faults, port_faults
     from server.federation.before_torch import read_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
@@ -124,9 +124,9 @@ def init(
     # Before NumPy and Pillow are imported.
     stop_on([] if is_file(labels) else [no_such_file(labels)])
     stop_on(there_already(out))
-    from server.own_data.experiment_file import look, write_experiment
+    from server.init_from_csv import inspect_table, write_experiment
 
-    for line in write_experiment(look(labels, images, image_column, patient_column), out):
+    for line in write_experiment(inspect_table(labels, images, image_column, patient_column), out):
         console.print(line, markup=False, soft_wrap=True, highlight=False)
     line = f"Next: flwr-sim run {out} --out runs/{out.stem} --backend inline"
     console.print(line, markup=False, soft_wrap=True, highlight=False)
@@ -150,7 +150,7 @@ def compare(
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
     form = progress_form(progress, console)
-    from common.system.before_start import others_folder_faults, place_faults
+    from common.system.preflight import others_folder_faults, place_faults
     from server.federation.before_torch import read_early
 
     for experiment in experiments:
@@ -179,7 +179,7 @@ def study(
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
     form = progress_form(progress, console)
-    from common.system.before_start import others_folder_faults, place_faults
+    from common.system.preflight import others_folder_faults, place_faults
     from studies.study_file import read_study
 
     read_study(folder, quick=quick)  # before torch is imported
@@ -215,7 +215,7 @@ def benchmark(
 
     Example: flwr-sim benchmark --form small --workers 2 --out runs/benchmark
     """
-    from common.system.before_start import others_folder_faults, place_faults
+    from common.system.preflight import others_folder_faults, place_faults
     from studies.benchmark_file import read_benchmark
 
     read_benchmark(folder)  # before torch is imported
@@ -239,7 +239,7 @@ def sites(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
-    from common.system.before_start import others_folder_faults
+    from common.system.preflight import others_folder_faults
     from server.federation.before_torch import read_early
 
     file = read_early(experiment, overrides)  # before torch is imported
@@ -299,7 +299,7 @@ def demo(
 
     Example: flwr-sim demo --backend inline
     """
-    from common.system.before_start import place_faults
+    from common.system.preflight import place_faults
     from server.federation.before_torch import read_early
     from server.runs.folder import demo_folder_faults
     from studies.compare import DEMO, run_demo

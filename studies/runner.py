@@ -17,7 +17,7 @@ from typing import BinaryIO
 from rich.console import Console
 
 from common.errors import BadInput, CannotGoOn, Fault
-from common.models.gpu.data_parallel import visible_gpus
+from common.models.gpu import visible_gpus
 from common.system.stopping import removed_if_stopped
 from common.system.terminal import ProgressForm
 from studies.progress import ActiveRun, Pace, progress_of_grid

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput
-from common.models.gpu.data_parallel import visible_gpus
+from common.models.gpu import visible_gpus
 from common.system.files import no_room_left
 from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from server.simulation.simulate import simulate

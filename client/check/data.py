@@ -17,8 +17,7 @@ from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Policy
 from client.site.settings import data_faults_of, declaration_of
 from client.site.site_file import FILE, Settings
-from common.data.images.syntaxes import in_words as in_words_of
-from common.data.images.syntaxes import is_readable
+from common.data.images.syntaxes import is_readable, syntax_name
 from common.errors import BadInput
 from common.system.formatting import counted, listed
 
@@ -100,7 +99,7 @@ def _passed(source: Source, good: Sequence[PictureFacts], packed: Counter[str], 
     if source.archive:
         passed.insert(0, source.archive)
     if packed:
-        listed = (f"{count:,} {in_words_of(syntax)}" for syntax, count in packed.most_common())
+        listed = (f"{count:,} {syntax_name(syntax)}" for syntax, count in packed.most_common())
         which = f"the {packed.total():,} images looked at" if source.archive else "the DICOM files"
         passed.append(f"transfer syntaxes of {which}: {', '.join(listed)}")
     if good:
@@ -150,7 +149,7 @@ def _packed(source: Source, packed: Counter[str], looks: Sequence[PictureFacts])
     for syntax, count in packed.items():
         if not is_readable(syntax):
             problem = (
-                f"{counted(count, 'DICOM file')} packed as {in_words_of(syntax)} ({syntax}), which cannot be read."
+                f"{counted(count, 'DICOM file')} packed as {syntax_name(syntax)} ({syntax}), which cannot be read."
             )
             over = count > source.skip_budget * seen
             remedy = (

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from client.check.source import Source
 from client.site.site_file import Settings
-from common.data.base.spec import ChexpertSpec, MimicSpec
-from common.data.base.spec_tables import LabelColumnsSpec
+from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
 from common.data.tables.csv import count_uncertain_and_blank
 from common.errors import BadInput
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.check.source import Source
-from common.data.base.spec_base import AS_IN_FILE
-from common.data.images.dataset import dataset_of, tags_of
+from common.data.base.spec import AS_IN_FILE
+from common.data.images.headers import dataset_of, tags_of
 from common.data.images.reading import (
     IN_MEMORY,
     head_of,

@@ -11,13 +11,20 @@ from numpy.typing import NDArray
 
 from client.site.site_file import Settings
 from common.data.base.image_set import ImageSet, Skipped, are_known
-from common.data.base.spec import CompositesSpec, DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
-from common.data.base.spec_tables import DicomwebSpec
+from common.data.base.spec import (
+    CompositesSpec,
+    DicomwebSpec,
+    DigitsSpec,
+    MixtureSpec,
+    NpzSpec,
+    PhantomSpec,
+    PluginSpec,
+)
+from common.data.base.splits import Names
 from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
 from common.data.sources.dicomweb import open_dicomweb
-from common.data.splits.patient_disjoint import Names
 from common.errors import Fault
 from common.system.formatting import counted
 
@@ -117,9 +124,9 @@ def _of_archive(spec: DicomwebSpec, folder: Path) -> Source:
     found = open_dicomweb(spec, folder)
     table, archive = found.table, found.archive
     names = {image.study for image in archive.places.values()}
-    told = f"{archive.connection.server.name} answers: {counted(len(table.files), 'image')} "
+    told = f"{archive.client.server.name} answers: {counted(len(table.files), 'image')} "
     told += (
-        f"of {len(names)} {'study' if len(names) == 1 else 'studies'} for {counted(found.asked, 'line')} of the table"
+        f"of {len(names)} {'study' if len(names) == 1 else 'studies'} for {counted(found.lines, 'line')} of the table"
     )
     return Source(
         names=tuple(file.name for file in table.files),
@@ -130,10 +137,10 @@ def _of_archive(spec: DicomwebSpec, folder: Path) -> Source:
         read=lambda row: archive.read(table.files[row]),
         opened=archive.opened,
         failed=archive.faults,
-        archive=f"{told}; its certificate is accepted" if archive.connection.server.context else f"{told}, without TLS",
+        archive=f"{told}; its certificate is accepted" if archive.client.server.context else f"{told}, without TLS",
         form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
         patients_known=are_known(table.patients),
-        patients_from=f"PatientID, as {archive.connection.server.name} says" if found.patients_from_archive else "",
+        patients_from=f"PatientID, as {archive.client.server.name} says" if found.patients_from_archive else "",
         missing=table.missing,
         skip_budget=spec.skip_budget,
     )

@@ -19,8 +19,7 @@ from client.training.train_round import difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.models.gpu.data_parallel import use_gpus, visible_gpus
-from common.models.gpu.placement import on_device
+from common.models.gpu import on_device, use_gpus, visible_gpus
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork, build
 from common.models.state import read_state

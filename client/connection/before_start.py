@@ -10,8 +10,8 @@ from client.connection.tls import days_valid
 from client.site.site_file import Settings, read_credentials, read_with_faults
 from common.errors import BadInput, Fault, stop_on
 from common.security.identity import SiteKit
-from common.system.before_start import date_faults, flower_faults, place_faults
 from common.system.files import is_locked
+from common.system.preflight import date_faults, flower_faults, place_faults
 
 LOOK_S = 0.5
 """How long the coordinator may take to show its certificate; where it takes longer, the connection itself will tell."""

@@ -11,8 +11,7 @@ from cryptography import x509
 from client.site.statements import FILE as STATEMENTS
 from client.site.statements import taken
 from common.errors import BadInput, Fault
-from common.security.audit import FILE, Audit, Entry
-from common.security.audit_check import Findings, check
+from common.security.audit import FILE, Audit, Entry, Findings, check
 from common.security.authorship import Authorship, OwnCount, OwnReply, check_authorship
 from common.security.signatures import CHAINED, SignatureFault, Signed, signing_key, verified_request
 from common.system.formatting import counted

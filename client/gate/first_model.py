@@ -11,9 +11,8 @@ import numpy as np
 from client.gate.requested_work import RequestedWork
 from client.site.site import Site
 from common.errors import BadInput
-from common.models.frozen import FrozenPart
 from common.models.network import build
-from common.models.state import read_state
+from common.models.state import FrozenPart, read_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
 from common.wire.errors import WireError

@@ -25,10 +25,9 @@ from client.gate.data_dictionary import MEANING, meaning
 from client.site.site import Site
 from common.config import Experiment, ParticipationSection, Plan, plan_of
 from common.errors import stop_on
-from common.models.frozen import FrozenPart, built_frozen, naming
 from common.models.network import build
-from common.models.state import layout_of, read_state
-from common.system.files import not_empty, whole_or_nothing, write_atomically
+from common.models.state import FrozenPart, built_frozen, layout_of, naming, read_state
+from common.system.files import atomic_outputs, not_empty, write_atomically
 from common.system.plain_text import json_text
 from common.wire.canonical_bytes import WIDTH, parts, pieces, record_sha256
 from common.wire.codec import payload_bytes
@@ -208,7 +207,7 @@ def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
         BadInput: If the folder holds anything already.
     """
     stop_on(not_empty(out))
-    with whole_or_nothing(out):
+    with atomic_outputs(out):
         return [path for number, content in enumerate(records, 1) for path in _written(content, out, number)]
 
 

@@ -16,10 +16,10 @@ from client.check.training import PlannedTraining, work_of
 from client.site.settings import data_faults_of, declaration_of
 from client.site.site_file import Settings, read_file_only
 from common.config import Experiment, Plan
-from common.data.augmentation.spec import AugmentationSpec
-from common.data.augmentation.weak import augment
+from common.data.base.spec import AugmentationSpec
+from common.data.images.augmentation import augment
 from common.data.images.pixels import channels_first
-from common.data.images.thumbnails import png
+from common.data.images.reading import png
 from common.errors import stop_on
 from common.models.network import as_seen
 from common.system.files import write_atomically

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import BadInput
-from common.models.frozen import NOT_HERE, FrozenPart, built_frozen
+from common.models.state import NOT_HERE, FrozenPart, built_frozen
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import ModelSpec
 from common.system.files import write_atomically

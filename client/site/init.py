@@ -8,7 +8,7 @@ from client.site.policy import TRUST
 from client.site.site_file import FILE
 from common.errors import BadInput, Fault
 from common.security.identity import SiteRequest, checked_name, fingerprint, new_key, public_line, read_key, write_toml
-from common.system.files import no_room, private_folder, whole_or_nothing, write_atomically
+from common.system.files import atomic_outputs, no_room, private_folder, write_atomically
 
 TEMPLATE = f"""# {TRUST["trusted"]}
 # That is level "trusted" in [policy] below; "masked" and "private" trust it with less.
@@ -107,7 +107,7 @@ def prepare(folder: Path, name: str) -> list[str]:
         raise BadInput([Fault("--name", f"{error}.")]) from None
     if folder.exists() and not folder.is_dir():
         raise BadInput([Fault(str(folder), "is a file; a site's folder is made here.", "Name another folder.")])
-    with whole_or_nothing(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
+    with atomic_outputs(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
         return _prepared(folder, name)
 
 

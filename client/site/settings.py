@@ -15,7 +15,7 @@ from common.data.base.image_set import ImageSet, Splits
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.models.gpu.data_parallel import shows, visible_gpus
+from common.models.gpu import shows, visible_gpus
 
 
 def read_settings(folder: Path) -> Settings:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from client.site.site import Site
 from common.config import Plan
-from common.data.augmentation.spec import AugmentationSpec
+from common.data.base.spec import AugmentationSpec
 from common.data.images.pixels import Pixels
 from common.models.inference import autocast, never_alone
 from common.models.network import SplitNetwork

@@ -13,8 +13,7 @@ from client.site.disclosure import told_count, told_metrics
 from client.site.policy import Policy
 from client.training.model_and_images import Work, validated
 from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, per_class
-from common.metrics.plugin import metrics_of, or_undefined
+from common.metrics.auroc import ClassMetrics, metrics_of, or_undefined, per_class
 from common.metrics.score_histograms import Floats, ScoreHistogram, score_histogram
 from common.models.inference import label_matrix, scores_of
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256

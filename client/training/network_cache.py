@@ -6,10 +6,9 @@ from functools import lru_cache
 import torch
 
 from client.site.site import Site
-from common.models.frozen import FrozenPart
-from common.models.gpu.data_parallel import use_gpus
-from common.models.gpu.placement import on_device
+from common.models.gpu import on_device, use_gpus
 from common.models.network import MemoryFormat, SplitNetwork, build, head_of, in_format, unfreeze
+from common.models.state import FrozenPart
 from common.models.zoo.spec import ModelSpec
 from common.wire.errors import WireError
 from common.wire.records import Groups

@@ -1,13 +1,20 @@
-"""From what a config file says to images: every cheap fault first, all at once, then the work."""
+"""From what a config file says to images: every cheap fault first, all at once, then the work.
 
+An external test set holds images of another place, which no site has and by which nothing is chosen.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from common.data.base.image_set import Splits
+from common.data.base.image_set import ImageSet, Splits, joined
 from common.data.base.spec import (
     ChexpertSpec,
     CompositesSpec,
     DataSpec,
+    DicomwebSpec,
     DigitsSpec,
+    FolderSpec,
     MimicSpec,
     MixtureSpec,
     NihSpec,
@@ -15,18 +22,15 @@ from common.data.base.spec import (
     PhantomSpec,
     PluginSpec,
 )
-from common.data.base.spec_tables import DicomwebSpec, FolderSpec
 from common.data.images.reading import IN_MEMORY, ImageStore
-from common.data.sources.composites import composite_faults, load_composites
-from common.data.sources.digits import load_digits
+from common.data.sources.built_in import load_digits, load_phantom
+from common.data.sources.composed import composite_faults, load_composites, load_mixture, mixture_faults
 from common.data.sources.folder import open_folder
-from common.data.sources.mixture import load_mixture, mixture_faults
-from common.data.sources.npz import load_npz, open_npz
-from common.data.sources.phantom import load_phantom
+from common.data.sources.npz import load_npz, load_npz_test, open_npz
 from common.data.sources.plugin import load_plugin, plugin_faults
 from common.data.tables.labels import LabelTable, load_pictures
 from common.data.tables.presets import open_chexpert, open_mimic, open_nih
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, did_you_mean, quoted
 
 
 def faults(spec: DataSpec, base: Path) -> list[Fault]:
@@ -103,3 +107,53 @@ def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicS
             return open_chexpert(spec, base)
         case MimicSpec():
             return open_mimic(spec, base)
+
+
+SECTION = "external_test"
+
+
+def external_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
+    """Find what is wrong with an external test set without reading its pictures."""
+    return [] if spec is None or isinstance(spec, NpzSpec) else _named(faults(spec, base))
+
+
+def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
+    """Read an external test set: the test arrays of an npz file, all images of anything else; None without one.
+
+    Args:
+        base: The folder that paths in ``spec`` are relative to.
+
+    Raises:
+        BadInput: With all faults of the data.
+    """
+    if spec is None:
+        return None
+    try:
+        if isinstance(spec, NpzSpec):
+            return load_npz_test(spec, base, IN_MEMORY)
+        splits = load(spec, base)
+        return joined([splits.train, splits.validation, splits.test])
+    except BadInput as error:
+        raise BadInput(_named(error.faults)) from None
+
+
+def refuse_other_classes(
+    images: ImageSet, class_names: Sequence[str], where: str = SECTION, whose: str = "the sites label"
+) -> None:
+    """Refuse test images that label no class of the model.
+
+    Args:
+        where, whose: What the fault says of the images' place, and of ``class_names``.
+
+    Raises:
+        BadInput: Naming the classes of both.
+    """
+    if not set(images.class_names) & set(class_names):
+        near = [hint for name in images.class_names if (hint := did_you_mean(name, class_names))]
+        problem = f"labels {quoted(images.class_names)}, {whose} {quoted(class_names)}: no class in common."
+        raise BadInput([Fault(where, problem, " ".join(near))])
+
+
+def _named(found: Iterable[Fault]) -> list[Fault]:
+    """Return faults that name keys of ``[data]`` with this section's name instead."""
+    return [replace(fault, where=f"{SECTION}.{fault.where.removeprefix('data.')}") for fault in found]

@@ -6,22 +6,71 @@ the test set holds no positive or no negative of it, is ``None``: neither 0 nor 
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import Diverged
+from common.errors import BadInput, Diverged, Fault
 from common.metrics.bootstrap import Intervals
+from common.metrics.calibration import OperatingPoint, Quality
 from common.metrics.measured import Measured, mean_of
 from common.metrics.multi_class import MultiClass
-from common.metrics.operating_points import OperatingPoint
-from common.metrics.plugin import Metric, value_of
-from common.metrics.pooled import Pooled
-from common.metrics.quality import Quality
+from common.metrics.pooled import Pooled, SiteSample
 from common.metrics.score_histograms import THRESHOLD
-from common.metrics.site_sample import SiteSample
+from common.plugins import METRICS, PLUGIN, loaded
+
+MOST = 1e9
+"""Largest magnitude of a metric."""
+Metric = Callable[[NDArray[np.floating], NDArray[np.floating]], float | None]
+"""Called once a class with the scores ``(n,)``, 0 to 1, and the labels ``(n,)``, 0 or 1, of the images whose label is
+known. There are positives and negatives among them. NaN or None stands for "not defined"."""
+
+
+def metrics_of(names: Iterable[str]) -> Mapping[str, Metric]:
+    """Return the metrics of these plug-ins, ``plugin:NAME``.
+
+    Raises:
+        BadInput: If one is not installed.
+    """
+    return {name: loaded(METRICS, name.removeprefix(PLUGIN)) for name in names}
+
+
+def value_of(name: str, metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
+    """Return what a metric says of one class.
+
+    Raises:
+        BadInput: If it fails, or returns no number of at most :data:`MOST`.
+    """
+    fault = partial(Fault, f"evaluation.metrics: {name}")
+    try:
+        value = metric(scores.copy(), labels.copy())  # somebody else's code may write into what it gets
+        number = float("nan") if value is None else float(value)
+    except (Exception, SystemExit) as error:  # it may raise anything
+        raise BadInput([fault(f"failed: {type(error).__name__}.")]) from error
+    if abs(number) > MOST:
+        raise BadInput([fault(f"returned {number:g}; at most {MOST:g} can be told.")])
+    return None if np.isnan(number) else number
+
+
+def or_undefined(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
+    """Make a metric that is not defined where this one fails, or returns a number that cannot be told.
+
+    Args:
+        tell: Told why.
+    """
+
+    def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
+        try:
+            return value_of(name, metric, scores, labels)
+        except BadInput as error:
+            tell(str(error))
+            return None
+
+    return value
+
 
 Floats = NDArray[np.floating]
 
@@ -62,12 +111,12 @@ class ClassMetrics:
     errors: Mapping[Figure, float] = field(default_factory=dict)
 
     def measured(self, name: Figure) -> Measured | None:
-        """One figure with its error; None where it is not defined, or its error is too large."""
+        """Return one figure with its error; None where it is not defined, or its error is too large."""
         value: float | None = getattr(self, name)
         return None if value is None else Measured(value, self.errors.get(name, 0.0))
 
     def exact(self, name: Figure) -> float | None:
-        """One figure where it is exact; else None."""
+        """Return one figure where it is exact; else None."""
         value: float | None = getattr(self, name)
         return None if name in self.errors else value
 
@@ -145,12 +194,12 @@ class Summary:
     withheld: str = ""
 
     def measured(self, name: Figure) -> Measured | None:
-        """The mean of a figure over classes, with its error."""
+        """Return the mean of a figure over classes, with its error."""
         value: float | None = getattr(self, f"mean_{name}")
         return None if value is None else Measured(value, self.errors.get(name, 0.0))
 
     def headline(self, members: Collection[str] | None = None) -> Headline:
-        """The mean AUROC that stands for the model: over classes that enough test images show.
+        """Return the mean AUROC that stands for the model: over classes that enough test images show.
 
         Args:
             members: Only these classes; all where None.
@@ -194,7 +243,7 @@ def per_class(
 
 
 def mean_auroc(scores: Floats, labels: Floats) -> float | None:
-    """The mean of :func:`per_class`'s AUROCs, without the other measures; None where no class has one.
+    """Return the mean of :func:`per_class`'s AUROCs, without the other measures; None where no class has one.
 
     Args:
         scores: Finite, ``(n, classes)``.
@@ -207,7 +256,7 @@ def mean_auroc(scores: Floats, labels: Floats) -> float | None:
 
 
 def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """Mean and population SD (ddof 0, as in the tables of Kulkarni et al. 2024) over the values that are defined."""
+    """Return mean and population SD (ddof 0, as in Kulkarni et al. 2024) over the values that are defined."""
     defined = [value for value in values if value is not None]
     return (float(np.mean(defined)), float(np.std(defined))) if defined else (None, None)
 
@@ -227,8 +276,8 @@ def summarise(
     return Summary(
         mean_auroc=everything.mean_auroc,
         sd_auroc=everything.sd_auroc,
-        mean_average_precision=_mean(results, lambda result: result.average_precision),
-        mean_balanced_accuracy=_mean(results, lambda result: result.balanced_accuracy),
+        mean_average_precision=mean_and_sd(result.average_precision for result in results.values())[0],
+        mean_balanced_accuracy=mean_and_sd(result.balanced_accuracy for result in results.values())[0],
         per_class=dict(results),
         shared_classes=group(results, shared),
         unique_classes=group(results, unique),
@@ -239,13 +288,13 @@ def summarise(
 
 
 def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
-    """One class as several models score it: means where defined, and the largest counts that are told."""
+    """Average one class over several models: means where defined, and the largest counts that are told."""
     return ClassMetrics(
-        auroc=mean_and_sd(one.auroc for one in metrics)[0],
-        average_precision=mean_and_sd(one.average_precision for one in metrics)[0],
-        balanced_accuracy=mean_and_sd(one.balanced_accuracy for one in metrics)[0],
-        positives=_most(one.positives for one in metrics),
-        negatives=_most(one.negatives for one in metrics),
+        auroc=mean_and_sd(model.auroc for model in metrics)[0],
+        average_precision=mean_and_sd(model.average_precision for model in metrics)[0],
+        balanced_accuracy=mean_and_sd(model.balanced_accuracy for model in metrics)[0],
+        positives=_most(model.positives for model in metrics),
+        negatives=_most(model.negatives for model in metrics),
         more=mean_more(metrics),
     )
 
@@ -256,31 +305,32 @@ def _most(counts: Iterable[int | None]) -> int | None:
 
 
 def group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:
-    """AUROC over the classes in ``members``, kept in the order of ``results``."""
+    """Average the AUROC over the classes in ``members``, kept in the order of ``results``."""
     classes = tuple(name for name in results if name in members)
     error = mean_error((results[name] for name in classes), "auroc")
     return ClassGroup(*mean_and_sd(results[name].auroc for name in classes), classes, error)
 
 
 def mean_error(results: Iterable[ClassMetrics], name: Figure) -> float:
-    """The error of the mean of one figure over the results for which it is defined."""
-    mean = mean_of(one.measured(name) for one in results)
+    """Return the error of the mean of one figure over the results for which it is defined."""
+    mean = mean_of(result.measured(name) for result in results)
     return 0.0 if mean is None else mean.error
 
 
 def mean_more(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
-    """The mean of each plug-in's metric over the results for which it is defined."""
+    """Return the mean of each plug-in's metric over the results for which it is defined."""
     every = list(results)
     names = {name: None for result in every for name in result.more}
     return {name: mean_and_sd(result.more.get(name) for result in every)[0] for name in names}
 
 
-def _mean(results: Mapping[str, ClassMetrics], measure: Callable[[ClassMetrics], float | None]) -> float | None:
-    return mean_and_sd(measure(result) for result in results.values())[0]
-
-
 def _of_class(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metric]) -> ClassMetrics:
-    scores, labels = _known(name, scores, labels)
+    known = ~np.isnan(labels)
+    scores, labels = scores[known], labels[known]
+    if not (valid := np.isin(labels, (0, 1))).all():
+        raise ValueError(f'Labels of class "{name}" hold {labels[~valid][0]}; expected 0, 1 or NaN for unknown.')
+    if not (finite := np.isfinite(scores)).all():
+        raise Diverged(f'{int(np.sum(~finite))} of {len(scores)} scores of class "{name}" are NaN or infinite')
     positives = int(np.sum(labels == 1))
     negatives = len(labels) - positives
     if not positives or not negatives:
@@ -298,7 +348,7 @@ def _of_class(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metr
 
 
 def _auroc(scores: Floats, labels: Floats) -> float | None:
-    """Mann and Whitney's U over its largest value: ties count half. None without a positive or without a negative."""
+    """Compute Mann and Whitney's U over its largest value, ties count half; None without both kinds of label."""
     positives, negatives = scores[labels == 1], scores[labels != 1]
     if not len(positives) or not len(negatives):
         return None
@@ -308,7 +358,7 @@ def _auroc(scores: Floats, labels: Floats) -> float | None:
 
 
 def _average_precision(scores: Floats, labels: Floats) -> float:
-    """The mean over positives of the precision at their score, as scikit-learn has it, to the bit, without its checks.
+    """Average over positives the precision at their score: scikit-learn's, to the bit, without its checks.
 
     Args:
         labels: 0 or 1, at least one of them 1.
@@ -316,18 +366,6 @@ def _average_precision(scores: Floats, labels: Floats) -> float:
     order = np.argsort(scores)[::-1]
     ordered = scores[order]
     ends = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)  # the last image of each score
-    found = np.cumsum(labels[order] == 1)[ends]
-    recall = found / found[-1]
-    return float(np.sum((np.diff(recall, prepend=0.0) * (found / (ends + 1)))[::-1]))
-
-
-def _known(name: str, scores: Floats, labels: Floats) -> tuple[Floats, Floats]:
-    known = ~np.isnan(labels)
-    scores, labels = scores[known], labels[known]
-    if not np.isin(labels, (0, 1)).all():
-        strange = labels[~np.isin(labels, (0, 1))][0]
-        raise ValueError(f'Labels of class "{name}" hold {strange}; expected 0, 1 or NaN for unknown.')
-    if not np.isfinite(scores).all():
-        count = int(np.sum(~np.isfinite(scores)))
-        raise Diverged(f'{count} of {len(scores)} scores of class "{name}" are NaN or infinite')
-    return scores, labels
+    detected = np.cumsum(labels[order] == 1)[ends]
+    recall = detected / detected[-1]
+    return float(np.sum((np.diff(recall, prepend=0.0) * (detected / (ends + 1)))[::-1]))

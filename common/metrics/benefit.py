@@ -79,12 +79,12 @@ class Benefit:
         return "alone" if worse and self._tells("alone") else "open"
 
     def _tells(self, model: SiteModel) -> bool:
-        """Whether a model ranks better than chance; of one that does not, to be ahead of a worse one says nothing."""
+        """Return whether a model ranks better than chance; if it does not, a lead over a worse one means nothing."""
         return self.mean[model].interval[0] > CHANCE
 
 
 def benefit_sentence(site: str, benefit: Benefit, annotated: Sequence[str]) -> str:
-    """Where a site is better off, with the figures that carry it; no verdict where the intervals include zero.
+    """Return where a site is better off, with the figures that carry it; no verdict where the intervals include zero.
 
     Args:
         annotated: All classes of the site.
@@ -94,20 +94,16 @@ def benefit_sentence(site: str, benefit: Benefit, annotated: Sequence[str]) -> s
     of_all = f"its {every}" if classes == len(annotated) else f"{classes} of its {every}"
     where = f"on its own test {benefit.over} the mean AUROC over {of_all}"
     alone = f"is {number(own.value)} ({span(own.interval)}) with the model that it trained alone"
-    others = "; ".join(_beside(benefit, model) for model in OVER_ALONE)
-    return f"{_verdict(site, benefit)}: {where} {alone}; {others} (95 % intervals over {benefit.over})."
-
-
-def _verdict(site: str, benefit: Benefit) -> str:
+    others = list[str]()
+    for model in OVER_ALONE:
+        mean, gain = benefit.mean[model], benefit.gain[model]
+        difference = f"{signed(gain.value)} ({' to '.join(map(signed, gain.interval))})"
+        others.append(f"{number(mean.value)} ({span(mean.interval)}) {_WAYS[model]}, a difference of {difference}")
     if benefit.choice == "alone":
-        return f"{site} is better off alone"
-    if benefit.choice == "federation":
-        ways = [_WAYS[model] for model in benefit.better]
-        return f"{site} is better off with the federation, that is {listed(ways)}"
-    return f"Whether {site} is better off alone or with the federation cannot be told"
-
-
-def _beside(benefit: Benefit, model: SiteModel) -> str:
-    mean, gain = benefit.mean[model], benefit.gain[model]
-    ends = " to ".join(map(signed, gain.interval))
-    return f"{number(mean.value)} ({span(mean.interval)}) {_WAYS[model]}, a difference of {signed(gain.value)} ({ends})"
+        verdict = f"{site} is better off alone"
+    elif benefit.choice == "federation":
+        ways = listed([_WAYS[model] for model in benefit.better])
+        verdict = f"{site} is better off with the federation, that is {ways}"
+    else:
+        verdict = f"Whether {site} is better off alone or with the federation cannot be told"
+    return f"{verdict}: {where} {alone}; {'; '.join(others)} (95 % intervals over {benefit.over})."

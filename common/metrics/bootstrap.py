@@ -81,7 +81,7 @@ class Ranked:
         return cls(positives, negatives, cuts, np.searchsorted(cuts, below), np.searchsorted(cuts, upto))
 
     def aurocs(self, weights: NDArray[np.float32]) -> Floats:
-        """Weighted AUROC of each resample, ``(resamples,)``, from weights ``(images, resamples)``."""
+        """Return weighted AUROC of each resample, ``(resamples,)``, from weights ``(images, resamples)``."""
         of_negatives = weights.take(self.negatives, 0, mode="clip")  # several times as fast as by index
         between = np.add.reduceat(of_negatives, self.cuts[:-1], axis=0)  # (m - 1, resamples)
         before = np.zeros((len(self.cuts), weights.shape[1]))  # weight of the negatives before each cut
@@ -99,7 +99,7 @@ def auroc_intervals(
     class_names: Sequence[str],
     generator: np.random.Generator,
 ) -> Intervals:
-    """Scores and labels ``(n, classes)``, a label 1, 0 or NaN for unknown; patients ``(n,)``."""
+    """Compute intervals from scores and labels ``(n, classes)``, NaN for unknown, and patients ``(n,)``."""
     columns = {name: c for c, name in enumerate(class_names) if {0.0, 1.0} <= set(np.unique(labels[:, c]).tolist())}
     if not columns:
         return Intervals(None, {})
@@ -127,12 +127,15 @@ class Resampled:
     def of(cls, ranked: Sequence[Ranked], patients: NDArray[np.str_], generator: np.random.Generator) -> "Resampled":
         """Resample the patients ``(n,)`` of the images."""
         numbers, owner = np.unique(patients, return_inverse=True)
-        drawn = [_drawn(ranked, len(numbers), owner, generator) for _ in range(RESAMPLES // CHUNK)]
+        drawn = []
+        for _ in range(RESAMPLES // CHUNK):
+            weights = generator.standard_exponential((len(numbers), CHUNK), dtype=np.float32)[owner]
+            drawn.append(np.stack([each.aurocs(weights) for each in ranked]))  # (classes, CHUNK)
         aurocs = np.concatenate(drawn, axis=1)
         found = np.array([each.aurocs(np.ones((len(owner), 1), np.float32))[0] for each in ranked])
         counts = [(len(np.unique(owner[each.positives])), len(np.unique(owner[each.negatives]))) for each in ranked]
         narrow = [_interval(of_class) for of_class in aurocs]
-        wide = [_around(one, score_interval(value, *n)) for one, value, n in zip(narrow, found, counts, strict=True)]
+        wide = [_around(own, score_interval(value, *n)) for own, value, n in zip(narrow, found, counts, strict=True)]
         return cls(found, aurocs, narrow, wide)
 
     @property
@@ -141,14 +144,14 @@ class Resampled:
         return _of_mean(self.drawn.mean(axis=0), self.found.mean(), self.narrow, self.wide)
 
     def part(self, classes: slice) -> "Resampled":
-        """Some of the classes, in the same resamples."""
+        """Return some of the classes, in the same resamples."""
         return Resampled(self.found[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
 
 
 def paired_means(
     scores: Sequence[Floats], labels: Floats, patients: NDArray[np.str_], generator: np.random.Generator
 ) -> tuple[list[Estimate], list[Estimate]]:
-    """The mean AUROC of several models on the same images, and by how much each is above the first.
+    """Return the mean AUROC of several models on the same images, and by how much each is above the first.
 
     Every resample weighs the patients for all models alike. The interval of a difference reaches as far as the
     resamples' does, and at least as far as that made of both means' intervals and of their correlation (Zou and Donner,
@@ -164,17 +167,17 @@ def paired_means(
         A mean for each model, and a difference for each but the first.
     """
     classes = labels.shape[1]
-    ranked = [Ranked.of(one[:, c], labels[:, c]) for one in scores for c in range(classes)]
+    ranked = [Ranked.of(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
     resampled = Resampled.of(ranked, patients, generator)
     models = [resampled.part(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
-    means = [Estimate(float(one.found.mean()), one.interval_of_mean) for one in models]
-    drawn = [one.drawn.mean(axis=0) for one in models]
+    means = [Estimate(float(model.found.mean()), model.interval_of_mean) for model in models]
+    drawn = [model.drawn.mean(axis=0) for model in models]
     pairs = zip(means[1:], drawn[1:], strict=True)
-    return means, [_difference(one, means[0], of_one, drawn[0]) for one, of_one in pairs]
+    return means, [_difference(mean, means[0], of_model, drawn[0]) for mean, of_model in pairs]
 
 
 def _difference(one: Estimate, other: Estimate, drawn: Floats, drawn_other: Floats) -> Estimate:
-    """One mean minus another, with the interval; ``drawn`` are both in every resample."""
+    """Return one mean minus another, with the interval; ``drawn`` are both in every resample."""
     value = one.value - other.value
     varies = min(float(np.std(drawn)), float(np.std(drawn_other))) > 1e-12
     correlation = float(np.corrcoef(drawn, drawn_other)[0, 1]) if varies else 0.0
@@ -189,7 +192,7 @@ def _difference(one: Estimate, other: Estimate, drawn: Floats, drawn_other: Floa
 
 
 def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
-    """Newcombe's interval of an AUROC, 95 %: the true values from which it is no further than chance takes it.
+    """Compute Newcombe's 95 % interval of an AUROC: the true values from which it is no further than chance takes it.
 
     Args:
         positives, negatives: Independent ones, 1 or more each.
@@ -207,7 +210,7 @@ def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
 
 
 def _last_within(beyond: Callable[[float], float], outside: float, inside: float) -> float:
-    """Where ``beyond`` changes its sign between a place where it is positive and one where it is not, by halving."""
+    """Return where ``beyond``, positive outside, changes its sign, by halving."""
     # The library's own search takes a quarter of a second to import, which is more than all intervals of a run.
     for _ in range(HALVINGS):
         middle = (outside + inside) / 2
@@ -220,7 +223,7 @@ def _around(one: Interval, other: Interval) -> Interval:
 
 
 def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: Sequence[Interval]) -> Interval:
-    """The interval of the mean over classes, wider than the resamples' by as much as the classes' intervals are."""
+    """Widen the resamples' interval of the mean over classes by as much as the classes' intervals are widened."""
     widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
     if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
         below, above = (
@@ -253,14 +256,6 @@ def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -
     counts = int(positives.sum()), int(negatives.sum())
     low, high = score_interval(max(known.low, 0.0), *counts)[0], score_interval(min(known.high, 1.0), *counts)[1]
     return _around((_interval(won)[0], min(_interval(won + tied)[1], 1.0)), (low, high))
-
-
-def _drawn(
-    ranked: Sequence[Ranked], patients: int, owner: NDArray[np.intp], generator: np.random.Generator
-) -> NDArray[np.float64]:
-    """AUROCs of ``CHUNK`` resamples, ``(classes, CHUNK)``."""
-    weights = generator.standard_exponential((patients, CHUNK), dtype=np.float32)[owner]
-    return np.stack([each.aurocs(weights) for each in ranked])
 
 
 def _interval(aurocs: Floats) -> Interval:

@@ -1,11 +1,19 @@
-"""Whether scores can be taken at their word, and what deciding by them comes to, class by class."""
+"""What scores are worth besides their order: calibration, decisions, thresholds and curves, class by class.
 
-from dataclasses import dataclass
+Thresholds are chosen on validation images; what deciding by them comes to is counted on test images.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from common.metrics.multi_class import confusion, known_rows
 from common.metrics.score_histograms import (
     DECIDED,
+    EDGES,
     HALF_WIDTHS,
     MIDDLES,
     TENTHS,
@@ -13,7 +21,9 @@ from common.metrics.score_histograms import (
     Counts,
     Floats,
     ScoreHistogram,
+    score_histogram,
 )
+from common.models.zoo.spec import Task
 
 
 @dataclass(frozen=True)
@@ -83,13 +93,13 @@ def _share(part: int, rest: int) -> float | None:
 
 
 def calibration(scores: Floats, labels: Floats) -> Calibration | None:
-    """Scores and labels ``(n,)``, where the label is known; None where none is."""
+    """Compute the calibration of scores ``(n,)`` whose label is known; None where none is."""
     positives, negatives = ((labels == kind).astype(np.int64) for kind in (1, 0))
     return _calibration(np.asarray(scores, np.float64), positives, negatives)
 
 
 def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
-    """Calibration from histograms, each score taken for the middle of its bin."""
+    """Compute the calibration from histograms, each score taken for the middle of its bin."""
     positives, negatives = histogram.positives, histogram.negatives
     return _calibration(MIDDLES, positives, negatives, HALF_WIDTHS)
 
@@ -97,7 +107,7 @@ def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
 def _calibration(
     scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats | None = None
 ) -> Calibration | None:
-    """Images by score, ``(m,)`` each: scores that may lie up to ``half_widths`` off, and how many images have them."""
+    """Compute the calibration from scores ``(m,)``, up to ``half_widths`` off, and the images that have each."""
     images = positives + negatives
     total = int(images.sum())
     if not total:
@@ -108,29 +118,26 @@ def _calibration(
     errors = np.where(positives > 0, positives * (1 - scores) ** 2, 0) + np.where(
         negatives > 0, negatives * scores**2, 0
     )
+    within = 0.0
+    if half_widths is not None:  # a score that is off by h moves the error by h, its square by 2dh + h^2 at distance d
+        squares = (positives * (1 - scores) + negatives * scores) * 2 * half_widths
+        within = float(max((images * half_widths).sum(), (squares + images * half_widths**2).sum()))
     return Calibration(
         bins=tuple(ReliabilityBin(int(n), int(p), float(s / n) if n else None) for n, p, s in sums),
         expected_error=float(np.abs(sums[:, 2] - sums[:, 1]).sum()) / total,
         brier=float(errors.sum()) / total,
-        within=0.0 if half_widths is None else _within(scores, positives, negatives, half_widths) / total,
+        within=within / total,
     )
 
 
-def _within(scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats) -> float:
-    """Summed over images: a score that is off by h moves the error by h, its square by 2dh + h^2 at distance d."""
-    squares = (positives * (1 - scores) + negatives * scores) * 2 * half_widths
-    images = positives + negatives
-    return float(max((images * half_widths).sum(), (squares + images * half_widths**2).sum()))
-
-
 def decisions(scores: Floats, labels: Floats) -> Decisions:
-    """Scores and labels ``(n,)``; unknown labels are not counted."""
+    """Count decisions on scores and labels ``(n,)``; unknown labels are not counted."""
     above = np.asarray(scores) > THRESHOLD
     return Decisions(*(int(np.sum((labels == kind) & side)) for kind in (1, 0) for side in (above, ~above)))
 
 
 def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisions:
-    """Decisions by the lower border of a bin, from histograms; they are exact, for no bin has it inside.
+    """Count decisions by the lower border of a bin; they are exact, because no bin has it inside.
 
     Args:
         border: First bin whose images count as positive; by default the threshold is 0.5.
@@ -138,3 +145,154 @@ def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisi
     found, missed = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
     alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [border])[::-1])
     return Decisions(found, missed, alarms, right)
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """One threshold of one class.
+
+    Attributes:
+        rule: ``youden`` has the largest sum of sensitivity and specificity (Youden, Cancer 1950); ``sensitivity`` is
+            the highest threshold with at least the sensitivity that the experiment names; both on validation images.
+        target: That sensitivity; None for Youden's.
+        threshold: An image counts as positive above it.
+        chosen_on: Validation images with and without the finding.
+        decisions: On the test images.
+    """
+
+    rule: Literal["youden", "sensitivity"]
+    target: float | None
+    threshold: float
+    chosen_on: tuple[int, int]
+    decisions: Decisions
+
+
+def operating_points(
+    validation: Mapping[str, ScoreHistogram], test: Mapping[str, ScoreHistogram], sensitivity: float
+) -> dict[str, tuple[OperatingPoint, ...]]:
+    """Choose two points a class; a class without positives or negatives in validation, or test images, has none.
+
+    Thresholds are borders of the histograms' bins, so the decisions are exact; between two borders there may be a
+    slightly better one. Where no border is better than calling all images alike, there is no point of Youden's.
+
+    Args:
+        validation: Class -> scores on which thresholds are chosen.
+        test: Class -> scores of the same model on other images.
+        sensitivity: The target of the second rule, above 0 and at most 1.
+    """
+    both = {name: (chosen, test[name]) for name, chosen in validation.items() if name in test}
+    return {
+        name: _points(chosen, tested, sensitivity)
+        for name, (chosen, tested) in both.items()
+        if chosen.positives.any() and chosen.negatives.any() and (tested.positives.any() or tested.negatives.any())
+    }
+
+
+def _points(validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float) -> tuple[OperatingPoint, ...]:
+    found, alarms = _from(validation.positives), _from(validation.negatives)
+    chosen_on = (int(found[0]), int(alarms[0]))
+    # Whole numbers: sums of two shares that are equal must compare equal.
+    above_chance = found * chosen_on[1] - alarms * chosen_on[0]
+    youden = _middle_of_widest(above_chance)
+    # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
+    target = int(np.flatnonzero(found / chosen_on[0] >= sensitivity)[-1])
+    by_sensitivity = OperatingPoint(
+        "sensitivity", sensitivity, float(EDGES[target]), chosen_on, pooled_decisions(test, target)
+    )
+    if above_chance[youden] <= 0:  # the best "threshold" calls all images alike
+        return (by_sensitivity,)
+    return OperatingPoint(
+        "youden", None, float(EDGES[youden]), chosen_on, pooled_decisions(test, youden)
+    ), by_sensitivity
+
+
+def _from(counts: Counts) -> Counts:
+    """Return images in each bin and above, ``(BINS + 1,)``: those above each border."""
+    return np.append(np.cumsum(counts[::-1])[::-1], 0)
+
+
+def _middle_of_widest(values: Counts) -> int:
+    """Return the middle of the longest row of borders with the largest value, because scores vary a little."""
+    best = np.flatnonzero(values == values.max())
+    rows = np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
+    widest = max(rows, key=len)
+    return int(widest[len(widest) // 2])
+
+
+POINTS = 60
+"""Kept of a curve at most, evenly along the ROC curve."""
+NORMAL_95 = 1.959964
+
+Shares = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RankingCurve:
+    """Test images whose score is above a threshold that falls from 1 to 0.
+
+    Attributes:
+        found, alarms: Positives and negatives above it, from 0 to all of them; both have the same length.
+    """
+
+    found: tuple[int, ...]
+    alarms: tuple[int, ...]
+
+
+def curve_of(histogram: ScoreHistogram) -> RankingCurve | None:
+    """Return the curve at the borders of the histogram's bins; None without positives or negatives."""
+    found = np.concatenate([[0], np.cumsum(histogram.positives[::-1])])
+    alarms = np.concatenate([[0], np.cumsum(histogram.negatives[::-1])])
+    if not found[-1] or not alarms[-1]:
+        return None
+    along = found / found[-1] + alarms / alarms[-1]  # rises from 0 to 2
+    kept = np.unique(np.searchsorted(along, np.linspace(0, along[-1], POINTS), side="left"))
+    return RankingCurve(tuple(found[kept].tolist()), tuple(alarms[kept].tolist()))
+
+
+def wilson(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
+    """Return ends of the 95 % score interval of shares, each ``(n,)`` (Wilson, JASA 1927); ``whole`` is above 0."""
+    share, square = part / whole, NORMAL_95**2
+    middle = (share + square / (2 * whole)) / (1 + square / whole)
+    half = NORMAL_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
+    return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One model on one test set.
+
+    Attributes:
+        calibration: Class -> calibration; a class without a known label is left out.
+        decisions: Class -> decisions at probability 0.5; None as above.
+        top_class: Where every image has exactly one class: calibration of the highest score, which counts as a
+            positive where it belongs to the right class (Guo et al., ICML 2017).
+        curves: Class -> ROC and precision-recall curve, where it has positives and negatives.
+        confusion: None as above: images by class (rows) and answer (columns), in the order of the run's classes.
+    """
+
+    calibration: Mapping[str, Calibration]
+    decisions: Mapping[str, Decisions]
+    top_class: Calibration | None = None
+    confusion: tuple[tuple[int, ...], ...] | None = None
+    curves: Mapping[str, RankingCurve] = field(default_factory=dict)
+
+
+def quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> Quality:
+    """Compute all measures from probabilities and labels ``(n, classes)``; a label is 1, 0 or NaN for unknown."""
+    columns = {name: (scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
+    calibrated = {name: calibration(*pair) for name, pair in columns.items()}
+    of_each = Quality(
+        {name: result for name, result in calibrated.items() if result is not None},
+        {name: decisions(*columns[name]) for name, result in calibrated.items() if result is not None},
+        curves={name: curve for name, pair in columns.items() if (curve := curve_of(score_histogram(*pair)))},
+    )
+    known = known_rows(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
+    if not known.any():
+        return of_each
+    scores, labels = scores[known], labels[known]
+    answer, truth = np.argmax(scores, axis=1), np.argmax(labels == 1, axis=1)
+    table = confusion(answer, truth, labels.shape[1])
+    right = (answer == truth).astype(np.float32)
+    top = calibration(scores.max(axis=1), right)
+    rows = tuple(tuple(row) for row in table.tolist())
+    return replace(of_each, top_class=top, confusion=rows)

@@ -23,7 +23,7 @@ class Measured:
 
     @classmethod
     def between(cls, low: float, high: float) -> "Measured":
-        """The middle of two bounds, in any order."""
+        """Return the middle of two bounds, in any order."""
         return cls((low + high) / 2, abs(high - low) / 2)
 
     @property
@@ -36,13 +36,13 @@ class Measured:
 
 
 def mean_of(figures: Iterable[Measured | None]) -> Measured | None:
-    """The mean over those that there are; its error is the mean of theirs."""
+    """Return the mean over those that there are; its error is the mean of theirs."""
     rows = [(one.value, one.error) for one in figures if one is not None]
     return Measured(*np.mean(rows, axis=0).tolist()) if rows else None
 
 
 def figure(measured: Measured | None) -> str:
-    """A figure as people read it: ``"0.812"`` where it is exact, else ``"0.81 ± 0.02"``, with no digit below the error.
+    """Format a figure: ``"0.812"`` where it is exact, else ``"0.81 ± 0.02"``, with no digit below the error.
 
     The error is rounded up, so that the exact figure lies within the printed numbers too.
     """

@@ -100,11 +100,23 @@ def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
     scores, truth = scores[known], np.argmax(labels[known] == 1, axis=1)
     if not np.isfinite(scores).all():
         raise Diverged("scores of an image are NaN or infinite")
-    return _of(confusion(np.argmax(scores, axis=1), truth, labels.shape[1]))
+    table = confusion(np.argmax(scores, axis=1), truth, labels.shape[1])
+    right, true, predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)  # (classes,) each
+    images, present = int(table.sum()), true > 0
+    negatives = images - true
+    true_negatives = negatives - (predicted - right)
+    several = int(present.sum()) > 1
+    return MultiClass(
+        accuracy=int(right.sum()) / images,
+        sensitivity=float(np.mean(right[present] / true[present])),
+        specificity=float(np.mean(true_negatives[present] / negatives[present])) if several else None,
+        f1=float(np.mean(2 * right[present] / (true + predicted)[present])),
+        images=images,
+    )
 
 
 def round_accuracy(sites: Mapping[str, Tally]) -> RoundAccuracy | None:
-    """One round over the sites that tested at least one image; None where there is none."""
+    """Average one round over the sites that tested at least one image; None where there is none."""
     counts = [of_site for _, of_site in sorted(sites.items()) if of_site.tested]
     if not counts:
         return None
@@ -113,7 +125,7 @@ def round_accuracy(sites: Mapping[str, Tally]) -> RoundAccuracy | None:
 
 
 def client_accuracy(rounds: Mapping[int, Mapping[str, Tally]]) -> ClientAccuracy | None:
-    """The best rounds, the earlier of equals; None where nobody tested in any round.
+    """Return the best rounds, the earlier of equals; None where nobody tested in any round.
 
     Args:
         rounds: Round number -> site -> counts, without the sites that were absent.
@@ -133,21 +145,21 @@ def client_accuracy(rounds: Mapping[int, Mapping[str, Tally]]) -> ClientAccuracy
 
 
 def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Floats, Floats] | None:
-    """Where sites' accuracies lie: ``points`` from 0 to 1, and the Gaussian kernel density there (Scott's rule).
+    """Return where sites' accuracies lie: ``points`` from 0 to 1, and the Gaussian kernel density there (Scott's rule).
 
     None for fewer than two sites or accuracies that are all equal: there is no width to draw. What the kernels put
     below 0 or above 1 is not folded back, so the area can be less than 1.
     """
     if len(set(accuracies)) < 2:
         return None
-    grid, found = np.linspace(0, 1, points), np.asarray(accuracies, dtype=np.float64)
-    width = float(np.std(found, ddof=1)) * len(found) ** -0.2
-    kernels = np.exp(-(((grid[:, None] - found) / width) ** 2) / 2)  # (points, sites)
+    grid, values = np.linspace(0, 1, points), np.asarray(accuracies, dtype=np.float64)
+    width = float(np.std(values, ddof=1)) * len(values) ** -0.2
+    kernels = np.exp(-(((grid[:, None] - values) / width) ** 2) / 2)  # (points, sites)
     return grid, kernels.mean(axis=1) / (width * math.sqrt(2 * math.pi))
 
 
 def known_rows(labels: Floats) -> NDArray[np.bool_]:
-    """Images that show exactly one class; a row without a 1 is an image whose class is not known."""
+    """Mark images that show exactly one class; a row without a 1 is an image whose class is not known."""
     strange = labels[~(np.isnan(labels) | np.isin(labels, (0, 1)))]
     if strange.size:
         raise ValueError(f"Labels hold {strange[0]}; expected 0, 1 or NaN for unknown.")
@@ -155,18 +167,3 @@ def known_rows(labels: Floats) -> NDArray[np.bool_]:
     if (positives > 1).any():
         raise ValueError(f"{int(np.sum(positives > 1))} images have several classes; expected one an image.")
     return positives == 1  # type: ignore[no-any-return]
-
-
-def _of(table: Integers) -> MultiClass:
-    right, true, predicted = np.diag(table), table.sum(axis=1), table.sum(axis=0)  # (classes,) each
-    images, present = int(table.sum()), true > 0
-    negatives = images - true
-    true_negatives = negatives - (predicted - right)
-    several = int(present.sum()) > 1
-    return MultiClass(
-        accuracy=int(right.sum()) / images,
-        sensitivity=float(np.mean(right[present] / true[present])),
-        specificity=float(np.mean(true_negatives[present] / negatives[present])) if several else None,
-        f1=float(np.mean(2 * right[present] / (true + predicted)[present])),
-        images=images,
-    )

@@ -1,15 +1,27 @@
-"""Several sites' test parts as one, from what their score histograms add up to."""
+"""Several sites' test parts as one, from their summed score histograms; and a mean over a sample of the sites.
+
+The interval of such a mean follows Cochran, Sampling Techniques, 3rd ed. 1977, chapter 2: of ``n`` of ``N`` sites drawn
+at random, the variance of the mean is ``(1 - n / N) s² / n``. A mean over classes adds up what each site contributes to
+all of them, because the classes are tested at the same sites. Departure: where a plain draw misses a class, sites that
+annotate it are taken in (:mod:`strategies.rounds.participation.cohorts`), and count here as if they had been drawn.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 
 import numpy as np
 
-from common.metrics.bootstrap import Interval, pooled_interval
-from common.metrics.calibration import Calibration, Decisions, pooled_calibration, pooled_decisions
-from common.metrics.curves import RankingCurve, curve_of
+from common.metrics.bootstrap import LEVEL, Interval, pooled_interval
+from common.metrics.calibration import (
+    Calibration,
+    Decisions,
+    RankingCurve,
+    curve_of,
+    pooled_calibration,
+    pooled_decisions,
+)
 from common.metrics.measured import Measured, mean_of
 from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled_average_precision
 
@@ -67,41 +79,102 @@ def pooled(
         owners: Class -> the sites that annotate it, in the order of the run's classes.
         generator: For the intervals; None for none.
     """
-    results = {name: _of_class(sums[name], sites, generator) for name, sites in owners.items() if name in sums}
+    results = dict[str, PooledClass]()
+    for name in (name for name in owners if name in sums):
+        histogram, sites = sums[name].histogram, sums[name].sites
+        decided = pooled_decisions(histogram)
+        results[name] = PooledClass(
+            auroc=pooled_auroc(histogram),
+            average_precision=pooled_average_precision(histogram),
+            balanced_accuracy=decided.balanced_accuracy,
+            positives=int(histogram.positives.sum()),
+            negatives=int(histogram.negatives.sum()),
+            sites=sites,
+            silent=tuple(site for site in owners[name] if site not in sites),
+            calibration=pooled_calibration(histogram),
+            decisions=decided,
+            curve=curve_of(histogram),
+            interval=None if generator is None else pooled_interval(histogram, generator),
+        )
     if not results:
         return None
-    each = results.values()
-    return Pooled(mean_of(one.auroc for one in each), mean_of(one.average_precision for one in each), results)
+    auroc, precision = (
+        mean_of(getattr(result, figure) for result in results.values()) for figure in ("auroc", "average_precision")
+    )
+    return Pooled(auroc, precision, results)
 
 
 def summed(
-    told: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
+    reported: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
 ) -> dict[str, SitesHistogram]:
     """Add up each class over the sites that annotate it; a class of which no site told has no entry.
 
     Args:
-        told: Site -> class -> its histogram.
+        reported: Site -> class -> its histogram.
         owners: As of :func:`pooled`.
     """
-    of_owners = {name: {s: told[s][name] for s in sites if name in told.get(s, {})} for name, sites in owners.items()}
-    return {
-        name: SitesHistogram(reduce(add, found.values()), tuple(found)) for name, found in of_owners.items() if found
-    }
+    sums = dict[str, SitesHistogram]()
+    for name, sites in owners.items():
+        histograms = {site: reported[site][name] for site in sites if name in reported.get(site, {})}
+        if histograms:
+            sums[name] = SitesHistogram(reduce(add, histograms.values()), tuple(histograms))
+    return sums
 
 
-def _of_class(found: SitesHistogram, annotating: Sequence[str], generator: np.random.Generator | None) -> PooledClass:
-    histogram = found.histogram
-    decided = pooled_decisions(histogram)
-    return PooledClass(
-        auroc=pooled_auroc(histogram),
-        average_precision=pooled_average_precision(histogram),
-        balanced_accuracy=decided.balanced_accuracy,
-        positives=int(histogram.positives.sum()),
-        negatives=int(histogram.negatives.sum()),
-        sites=found.sites,
-        silent=tuple(site for site in annotating if site not in found.sites),
-        calibration=pooled_calibration(histogram),
-        decisions=decided,
-        curve=curve_of(histogram),
-        interval=None if generator is None else pooled_interval(histogram, generator),
-    )
+@dataclass(frozen=True)
+class SiteSample:
+    """How many sites figures are of that stand for all.
+
+    Attributes:
+        asked: Sites that were drawn to test.
+        of: Sites of the run.
+        mean_auroc: 95 % interval of the mean over classes, for all sites; None where a class was tested at a single one
+            of several, or where the figures are not means over sites.
+        per_class: The same of the classes that have one.
+    """
+
+    asked: int
+    of: int
+    mean_auroc: Interval | None = None
+    per_class: Mapping[str, Interval] = field(default_factory=dict)
+
+
+def site_sample(
+    values: Mapping[str, Mapping[str, float]], shares: Mapping[str, float], asked: int, of: int
+) -> SiteSample:
+    """Return the sample with its intervals.
+
+    Args:
+        values: Class -> site -> AUROC, of the sites that have one.
+        shares: Class -> share of the sites that annotate it that were asked; 1 leaves nothing to chance.
+    """
+    tested = {name: of_sites for name, of_sites in values.items() if of_sites}
+    unknown = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]
+    moved = {name: _moved(of_sites, shares[name]) for name, of_sites in tested.items() if name not in unknown}
+    means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
+    per_class = {name: _around(means[name], of_sites) for name, of_sites in moved.items()}
+    if unknown or not tested:
+        return SiteSample(asked, of, None, per_class)
+    together: dict[str, float] = {}
+    for of_sites in moved.values():
+        for site, by in of_sites.items():
+            together[site] = together.get(site, 0.0) + by / len(moved)
+    return SiteSample(asked, of, _around(float(np.mean(list(means.values()))), together), per_class)
+
+
+def _moved(of_sites: Mapping[str, float], share: float) -> dict[str, float]:
+    """Return the part that each site has in how far the mean may move: squared, they add up to its variance."""
+    n = len(of_sites)
+    if n == 1:
+        return dict.fromkeys(of_sites, 0.0)
+    mean, scale = float(np.mean(list(of_sites.values()))), ((1 - share) * n / (n - 1)) ** 0.5 / n
+    return {site: scale * (value - mean) for site, value in of_sites.items()}
+
+
+def _around(mean: float, moved: Mapping[str, float]) -> Interval:
+    """Compute Student's interval around a mean of shares, which lie between 0 and 1."""
+    from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
+
+    variance = sum(by * by for by in moved.values())
+    reach = float(stdtrit(max(len(moved) - 1, 1), (1 + LEVEL) / 2)) * variance**0.5
+    return max(mean - reach, 0.0), min(mean + reach, 1.0)

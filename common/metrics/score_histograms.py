@@ -22,7 +22,7 @@ SPREAD = 3.0
 
 
 def _edges() -> NDArray[np.float64]:
-    """Borders of the bins, ``(BINS + 1,)``: even in ``sigmoid(logit(p) / SPREAD)``, and at every tenth besides.
+    """Return borders of the bins, ``(BINS + 1,)``: even in ``sigmoid(logit(p) / SPREAD)``, and at every tenth besides.
 
     A rare finding's scores lie near 0, those of a sure model near 0 and 1. Bins even in probability would put them into
     a handful; bins even in the logit would be wide in the middle and need an end. This transform has about 85 bins a
@@ -71,7 +71,7 @@ def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
 
 
 def histograms_of(classes: Sequence[str], positives: Counts, negatives: Counts) -> dict[str, ScoreHistogram]:
-    """The histograms of these classes from their counts, flat: ``BINS`` of each, one class after the other.
+    """Return the histograms of these classes from their counts, flat: ``BINS`` of each, one class after the other.
 
     Raises:
         ValueError: If a class is there twice, or there are other than ``BINS`` counts of 0 or more for each.
@@ -96,12 +96,12 @@ def rows_of_counts(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str,
 
 
 def bins_of(scores: Floats) -> Counts:
-    """The bin of each score."""
+    """Return the bin of each score."""
     return np.searchsorted(EDGES[1:-1], np.asarray(scores, np.float64), side="left")
 
 
 def pooled_auroc(histogram: ScoreHistogram) -> Measured | None:
-    """Pairs of different bins are decided, those of one bin are not; None without positives or negatives."""
+    """Bound the AUROC: pairs of one bin may go either way. None without positives or negatives."""
     positives, negatives = histogram.positives, histogram.negatives
     pairs = int(positives.sum()) * int(negatives.sum())
     if not pairs:
@@ -112,7 +112,7 @@ def pooled_auroc(histogram: ScoreHistogram) -> Measured | None:
 
 
 def pooled_average_precision(histogram: ScoreHistogram) -> Measured | None:
-    """Mean over positives of the precision at their score, as scikit-learn's; None without positives or negatives.
+    """Bound the average precision, as scikit-learn defines it; None without positives or negatives.
 
     It is largest where the positives of each bin share one score above its negatives, smallest where they have scores
     of their own below them.

@@ -9,13 +9,13 @@ DESCRIPTION = "model.json"
 
 
 def unreadable(path: Path, error: OSError) -> Fault:
-    """Why one of the two cannot be read."""
+    """Return why one of the two cannot be read."""
     remedy = "Name the folder of a finished run, or of a model that a site keeps."
     return Fault(str(path), f"cannot be read: {error.strerror}.", remedy)
 
 
 def faults_of_folder(folder: Path) -> list[Fault]:
-    """Why there is no saved model in a folder, as far as that is known without reading it."""
+    """Return why there is no saved model in a folder, as far as that is known without reading it."""
     for name in (DESCRIPTION, TENSORS):
         try:
             (folder / name).open("rb").close()

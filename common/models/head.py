@@ -61,12 +61,9 @@ def initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
 
     Values are uniform in +-1/sqrt(features), the distribution of :class:`torch.nn.Linear`.
     """
-    rows = np.stack([_initial_row(name, features, seed) for name in class_names])  # (classes, features + 1)
+    rows = np.empty((len(class_names), features + 1), np.float32)  # weights and, last, the bias of a class
+    for row, name in zip(rows, class_names, strict=True):
+        digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+        unit = np.random.default_rng(int.from_bytes(digest)).random(features + 1, dtype=np.float32)
+        row[:] = (2 * unit - 1) / np.float32(np.sqrt(features))
     return Head(tuple(class_names), np.ascontiguousarray(rows[:, :-1]), rows[:, -1].copy())
-
-
-def _initial_row(class_name: str, features: int, seed: int) -> NDArray[np.float32]:
-    """Weights and, last, the bias of one class."""
-    digest = hashlib.sha256(f"{seed}\0{class_name}".encode()).digest()
-    unit = np.random.default_rng(int.from_bytes(digest)).random(features + 1, dtype=np.float32)
-    return (2 * unit - 1) / np.float32(np.sqrt(features))

@@ -26,7 +26,7 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
-    """Labels for these head rows, float32 ``(n, rows)``; NaN for classes the images have no column for."""
+    """Return labels for these head rows, float32 ``(n, rows)``; NaN for classes the images have no column for."""
     position = {name: column for column, name in enumerate(images.class_names)}
     matrix = torch.full((len(images), len(class_names)), float("nan"))
     for row, name in enumerate(class_names):
@@ -37,7 +37,7 @@ def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
 
 @torch.no_grad()
 def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
-    """Logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
+    """Return logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     network.eval()
     parts = []
     for batch in _batches(images):
@@ -50,7 +50,7 @@ def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precisi
 def features_and_logits(
     network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """What the head sees ``(n, features)`` and says ``(n, rows)``, of uint8 images, in evaluation mode."""
+    """Return what the head sees ``(n, features)`` and says ``(n, rows)``, of uint8 images, in evaluation mode."""
     network.eval()
     features = []
     for batch in _batches(images):
@@ -61,7 +61,7 @@ def features_and_logits(
 
 
 def never_alone(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """What a network makes of a batch; of one image, as of two: some layers fail on a single value a channel."""
+    """Apply a network to a batch, and to one image as to two: some layers fail on a single value a channel."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
@@ -70,7 +70,7 @@ def _batches(images: Tensor | Pixels) -> Iterable[Tensor]:
 
 
 def probabilities(logits: Tensor, task: Task) -> Tensor:
-    """Probabilities ``(n, rows)``: one yes or no a class, or one of the rows an image."""
+    """Return probabilities ``(n, rows)``: one yes or no a class, or one of the rows an image."""
     return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
 
 
@@ -100,7 +100,7 @@ def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16"
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this machine's CPU has instructions for bfloat16; false where the system does not tell."""
+    """Return whether this machine's CPU has instructions for bfloat16; false where the system does not tell."""
     return bool(cpu_facts()[1])
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import BadInput, Fault
-from common.models.gpu.placement import features_through
+from common.models.gpu import features_through
 from common.models.head import initial_head
-from common.models.low_rank import adapt
 from common.models.trained import (
+    adapt,
     forget_batches,
     frozen_names,
     refuse_all_trained,
@@ -21,7 +21,7 @@ from common.models.trained import (
     trained_layers,
 )
 from common.models.weights import copy_into_backbone, read_backbone_weights
-from common.models.zoo.batch_norm import make_grouped
+from common.models.zoo.networks import make_grouped
 from common.models.zoo.registry import new_backbone, outline
 from common.models.zoo.spec import ModelSpec, is_external
 
@@ -79,8 +79,13 @@ class SplitNetwork(nn.Module):
 
 
 def as_seen(images: Tensor, spec: ModelSpec) -> Tensor:
-    """Float pixels 0..255 in the channels and the size of a backbone; it sees them shifted and scaled."""
-    pixels = _with_channels(images, spec.channels)
+    """Return float pixels 0..255 in the channels and the size of a backbone; it sees them shifted and scaled."""
+    pixels = images
+    if (images.shape[1], spec.channels) == (1, 3):
+        pixels = images.expand(-1, spec.channels, -1, -1)
+    elif images.shape[1] != spec.channels:
+        assert images.shape[1] == 3, f"expected images of 1 or 3 channels, got {tuple(images.shape)}"
+        pixels = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
     size = (spec.image_size, spec.image_size)
     if pixels.shape[2:] != size:
         pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
@@ -103,14 +108,17 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
         backbone, width = new_backbone(spec.architecture, spec.channels, spec.image_size)
-        neck = _neck(width, spec)
+        dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
+        layers = [*standardising(width, spec), *dense]
+        neck = nn.Sequential(*layers) if layers else nn.Identity()
     if spec.weights is not None:
         copy_into_backbone(backbone, read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256))
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         make_grouped(backbone)
     adapt(backbone, spec.train)
     refuse_all_trained(backbone, spec)
-    head = _head(class_names, spec.neck or width, seed)
+    rows = initial_head(class_names, spec.neck or width, seed)
+    head = head_of(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     # Most convolutions and poolings read channels last faster, on a CPU too.
     return in_format(SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head), "channels_last")
 
@@ -143,7 +151,7 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
 
 
 def adapted_outline(spec: ModelSpec) -> nn.Module:
-    """A backbone to be looked at, with what ``model.train`` adds to it; see :func:`outline`.
+    """Return a backbone to be looked at, with what ``model.train`` adds to it; see :func:`outline`.
 
     Raises:
         BadInput: If it cannot be made, or has nothing to adapt.
@@ -203,17 +211,6 @@ def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen
         freeze_batch_norm(network)
 
 
-def _neck(width: int, spec: ModelSpec) -> nn.Module:
-    dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
-    layers = [*standardising(width, spec), *dense]
-    return nn.Sequential(*layers) if layers else nn.Identity()
-
-
-def _head(class_names: Sequence[str], features: int, seed: int) -> nn.Linear:
-    values = initial_head(class_names, features, seed)
-    return head_of(torch.from_numpy(values.weight), torch.from_numpy(values.bias))
-
-
 def head_of(weight: Tensor, bias: Tensor) -> nn.Linear:
     """Return a dense layer of these values, ``(rows, features)`` and ``(rows,)``, without drawing any others."""
     rows, features = weight.shape
@@ -224,14 +221,3 @@ def head_of(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 def _per_channel(values: Sequence[float]) -> Tensor:
     return 255 * torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
-
-
-def _with_channels(images: Tensor, channels: int) -> Tensor:
-    """Repeat grey images, take the luminance of coloured ones, or leave them alone."""
-    if images.shape[1] == channels:
-        return images
-    if images.shape[1] == 1:
-        return images.expand(-1, channels, -1, -1)
-    assert images.shape[1] == 3, f"expected images of 1 or 3 channels, got {tuple(images.shape)}"
-    luminance = images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)
-    return (images * luminance).sum(1, keepdim=True)

@@ -11,10 +11,11 @@ from safetensors import SafetensorError
 
 from common.errors import BadInput, Fault
 from common.models.files import DESCRIPTION, TENSORS, unreadable
-from common.models.frozen import FrozenPart, frozen_tensors
 from common.models.network import SplitNetwork, build
 from common.models.state import (
     Array,
+    FrozenPart,
+    frozen_tensors,
     layout_of,
     named_tensors,
     read_state,
@@ -24,7 +25,7 @@ from common.models.state import (
 )
 from common.models.zoo.spec import ModelSpec, Sha256
 from common.system.files import write_atomically
-from common.system.toml import in_words
+from common.system.toml import error_text
 
 _WRITTEN_TOGETHER = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run that wrote them."
 
@@ -72,11 +73,16 @@ def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: st
     frozen = {
         name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in frozen_tensors(network).items()
     }
+    normal, size = network.spec.normalisation, network.spec.image_size
+    kind = "grey (luminance of coloured images)" if network.spec.channels == 1 else "RGB (grey images repeated)"
     content = safetensors.numpy.save({**named_tensors(state, layout), **frozen})
     saved = SavedModel(
-        model=_self_contained(network.spec),
+        model=network.spec.model_copy(
+            update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std}
+        ),
         class_names=network.class_names,
-        preprocessing=_preprocessing(network.spec),
+        preprocessing=f"pixels 0..255, {kind}, batch x channels x height x width; then, inside the network: bilinear "
+        f"antialiased resize to {size} x {size}, then (pixel / 255 - mean) / std per channel",
         label_contract_sha256=label_contract_sha256,
         initial_weights_sha256=network.spec.weights_sha256,
         safetensors_sha256=hashlib.sha256(content).hexdigest(),
@@ -96,7 +102,15 @@ def load_model(folder: Path) -> SplitNetwork:
     saved = read_description(folder)
     tensors = _read_tensors(folder / TENSORS, saved.safetensors_sha256)
     network = build(saved.model, saved.class_names, seed=0)
-    _write_tensors(network, tensors, folder / TENSORS)
+    layout = layout_of(network)
+    frozen = {name: tensors.pop(name) for name in frozen_tensors(network) if name in tensors}
+    try:
+        _write_frozen(network, frozen)
+        state = state_of_named(tensors, layout, network.class_names)
+    except ValueError as error:
+        problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
+        raise BadInput([Fault(str(folder / TENSORS), problem, _WRITTEN_TOGETHER)]) from None
+    write_state(network, state.trunk, state.norm, state.head)
     return network.eval()
 
 
@@ -110,23 +124,11 @@ def read_description(folder: Path) -> SavedModel:
     try:
         return SavedModel.model_validate_json(_content(path))
     except ValidationError as error:
-        places = [(".".join(map(str, one["loc"])), in_words(dict(one))) for one in error.errors(include_url=False)]
-        raise BadInput(
-            Fault(f"{path}: {place}" if place else str(path), said, _WRITTEN_TOGETHER) for place, said in places
-        ) from None
-
-
-def _self_contained(spec: ModelSpec) -> ModelSpec:
-    normal = spec.normalisation
-    return spec.model_copy(update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std})
-
-
-def _preprocessing(spec: ModelSpec) -> str:
-    kind = "grey (luminance of coloured images)" if spec.channels == 1 else "RGB (grey images repeated)"
-    return (
-        f"pixels 0..255, {kind}, batch x channels x height x width; then, inside the network: bilinear antialiased "
-        f"resize to {spec.image_size} x {spec.image_size}, then (pixel / 255 - mean) / std per channel"
-    )
+        faults = list[Fault]()
+        for fault in error.errors(include_url=False):
+            place = ".".join(map(str, fault["loc"]))
+            faults.append(Fault(f"{path}: {place}" if place else str(path), error_text(dict(fault)), _WRITTEN_TOGETHER))
+        raise BadInput(faults) from None
 
 
 def _read_tensors(path: Path, sha256: str) -> dict[str, Array]:
@@ -139,18 +141,6 @@ def _read_tensors(path: Path, sha256: str) -> dict[str, Array]:
         return dict(safetensors.numpy.load(content))
     except (SafetensorError, LookupError, TypeError, ValueError) as error:  # the last three by types that numpy lacks
         raise BadInput([Fault(str(path), f"is no safetensors file of float32 numbers: {error}.")]) from None
-
-
-def _write_tensors(network: SplitNetwork, tensors: dict[str, Array], path: Path) -> None:
-    layout, own = layout_of(network), dict(tensors)
-    frozen = {name: own.pop(name) for name in frozen_tensors(network) if name in own}
-    try:
-        _write_frozen(network, frozen)
-        state = state_of_named(own, layout, network.class_names)
-    except ValueError as error:
-        problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
-        raise BadInput([Fault(str(path), problem, _WRITTEN_TOGETHER)]) from None
-    write_state(network, state.trunk, state.norm, state.head)
 
 
 def _write_frozen(network: SplitNetwork, frozen: dict[str, Array]) -> None:

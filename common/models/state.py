@@ -1,7 +1,8 @@
 """What is trained of a network, as three named groups of plain arrays: for the wire, for the maths, for hashes.
 
 ``trunk`` and ``norm`` are flat; a :class:`Layout` says which tensor stands where. BatchNorm's ``num_batches_tracked``
-is left out: it is used only where momentum is None, and ours is a number everywhere.
+is left out: it is used only where momentum is None, and ours is a number everywhere. What nobody trains is a
+:class:`FrozenPart`: one flat array with a hash, which each site needs once.
 """
 
 import hashlib
@@ -9,8 +10,10 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,21 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.models.head import Head
-from common.models.network import BATCH_NORM, SplitNetwork
-
-__all__ = [
-    "Head",
-    "Layout",
-    "ModelState",
-    "TensorShape",
-    "layout_of",
-    "named_tensors",
-    "read_state",
-    "state_of_named",
-    "state_sha256",
-    "write_state",
-]
+from common.models.head import Head as Head
+from common.models.network import BATCH_NORM, SplitNetwork, build
+from common.models.zoo.spec import ModelSpec
 
 Array = NDArray[np.float32]
 
@@ -89,12 +80,12 @@ class Layout:
 
     @property
     def variances(self) -> tuple[slice, ...]:
-        """Where the running variances stand in the norm group."""
+        """Return where the running variances stand in the norm group."""
         places = self.slices()
         return tuple(places[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
 
     def slices(self) -> dict[str, slice]:
-        """Where each tensor stands in the flat array of its own group."""
+        """Return where each tensor stands in the flat array of its own group."""
         return {**_slices(self.trunk), **_slices(self.norm)}
 
 
@@ -148,7 +139,9 @@ def write_state(
         LookupError: If ``head`` lacks one of the network's classes.
     """
     own_trunk, own_norm = _groups(network)
-    own_rows = None if head is None else _own_rows(network, head)
+    if head is not None and head.features != network.head.in_features:
+        raise ValueError(f"head rows of this network have {network.head.in_features} features, got {head.features}")
+    own_rows = None if head is None else head.rows(network.class_names)
     _check_size("trunk", trunk, own_trunk)
     _check_size("norm", norm, own_norm)
     with torch.no_grad():
@@ -174,16 +167,16 @@ def state_of_named(tensors: Mapping[str, Array], layout: Layout, class_names: Se
     """Undo :func:`named_tensors`; returns copies.
 
     Raises:
-        ValueError: If a tensor is missing, unknown, or or of another shape than layout and class names say.
+        ValueError: If a tensor is missing, unknown, or of another shape than layout and class names say.
     """
     classes = len(class_names)
     expected = {tensor.name: tensor.shape for tensor in (*layout.trunk, *layout.norm)}
     expected |= {"head.weight": (classes, layout.features), "head.bias": (classes,)}
-    came = {name: values.shape for name, values in tensors.items()}
-    wrong = sorted(name for name in expected.keys() | came.keys() if expected.get(name) != came.get(name))
+    actual = {name: values.shape for name, values in tensors.items()}
+    wrong = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
     if wrong:
         listed = "; ".join(
-            f"{name}: expected {expected.get(name, 'none')}, got {came.get(name, 'none')}" for name in wrong[:5]
+            f"{name}: expected {expected.get(name, 'none')}, got {actual.get(name, 'none')}" for name in wrong[:5]
         )
         raise ValueError(f"{len(wrong)} tensors differ, the first ones: {listed}")
     head = Head(tuple(class_names), tensors["head.weight"].copy(), tensors["head.bias"].copy())
@@ -213,12 +206,12 @@ def state_sha256(state: ModelState, layout: Layout) -> str:
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    """The bytes of an array that lies row by row, not copied: to copy a large model takes as long as to hash it."""
+    """Return the bytes of a contiguous array without a copy, which would take as long as the hash."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def _groups(network: SplitNetwork) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The live float tensors of trunk and norm by name, in the network's order."""
+    """Return the live float tensors of trunk and norm by name, in the network's order."""
     normed = {name for name, module in network.named_modules() if isinstance(module, BATCH_NORM)}
     tensors = {
         name: tensor
@@ -266,7 +259,7 @@ def _flat(tensors: Mapping[str, Tensor]) -> Array:
 
 
 def _parts(flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor beside its place in a flat one, in its shape."""
+    """Return each tensor beside its place in a flat one, in its shape."""
     places = torch.split(flat, [tensor.numel() for tensor in tensors.values()])
     return [(place.view(tensor.shape), tensor) for place, tensor in zip(places, tensors.values(), strict=True)]
 
@@ -277,8 +270,8 @@ def _copy(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
     device = next(iter(tensors.values())).device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # arrays from the wire are read-only, and only read here
-        came = torch.from_numpy(flat).to(device)
-    for part, tensor in _parts(came, tensors):
+        values = torch.from_numpy(flat).to(device)
+    for part, tensor in _parts(values, tensors):
         tensor.copy_(part)
 
 
@@ -288,7 +281,62 @@ def _check_size(group: str, flat: Array | None, tensors: Mapping[str, Tensor]) -
         raise ValueError(f"{group} of this network is flat and holds {expected} values, got shape {flat.shape}")
 
 
-def _own_rows(network: SplitNetwork, head: Head) -> Head:
-    if head.features != network.head.in_features:
-        raise ValueError(f"head rows of this network have {network.head.in_features} features, got {head.features}")
-    return head.rows(network.class_names)
+NOT_HERE = "the frozen part of the model is not on this site's disk"
+"""What a site says where it needs the coordinator to send it again."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenPart:
+    """The values of a network's frozen tensors.
+
+    Attributes:
+        values: float32 ``(n,)``, tensor after tensor in the order of the network's ``state_dict``.
+    """
+
+    values: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, network: SplitNetwork) -> "FrozenPart":
+        """Copy a network's frozen part."""
+        tensors = [tensor.detach().cpu().reshape(-1).numpy() for tensor in frozen_tensors(network).values()]
+        return cls(np.concatenate(tensors).astype(np.float32, copy=False))
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the little-endian bytes; names and shapes follow from the plan's architecture."""
+        return hashlib.sha256(self.values.astype("<f4", copy=False).tobytes()).hexdigest()
+
+    def write_to(self, network: SplitNetwork) -> None:
+        """Overwrite a network's frozen tensors in place.
+
+        Raises:
+            ValueError: If the network has another number of frozen values; nothing is written then.
+        """
+        tensors = frozen_tensors(network)
+        sizes = [tensor.numel() for tensor in tensors.values()]
+        if len(self.values) != sum(sizes):
+            has = f"has {sum(sizes):,} frozen values"
+            raise ValueError(f"the frozen part of the model holds {len(self.values):,} values, and this network {has}.")
+        values = torch.from_numpy(np.array(self.values, dtype=np.float32))
+        with torch.no_grad():
+            for tensor, part in zip(tensors.values(), torch.split(values, sizes), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+
+def frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
+    """Return the live frozen tensors by name, in the network's order."""
+    return {name: tensor for name, tensor in network.state_dict().items() if name in network.frozen}
+
+
+def built_frozen(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | None:
+    """Return the frozen part of a new network of this kind; None where everything is trained.
+
+    Raises:
+        BadInput: See :func:`common.models.network.build`.
+    """
+    return None if spec.train == "all" else FrozenPart.of(build(spec, ("",), seed, base))
+
+
+def naming(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
+    """Return the model that names its frozen part by the hash."""
+    return spec if frozen is None else spec.model_copy(update={"frozen_sha256": frozen.sha256})

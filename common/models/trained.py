@@ -1,17 +1,113 @@
-"""Which part of a network is trained, and which is frozen: ``model.train`` of an experiment."""
+"""Which part of a network is trained and which is frozen (``model.train``), and low-rank adaptation.
 
+Low-rank adaptation gives frozen weights a trained product of two small matrices: Hu et al., "LoRA: Low-Rank Adaptation
+of Large Language Models", ICLR 2022, in the form of Sun et al., "Improving LoRA in Privacy-preserving Federated
+Learning" (FFA-LoRA), ICLR 2024. The first factor is drawn once and stays, so that the mean of the sites' updates is the
+update of the mean weights. With both factors trained it is not: a mean of products is no product of means.
+"""
+
+import hashlib
 import math
+from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from common.errors import BadInput, Fault
-from common.models.low_rank import PREFIX, trained_factors
 from common.models.zoo.spec import ModelSpec
+
+PREFIX = "lora:"
+_ORIGINAL = ".parametrizations.weight.original"
+
+
+class LowRank(nn.Module):
+    """``W + up @ down`` in the place of a weight W; ``down`` stays as drawn, ``up`` is trained, from zero.
+
+    Attributes:
+        down: ``(rank, columns)``; a convolution's columns are all but its output channels.
+        up: Its weight is ``(rows, rank)``.
+    """
+
+    down: Tensor
+
+    def __init__(self, name: str, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        rows, columns = weight.shape[0], weight[0].numel()
+        self.register_buffer("down", _drawn(name, (rank, columns)).to(weight.device))
+        self.up = nn.Linear(rank, rows, bias=False, device="meta")  # draws no random numbers there
+        self.up.weight = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight that the layer works with."""
+        return weight + (self.up.weight @ self.down).view(weight.shape)
+
+
+def adapt(backbone: nn.Module, train: str) -> None:
+    """Give the weights of a backbone their trained products, in place, where ``model.train`` is ``lora:RANK``.
+
+    Every dense layer and every convolution that is not grouped is adapted, if it has more rows and columns than the
+    rank. ``down`` depends on the layer's name and shape alone, so that who has the weights has all that is frozen.
+
+    Raises:
+        BadInput: If there is no such layer.
+    """
+    if not train.startswith(PREFIX):
+        return
+    rank = int(train.removeprefix(PREFIX))
+    layers = [(name, layer) for name, layer in backbone.named_modules() if _takes(layer, rank)]
+    if not layers:
+        problem = f"asks for rank {rank}, and the backbone has no dense layer or convolution that is larger."
+        raise BadInput([Fault("model.train", problem, "Use a smaller rank.")])
+    for name, layer in layers:
+        parametrize.register_parametrization(layer, "weight", LowRank(name, layer.weight, rank))
+
+
+def trained_factors(backbone: nn.Module) -> Iterator[str]:
+    """Yield the names of the layers that hold what is trained."""
+    for name, module in backbone.named_modules():
+        if isinstance(module, LowRank):
+            yield f"{name}.up"
+
+
+def merge(backbone: nn.Module) -> None:
+    """Write the products into the weights and take them off, in place: the same network without adaptation."""
+    for module in list(backbone.modules()):
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+
+
+def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a network after :func:`merge`, by their names then; those that do not fit together stay."""
+    plain = dict(tensors)
+    for name in tensors:
+        stem = name.removesuffix("original")
+        names = [name, f"{stem}0.down", f"{stem}0.up.weight"]
+        if name.endswith(_ORIGINAL) and all(part in tensors for part in names):
+            original, down, up = (plain.pop(part) for part in names)
+            product = up @ down if up.ndim == down.ndim == 2 and up.shape[1] == len(down) else None
+            if product is None or product.numel() != original.numel():
+                return dict(tensors)
+            plain[name.removesuffix(_ORIGINAL) + ".weight"] = original + product.view(original.shape)
+    return plain
+
+
+def _takes(layer: nn.Module, rank: int) -> bool:
+    if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
+        return False
+    return rank < min(layer.weight.shape[0], layer.weight[0].numel())
+
+
+def _drawn(name: str, shape: tuple[int, int]) -> Tensor:
+    """Draw uniform values with the variance of torch's dense layers, ``1 / (3 columns)``."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+    values = torch.rand(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return (2 * values - 1) / math.sqrt(shape[1])
 
 
 def trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
-    """The names of the backbone's layers that are trained; a layer is a module that owns parameters itself.
+    """Return the names of the backbone's layers that are trained; a layer is a module that owns parameters itself.
 
     Args:
         backbone: With ``lora:RANK`` one that is adapted.
@@ -35,7 +131,7 @@ def trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
 
 
 def frozen_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
-    """The names of the frozen tensors, as the whole network's ``state_dict`` has them; counters are not among them.
+    """Return the names of the frozen tensors in the whole network's ``state_dict``, without counters.
 
     Raises:
         BadInput: See :func:`trained_layers`.
@@ -92,7 +188,7 @@ class Scaled(nn.Module):
 
 
 def standardising(width: int, spec: ModelSpec) -> list[nn.Module]:
-    """The layers that bring a frozen backbone's features to mean 0 and variance 1; none for other networks.
+    """Return the layers that bring a frozen backbone's features to mean 0 and variance 1; none for other networks.
 
     Batch normalisation without parameters. After each round's training a site's mean and variance are those over the
     round's batches, see :func:`forget_batches`; they are averaged over the sites as all batch normalisation is. With

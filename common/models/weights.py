@@ -10,10 +10,9 @@ import io
 import re
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Literal
 
 import safetensors.torch
 import torch
@@ -22,9 +21,8 @@ from torch import Tensor, nn
 
 from common.data.base.decoded_size import largest_content, refuse_larger
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.models.low_rank import merged
-from common.models.zoo.external import CLASSIFIERS
-from common.models.zoo.registry import first_convolution, outline
+from common.models.trained import merged
+from common.models.zoo.registry import CLASSIFIERS, first_convolution, outline
 from common.models.zoo.spec import Architecture, traits_of
 from common.system.files import write_atomically
 
@@ -60,13 +58,22 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
     content = _content(path)
     stop_on(_hash_faults(path, content, sha256))  # what is not the file that was meant is not read any further
     try:
-        tensors = _backbone_part(safetensors.torch.load(content))
+        # Counters, neck and head are passed over; any other name without the prefix stays and is called unknown below.
+        tensors = {
+            name.removeprefix(_PREFIX): tensor
+            for name, tensor in merged(safetensors.torch.load(content)).items()
+            if not name.startswith(("neck.", "head.")) and not name.endswith(_COUNTER)
+        }
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no safetensors file ({error}).")]) from error
-    _fit_first_convolution(backbone, tensors)
+    first = first_convolution(backbone)
+    if first in tensors and tensors[first].ndim == 4 and backbone.state_dict()[first].shape[1] == 1:
+        tensors[first] = tensors[first].sum(1, keepdim=True)
     stop_on(_tensor_faults(backbone, tensors, str(path)))
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-        raise BadInput([Fault(str(path), f"the weights file has numbers that are not finite: {_some(broken)}.")])
+        raise BadInput(
+            [Fault(str(path), f"the weights file has numbers that are not finite: {quoted(broken, limit=5)}.")]
+        )
     return tensors
 
 
@@ -115,7 +122,9 @@ def _write_weights(
     architecture: Architecture, tensors: Mapping[str, Tensor], source: Path, destination: Path, image_size: int = 0
 ) -> str:
     """Leave out the classifier, check the rest against the backbone, write; equal tensors give equal bytes."""
-    channels = _channels(tensors)
+    # The checkpoint's first weight of four dimensions says how many channels it takes.
+    first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
+    channels = 1 if first is not None and first.shape[1] == 1 else 3
     backbone = outline(architecture, channels, image_size or traits_of(architecture).minimum_size).module
     own = backbone.state_dict()
     kept = {
@@ -129,25 +138,15 @@ def _write_weights(
     return hashlib.sha256(content).hexdigest()
 
 
-def _channels(tensors: Mapping[str, Tensor]) -> Literal[1, 3]:
-    """The number of channels that the checkpoint's first weight of four dimensions takes; 3 without one."""
-    first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
-    return 1 if first is not None and first.shape[1] == 1 else 3
-
-
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput(
-            [
-                Fault(
-                    str(path),
-                    f"the weights file cannot be read ({error.strerror}).",
-                    "Paths are relative to the folder of the experiment.",
-                )
-            ]
-        ) from error
+        problem, remedy = (
+            f"the weights file cannot be read ({error.strerror}).",
+            "Paths are relative to the folder of the experiment.",
+        )
+        raise BadInput([Fault(str(path), problem, remedy)]) from error
 
 
 def _hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault]:
@@ -190,36 +189,19 @@ def _refuse_packed(content: bytes) -> None:
         refuse_larger(claimed, max(len(content), largest_content(len(content))))
 
 
-def _backbone_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the prefix ``backbone.``, counters, neck and head; any other name stays and will be called unknown.
-
-    Of a run with ``model.train = "lora:RANK"`` the weights come out as they worked.
-    """
-    return {
-        name.removeprefix(_PREFIX): tensor
-        for name, tensor in merged(tensors).items()
-        if not name.startswith(("neck.", "head.")) and not name.endswith(_COUNTER)
-    }
-
-
-def _fit_first_convolution(backbone: nn.Module, tensors: dict[str, Tensor]) -> None:
-    name = first_convolution(backbone)
-    if name in tensors and tensors[name].ndim == 4 and backbone.state_dict()[name].shape[1] == 1:
-        tensors[name] = tensors[name].sum(1, keepdim=True)
-
-
 def _tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: str) -> list[Fault]:
     expected = {name: tuple(t.shape) for name, t in backbone.state_dict().items() if not name.endswith(_COUNTER)}
-    came = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    both = sorted(expected.keys() & came.keys())
-    wrong = [f"{name} {came[name]} instead of {expected[name]}" for name in both if came[name] != expected[name]]
-    found = {
-        "lacks tensors": sorted(expected.keys() - came.keys()),
-        "has unknown tensors": sorted(came.keys() - expected.keys()),
-        "has tensors of another shape": wrong,
+    actual = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    both = sorted(expected.keys() & actual.keys())
+    differences = {
+        "lacks tensors": sorted(expected.keys() - actual.keys()),
+        "has unknown tensors": sorted(actual.keys() - expected.keys()),
+        "has tensors of another shape": [
+            f"{name} {actual[name]} instead of {expected[name]}" for name in both if actual[name] != expected[name]
+        ],
     }
-    return [Fault(where, f"the weights file {what}: {_some(names)}.") for what, names in found.items() if names]
-
-
-def _some(names: Iterable[str]) -> str:
-    return quoted(names, limit=5)
+    return [
+        Fault(where, f"the weights file {kind}: {quoted(names, limit=5)}.")
+        for kind, names in differences.items()
+        if names
+    ]

@@ -6,7 +6,7 @@ of training images in ``polyclinic.transforms``, an optimiser in ``polyclinic.op
 rate in ``polyclinic.schedules``. Code never travels: a plan holds the name, the package, its version and the hash of
 its files, and a site runs what it has itself, if that is the same.
 
-:mod:`common.plugins.files` says which files those are, :mod:`common.plugins.imports` that nothing else is imported.
+:mod:`common.plugins.files` says which files those are, and checks that nothing else is imported.
 """
 
 import hashlib
@@ -17,8 +17,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
-from common.plugins.files import PluginFiles, files_of
-from common.plugins.imports import forged_caches, is_hashed, unhashed_modules
+from common.plugins.files import PluginFiles, files_of, forged_caches, is_hashed, unhashed_modules
 from common.system.fingerprint import fingerprint
 from common.system.formatting import shortened
 from common.system.toml import Section
@@ -37,7 +36,7 @@ PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 
 
 def _or_plugin(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
-    """Whether there is such a plug-in is checked where it is named in a plan."""
+    """Take plug-ins by name; whether there is such a plug-in is checked where a plan names it."""
     named = isinstance(value, str) and re.fullmatch(PLUGIN + NAME_PATTERN, value)
     return value if named else ours(value)
 
@@ -68,7 +67,7 @@ class PluginStamp(Section):
 
 
 def found(group: str, name: str) -> EntryPoint:
-    """The installed entry point of this name.
+    """Return the installed entry point of this name.
 
     Raises:
         BadInput: If there is none, or several packages bring one.
@@ -102,7 +101,7 @@ def offered(group: str, part: Any) -> str:
 
 
 def is_offered(name: str) -> bool:
-    """Whether a name can only be one of :func:`offered`."""
+    """Return whether a name can only be one of :func:`offered`."""
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
@@ -148,7 +147,7 @@ def _mismatch(point: EntryPoint, problem: str, remedy: str = "Start the program 
 
 
 def stamp_of(group: str, name: str) -> PluginStamp:
-    """What this machine has under a name, or what this process has imported of it; nothing is imported for it.
+    """Return what this machine has under a name, or what this process has imported of it; nothing is imported for it.
 
     Raises:
         BadInput: If it is not installed, or its files cannot be read.
@@ -164,7 +163,7 @@ def stamp_of(group: str, name: str) -> PluginStamp:
 
 
 def _hashed(point: EntryPoint) -> tuple[PluginFiles, PluginStamp]:
-    """The files of an entry point's package, and which code they are.
+    """Return the files of an entry point's package, and which code they are.
 
     Raises:
         BadInput: If they cannot be read.

@@ -5,7 +5,11 @@ and where Python finds its top-level modules now, which is all there is of an ed
 several distributions share, the files that another one lists are that one's. Left out is what differs between two
 installations of one wheel: what the installer writes (:data:`INSTALLERS`, the scripts of entry points), the first line
 of other scripts, the folders that a ``.pth`` names (the modules in them count instead), and Python's caches of byte
-code, which :mod:`common.plugins.imports` reads nothing from.
+code, from which nothing is taken.
+
+Python runs a module from its cache of byte code, which only claims to be of its source. So the byte code that Python
+would run is compared with the compiled source before a plug-in is imported, and afterwards each of its modules must
+have come from a hashed file.
 """
 
 import csv
@@ -14,12 +18,15 @@ import inspect
 import os
 import pkgutil
 import re
+import sys
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import Distribution, EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
+from types import CodeType
 
 INSTALLERS = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "RECORD.p7s", "direct_url.json", "uv_cache.json"}
 """Files in ``.dist-info`` that an installer writes about its own work."""
@@ -115,7 +122,7 @@ def _counted(name: str, content: bytes) -> bytes | None:
 
 
 def _record(one: Distribution) -> list[str]:
-    """The files that a distribution's RECORD lists, as it names them; empty where it has none."""
+    """Return the files that a distribution's RECORD lists, as it names them; empty where it has none."""
     rows = csv.reader((one.read_text("RECORD") or "").splitlines())
     return [os.path.normpath(row[0]).replace(os.sep, "/") for row in rows if row]
 
@@ -141,7 +148,7 @@ def _is_left_out(name: str, owners: Iterable[Distribution]) -> bool:
 
 
 def _other_owners(point: EntryPoint) -> list[Distribution]:
-    """The distributions that list an entry point's module, where its own one does not."""
+    """Return the distributions that list an entry point's module, where its own one does not."""
     assert point.dist is not None
     if point.module in map(_module, _record(point.dist)):
         return []
@@ -150,7 +157,7 @@ def _other_owners(point: EntryPoint) -> list[Distribution]:
 
 
 def _listed_by_others(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
-    """Real paths of the files under these top-level names that other distributions list."""
+    """Return real paths of the files under these top-level names that other distributions list."""
     mine = set(map(_identity, owners))
     listed = ((one, name) for one in distributions() if _identity(one) not in mine for name in _record(one))
     return {os.path.realpath(str(one.locate_file(name))) for one, name in listed if name.partition("/")[0] in tops}
@@ -161,7 +168,7 @@ def _identity(one: Distribution) -> tuple[str, str]:
 
 
 def _named_roots(one: Distribution) -> Iterator[str]:
-    """Top-level modules that a distribution brings from elsewhere: by its own word, and by its .pth files."""
+    """Return top-level modules that a distribution brings from elsewhere: by its own word, and by its .pth files."""
     yield from (one.read_text("top_level.txt") or "").split()
     for name in filter(_is_path_file, _record(one)):
         path = Path(str(one.locate_file(name)))
@@ -171,7 +178,7 @@ def _named_roots(one: Distribution) -> Iterator[str]:
 
 
 def _path_lines(content: bytes) -> tuple[list[bytes], list[bytes]]:
-    """The lines of a .pth that Python runs at its start, and those that name a folder."""
+    """Return the lines of a .pth that Python runs at its start, and those that name a folder."""
     # Python 3.13 ends a line where str.splitlines does, earlier ones at \n; a line that either runs counts.
     text = content.decode("utf-8-sig", "surrogateescape")
     lines = [line for line in text.splitlines() if line.strip()]
@@ -195,7 +202,7 @@ def _spec(root: str) -> ModuleSpec | None:
 
 
 def _found(root: str, spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
-    """Every file of a top-level module."""
+    """Yield every file of a top-level module."""
     if spec is None:
         return
     for place in spec.submodule_search_locations or ():
@@ -206,7 +213,7 @@ def _found(root: str, spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
 
 
 def _tree(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
-    """Every file below a folder; a link to a folder that it lies in is not followed."""
+    """Yield every file below a folder; a link to a folder that it lies in is not followed."""
     real = os.path.realpath(folder)
     if real in above or not folder.is_dir():
         return
@@ -218,17 +225,73 @@ def _tree(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Itera
 
 
 def _parts(name: str) -> list[str]:
-    """A file's name as the parts of a module's name: ``acme/__init__.py`` is acme."""
+    """Return a file's name as the parts of a module's name: ``acme/__init__.py`` is acme."""
     *folders, last = name.split("/")
     stem = inspect.getmodulename(last) or last
     return folders if stem == "__init__" else [*folders, stem]
 
 
 def _module(name: str) -> str:
-    """The module that a file is, by its dotted name; empty for a file that is none."""
+    """Return the module that a file is, by its dotted name; empty for a file that is none."""
     parts = _parts(name) if inspect.getmodulename(name) else []
     return ".".join(parts) if all(part.isidentifier() for part in parts) else ""
 
 
 def _is_within(parts: list[str], modules: Collection[str]) -> bool:
     return any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))
+
+
+_NOT_OF_THE_SOURCE = {"co_filename", "co_lines", "co_positions", "co_branches", "co_lnotab", "co_firsttraceable"}
+"""The path at which the cache was written, and what Python works out of the other parts."""
+
+
+def forged_caches(files: PluginFiles) -> list[str]:
+    """Return the paths of sources of which Python would run other byte code: that of a cache in ``__pycache__``."""
+    return [path for path in files.digests if path.endswith(".py") and _runs_other_code(path)]
+
+
+def _runs_other_code(path: str) -> bool:
+    loader = SourceFileLoader("module", path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the source; its import shows them
+        try:
+            source = loader.source_to_code(Path(path).read_bytes(), path)
+        except (SyntaxError, ValueError):  # a template, say: Python can import it only from a cache
+            source = None
+        try:
+            code = loader.get_code("module")
+        except (SyntaxError, ValueError):  # neither source nor cache can be imported
+            return False
+        except (EOFError, TypeError, ImportError):  # the cache holds no code
+            return True
+    return code is None or source is None or _comparable(code) != _comparable(source)
+
+
+def _comparable(value: object) -> object:
+    """Return what makes up code, to be compared: two constants that are NaN are not equal to themselves."""
+    if isinstance(value, CodeType):
+        names = [name for name in dir(value) if name.startswith("co_") and name not in _NOT_OF_THE_SOURCE]
+        return [(name, _comparable(getattr(value, name))) for name in names]
+    if isinstance(value, tuple):
+        return [_comparable(part) for part in value]
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))
+    return value if isinstance(value, bytes | str) else (type(value).__name__, repr(value))
+
+
+def unhashed_modules(files: PluginFiles) -> list[str]:
+    """Return the plug-in's modules in this process that did not come from a hashed file."""
+    return sorted(name for name, path in _imported() if files.holds(name, path) and path not in files.digests)
+
+
+def is_hashed(module: str, files: PluginFiles) -> bool:
+    """Return whether a module in this process came from a hashed file."""
+    return files.digests.keys() & {path for name, path in _imported() if name == module} != set()
+
+
+def _imported() -> Iterator[tuple[str, str]]:
+    """Yield the modules of this process that have a file, each with its real path."""
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__dict__", {}).get("__spec__")
+        if isinstance(spec, ModuleSpec) and spec.has_location and spec.origin is not None:
+            yield name, os.path.realpath(spec.origin)

@@ -11,6 +11,8 @@ line is told from one that somebody spoiled.
 
 Nothing here is secret: who may write to the folder can write the whole chain anew, head included. Against that helps
 only what somebody else holds: the coordinator's receipt names the hash of every record that it received.
+
+:func:`check` finds out whether an audit is what was written: every entry there, in order, unchanged; and where not.
 """
 
 import datetime as dt
@@ -19,10 +21,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from common.errors import Fault
 from common.system.files import flush_folder, write_atomically
 from common.system.plain_text import json_text
 
@@ -67,7 +70,9 @@ class Audit:
         line = json_text({**entry, **facts}).encode()
         written = self._write(line, b"\n" if end.cut else b"")
         now = _End(end.entries + 1, line_sha256(line))
-        self._write_head(now)
+        head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
+        if not _written_over(self.folder / HEAD, head, durable=self.durable):
+            write_atomically(self.folder / HEAD, head, durable=self.durable)
         self._written = written, now
         return end.torn
 
@@ -86,7 +91,9 @@ class Audit:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor, new = os.open(path, flags | os.O_CREAT, 0o600), True
         try:
-            _write_all(descriptor, first + line + b"\n")
+            data = first + line + b"\n"
+            while data:  # the system may take only a part
+                data = data[os.write(descriptor, data) :]
             if self.durable:
                 os.fdatasync(descriptor)
             state = _FileState.of(os.fstat(descriptor))
@@ -96,14 +103,8 @@ class Audit:
             flush_folder(self.folder)
         return state
 
-    def _write_head(self, end: "_End") -> None:
-        path = self.folder / HEAD
-        head = json.dumps({"entries": end.entries, "sha256": end.sha256}).encode().ljust(_HEAD_BYTES)
-        if not _written_over(path, head, durable=self.durable):
-            write_atomically(path, head, durable=self.durable)
-
     def _end(self) -> "_End":
-        """Where the chain ends; the file that is full makes way for a new one."""
+        """Return where the chain ends; the file that is full makes way for a new one."""
         active, debris, cut = self.folder / FILE, b"", False
         with suppress(FileNotFoundError):
             state = _FileState.of(active.stat())
@@ -113,7 +114,10 @@ class Audit:
                 active.rename(self.folder / f"audit-{len(files(self.folder)):06d}.jsonl")
         for path in reversed(files(self.folder)):
             last, behind = _last_in(path)
-            cut |= path == active and path.stat().st_size > 0 and not _ends_a_line(path)
+            if path == active and path.stat().st_size > 0:
+                with path.open("rb") as file:
+                    file.seek(-1, os.SEEK_END)
+                    cut = file.read() != b"\n"
             debris = behind + debris
             if last is not None:
                 return _End(int(json.loads(last)["n"]), line_sha256(last), torn_of(debris), cut)
@@ -170,14 +174,8 @@ def _last_in(path: Path) -> tuple[bytes | None, bytes]:
             step *= 4
 
 
-def _ends_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"
-
-
 def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
-    """The last line that is an entry, and the bytes after it."""
+    """Return the last line that is an entry, and the bytes after it."""
     lines = data.split(b"\n")
     for place in range(len(lines) - 1, -1, -1):
         if parsed(lines[place]) is not None:
@@ -186,19 +184,19 @@ def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
 
 
 def torn_of(debris: bytes) -> Torn | None:
-    """How bytes that are no entry are owned up to; None where there are none."""
+    """Describe bytes that are no entry; None where there are none."""
     debris = debris.removesuffix(b"\n")
     return Torn(len(debris), line_sha256(debris)) if debris else None
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of an audit that are there, oldest first."""
+    """Return the files of an audit that are there, oldest first."""
     active = folder / FILE
     return [*sorted(folder.glob("audit-*.jsonl")), *([active] if active.exists() else [])]
 
 
 def parsed(line: bytes) -> Entry | None:
-    """An entry, or None for a line that is none."""
+    """Return an entry, or None for a line that is none."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -209,12 +207,6 @@ def parsed(line: bytes) -> Entry | None:
 def line_sha256(line: bytes) -> str:
     """Hash a line without its newline."""
     return hashlib.sha256(line).hexdigest()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it, however often the system takes only a part."""
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _written_over(path: Path, content: bytes, *, durable: bool) -> bool:
@@ -236,3 +228,115 @@ def _written_over(path: Path, content: bytes, *, durable: bool) -> bool:
         return written
     finally:
         os.close(descriptor)
+
+
+@dataclass
+class Findings:
+    """What was findings.
+
+    Attributes:
+        entries, sha256: The last entry's number and hash.
+        before: What the last entry has for the hash of the one before it.
+        faults: What was changed, removed, inserted or put out of order, and where.
+        notes: What is unusual and explained: lines torn by a kill.
+    """
+
+    entries: int = 0
+    sha256: str = BEGINNING
+    before: str = BEGINNING
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(folder: Path) -> Findings:
+    """Go through an audit from its first entry to its head."""
+    findings, debris, where_torn, last = Findings(), b"", "", ""
+    for where, line in _lines(folder):
+        if not line:
+            findings.faults.append(Fault(where, "is empty: inserted."))
+            continue
+        entry = parsed(line)
+        if entry is None:
+            debris, where_torn = debris + line + b"\n", where_torn or where
+            continue
+        _check_torn(findings, entry, torn_of(debris), where_torn or where)
+        _check_link(findings, entry, where, last)
+        findings.entries, findings.sha256, findings.before = entry["n"], line_sha256(line), str(entry["before"])
+        debris, where_torn, last = b"", "", where
+    if torn_of(debris) is not None:
+        findings.notes.append(f"{where_torn} is torn, as by a kill; the next entry will say so.")
+    _check_head(findings, folder, last)
+    return findings
+
+
+def _lines(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in files(folder):
+        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+        yield from ((f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if lines != [b""])
+
+
+def _check_torn(findings: Findings, entry: Entry, there: Torn | None, where: str) -> None:
+    stated = entry.get("torn")
+    actual = None if there is None else {"bytes": there.bytes, "sha256": there.sha256}
+    if stated == actual:
+        if there is not None:
+            findings.notes.append(f"{where} was torn by a kill; entry {entry['n']} says so.")
+        return
+    if stated is None:
+        problem = f"is no entry, and entry {entry['n']} after it does not say that it was torn: changed or inserted."
+    elif actual is None:
+        problem = (
+            f"says that a torn line stands before it, and there is none: it was removed, or entry {entry['n']} changed."
+        )
+    else:
+        problem = f"is not the torn line that entry {entry['n']} speaks of: changed."
+    findings.faults.append(Fault(where, problem))
+
+
+def _check_link(findings: Findings, entry: Entry, where: str, last: str) -> None:
+    number, expected = entry["n"], findings.entries + 1
+    if number == expected and entry["before"] == findings.sha256:
+        return
+    if number > expected:
+        gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
+        findings.faults.append(Fault(where, f"is entry {number}, but {gone} missing before it: removed."))
+    elif number < expected:
+        problem = f"is entry {number}, but stands after entry {findings.entries}: inserted, repeated or out of order."
+        findings.faults.append(Fault(where, problem))
+    elif last:
+        findings.faults.append(Fault(last, f"(entry {number - 1}) is not what entry {number} says it was: changed."))
+    else:
+        findings.faults.append(
+            Fault(where, "is called the first entry, but speaks of one before it: changed or removed.")
+        )
+
+
+def _check_head(findings: Findings, folder: Path, last: str) -> None:
+    try:
+        head = json.loads((folder / HEAD).read_bytes())
+        entries, sha256 = int(head["entries"]), str(head["sha256"])
+    except FileNotFoundError:
+        if findings.entries:
+            problem = "is missing: entries that were cut off at the end could not be told."
+            findings.faults.append(Fault(HEAD, problem))
+        return
+    except (ValueError, TypeError, KeyError):
+        findings.faults.append(Fault(HEAD, "cannot be read: changed."))
+        return
+    if entries > findings.entries:
+        gone = entries - findings.entries
+        problem = (
+            f"ends with entry {findings.entries}; {HEAD} counts {entries}: the last {gone} were removed or spoiled."
+        )
+        findings.faults.append(Fault(last or FILE, problem))
+    elif (entries, sha256) == (findings.entries, findings.sha256):
+        return
+    elif entries == findings.entries:
+        findings.faults.append(Fault(last, f"(entry {entries}) is not what {HEAD} says it was: changed."))
+    elif entries == findings.entries - 1 and findings.before == sha256:
+        findings.notes.append(f"{HEAD} is one entry behind: the process was killed between the two files.")
+    else:
+        problem = (
+            f"counts {entries} entries, there are {findings.entries}: appended by other hands, or {HEAD} was changed."
+        )
+        findings.faults.append(Fault(HEAD, problem))

@@ -70,44 +70,39 @@ def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str], own: O
         keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
         own: What the site that checks knows of its own replies.
     """
-    found = Authorship()
+    findings = Authorship()
     if type(receipt["resumed"]) is not int or receipt["resumed"] < 0:
         raise ValueError("resumed is no count")
     if not any(site["public_key"] for site in receipt["sites"].values()) and not receipt["replies"] and not keys:
-        found.notes.append("signatures: none, as in every simulation: the receipt does not prove who sent what")
-        return found
-    _check_keys(found, receipt)
-    for site in receipt["sites"]:
-        _check_site(found, receipt, site, keys.get(site, ""), own)
-    for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
-        found.faults.append(Fault(f"{FILE}: replies", f"names {shown(site)}, which does not take part: forged."))
-    for one in receipt["rounds"]:
-        for site in sorted(one["sites"].keys() - receipt["sites"].keys()):
-            problem = f"round {one['round']} counts {shown(site)}, which does not take part: forged."
-            found.faults.append(Fault(f"{FILE}: rounds", problem))
-    if not found.faults:
-        found.right.append(
-            f"signatures: {counted(len(receipt['replies']), 'reply', 'replies')}, each signed by its site"
-        )
-    return found
-
-
-def _check_keys(found: Authorship, receipt: Mapping[str, Any]) -> None:
-    """No two sites have one key."""
-    names: dict[str, str] = {}
-    for site, said in receipt["sites"].items():
-        key = " ".join(said["public_key"].split()[:2])
+        findings.notes.append("signatures: none, as in every simulation: the receipt does not prove who sent what")
+        return findings
+    names: dict[str, str] = {}  # no two sites have one key
+    for site, entry in receipt["sites"].items():
+        key = " ".join(entry["public_key"].split()[:2])
         if key and key in names:
             problem = f"{shown(names[key])} and {shown(site)} have the same public key: forged."
-            found.faults.append(Fault(f"{FILE}: sites", problem))
+            findings.faults.append(Fault(f"{FILE}: sites", problem))
         names[key] = site
+    for site in receipt["sites"]:
+        _check_site(findings, receipt, site, keys.get(site, ""), own)
+    for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
+        findings.faults.append(Fault(f"{FILE}: replies", f"names {shown(site)}, which does not take part: forged."))
+    for entry in receipt["rounds"]:
+        for site in sorted(entry["sites"].keys() - receipt["sites"].keys()):
+            problem = f"round {entry['round']} counts {shown(site)}, which does not take part: forged."
+            findings.faults.append(Fault(f"{FILE}: rounds", problem))
+    if not findings.faults:
+        findings.right.append(
+            f"signatures: {counted(len(receipt['replies']), 'reply', 'replies')}, each signed by its site"
+        )
+    return findings
 
 
-def _check_site(found: Authorship, receipt: Mapping[str, Any], site: str, known_key: str, own: OwnCount) -> None:
+def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, known_key: str, own: OwnCount) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     where, key = f"{FILE}: {site}", receipt["sites"][site]["public_key"]
     if not key or (known_key and not same_key(key, known_key)):
-        found.faults.append(Fault(where, "the receipt does not name this site's own public key: forged."))
+        findings.faults.append(Fault(where, "the receipt does not name this site's own public key: forged."))
         return
     statements: list[ReplyStatement] = []
     for reply in replies:
@@ -115,18 +110,23 @@ def _check_site(found: Authorship, receipt: Mapping[str, Any], site: str, known_
             statements.append(_stated(receipt["run"], reply, key))
         except SignatureFault as fault:
             what = f"{reply['record']} of round {reply['round']} ({reply['sha256'][:12]}...)"
-            found.faults.append(Fault(where, f"the {what} is not this site's: {fault}."))
-    answers = {one["sha256"] for one in replies if one["record"] == CHAINED[0] and one["counts"]}
+            findings.faults.append(Fault(where, f"the {what} is not this site's: {fault}."))
+    answers = {reply["sha256"] for reply in replies if reply["record"] == CHAINED[0] and reply["counts"]}
     if receipt["sites"][site]["answer_sha256"] not in answers:
         problem = "its answer to the roll call is not among the replies that it signed: forged, or withheld."
-        found.faults.append(Fault(where, problem))
-    _check_repeated(found, where, statements)
-    _check_gaps(found, receipt, site, statements, own)
-    _check_rounds(found, receipt, site, replies)
+        findings.faults.append(Fault(where, problem))
+    first: dict[str, ReplyStatement] = {}  # no message is answered twice
+    for statement in statements:
+        if statement.message in first:
+            problem = f"the reply to one message is there twice, as {statement.record} of round {statement.round}"
+            findings.faults.append(Fault(where, f"{problem}: replayed."))
+        first[statement.message] = statement
+    _check_gaps(findings, receipt, site, statements, own)
+    _check_rounds(findings, receipt, site, replies)
 
 
 def _stated(run: str, reply: Reply, key: str) -> ReplyStatement:
-    """What the site signed about a reply.
+    """Return what the site signed about a reply.
 
     Raises:
         SignatureFault: If the site did not sign it, or signed it as something else.
@@ -135,24 +135,14 @@ def _stated(run: str, reply: Reply, key: str) -> ReplyStatement:
         raise SignatureFault("it is not signed")
     statement = verified_reply(Signed(statement=reply["statement"], signature=reply["signature"]), key)
     server_round = 0 if reply["record"] == CHAINED[0] else reply["round"]
-    said = (statement.site, statement.run, statement.round, statement.record, statement.sha256)
-    if said != (reply["site"], run, server_round, reply["record"], reply["sha256"]):
+    stated = (statement.site, statement.run, statement.round, statement.record, statement.sha256)
+    if stated != (reply["site"], run, server_round, reply["record"], reply["sha256"]):
         raise SignatureFault("its site signed it for another run, round, record or content: swapped")
     return statement
 
 
-def _check_repeated(found: Authorship, where: str, statements: Sequence[ReplyStatement]) -> None:
-    """No message is answered twice."""
-    first: dict[str, ReplyStatement] = {}
-    for statement in statements:
-        if statement.message in first:
-            problem = f"the reply to one message is there twice, as {statement.record} of round {statement.round}"
-            found.faults.append(Fault(where, f"{problem}: replayed."))
-        first[statement.message] = statement
-
-
 def _check_gaps(
-    found: Authorship, receipt: Mapping[str, Any], site: str, statements: Sequence[ReplyStatement], own: OwnCount
+    findings: Authorship, receipt: Mapping[str, Any], site: str, statements: Sequence[ReplyStatement], own: OwnCount
 ) -> None:
     """The site's count of replies that were taken has no gap.
 
@@ -175,7 +165,7 @@ def _check_gaps(
             rounds = _rounds_between(receipt, numbered, before, after, own.sent if own.site == site else ())
             where = _around(receipt, site, numbered.get(before), numbered.get(after), rounds, own)
             problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
-            found.faults.append(Fault(f"{FILE}: {site}", problem, _reasons(receipt, site), site=site))
+            findings.faults.append(Fault(f"{FILE}: {site}", problem, _reasons(receipt, site), site=site))
 
 
 def _around(
@@ -190,7 +180,7 @@ def _around(
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     trained = {reply["round"] for reply in replies if reply["record"] == TRAINED}
     first, last = rounds
-    numbers = [one["round"] for one in receipt["rounds"] if one["round"] not in trained]
+    numbers = [entry["round"] for entry in receipt["rounds"] if entry["round"] not in trained]
     lacking = [f"{TRAINED} of round {number}" for number in numbers if first <= number <= last]
     places = [f", sent after its {_name(before)}"] if before else []
     places += [f", sent before its {_name(after)}"] if after else []
@@ -201,8 +191,8 @@ def _around(
     if lacking:
         text += f" The receipt has no {listed(lacking[:MOST_NUMBERS])} of it."
     named = {reply["sha256"] for reply in replies}
-    of_site = [one for one in own.sent if own.site == site and one.sha256 not in named and first <= one.round <= last]
-    if sent := [f"{one.record} of round {one.round}" for one in of_site]:
+    unnamed = [reply for reply in own.sent if own.site == site and reply.sha256 not in named]
+    if sent := [f"{reply.record} of round {reply.round}" for reply in unnamed if first <= reply.round <= last]:
         text += f" The site's audit has, and the receipt has not: {listed(sent[-MOST_NUMBERS:])}."
     return text
 
@@ -214,12 +204,12 @@ def _rounds_between(
     after: int,
     sent: Sequence[OwnReply],
 ) -> tuple[int, int]:
-    """The first and the last round of which replies between two numbers of a site can be; 0 is the roll call."""
+    """Return the first and the last round of which replies between two numbers of a site can be; 0 is the roll call."""
     first = max((numbered[number].round for number in numbered if number <= before), default=0)
     later = [numbered[number].round for number in sorted(numbered) if number >= after and numbered[number].round]
     if later:
         return first, max(later[0], first)
-    return first, max([first, *(one["round"] for one in receipt["rounds"]), *(reply.round for reply in sent)])
+    return first, max([first, *(entry["round"] for entry in receipt["rounds"]), *(reply.round for reply in sent)])
 
 
 def _name(statement: ReplyStatement) -> str:
@@ -228,21 +218,21 @@ def _name(statement: ReplyStatement) -> str:
 
 
 def _reasons(receipt: Mapping[str, Any], site: str) -> str:
-    """What the coordinator says about the site's absence, which nobody else has signed."""
+    """Return what the coordinator says about the site's absence, which nobody else has signed."""
     reasons = [f"{absence['where']}: {absence['reason']}" for absence in receipt["absences"] if absence["site"] == site]
     reasons = [shown(reason, 100) for reason in reasons[:3]]
     reasons += [f"the run was resumed {counted(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
     return f"The coordinator states: {'; '.join(reasons)}." if reasons else "The coordinator states no reason."
 
 
-def _check_rounds(found: Authorship, receipt: Mapping[str, Any], site: str, replies: Sequence[Reply]) -> None:
+def _check_rounds(findings: Authorship, receipt: Mapping[str, Any], site: str, replies: Sequence[Reply]) -> None:
     """What the rounds were made of are replies that are there."""
     there = {(reply["round"], reply["sha256"]) for reply in replies if reply["counts"] and reply["record"] in CHAINED}
-    for one in receipt["rounds"]:
-        sha256 = one["sites"].get(site)
-        if sha256 is not None and site in one.get("left_out", {}):
-            problem = f"round {one['round']} counts {site} and leaves it out: changed."
-            found.faults.append(Fault(f"{FILE}: rounds", problem))
-        if sha256 is not None and (one["round"], sha256) not in there:
-            problem = f"round {one['round']} counts {sha256[:12]}... of {site}, no reply of that round: swapped."
-            found.faults.append(Fault(f"{FILE}: rounds", problem))
+    for entry in receipt["rounds"]:
+        sha256 = entry["sites"].get(site)
+        if sha256 is not None and site in entry.get("left_out", {}):
+            problem = f"round {entry['round']} counts {site} and leaves it out: changed."
+            findings.faults.append(Fault(f"{FILE}: rounds", problem))
+        if sha256 is not None and (entry["round"], sha256) not in there:
+            problem = f"round {entry['round']} counts {sha256[:12]}... of {site}, no reply of that round: swapped."
+            findings.faults.append(Fault(f"{FILE}: rounds", problem))

@@ -23,12 +23,12 @@ ANOTHER_PROCESS = "another process has signed on with this site's key since"
 
 
 def key_bytes(public_key: ec.EllipticCurvePublicKey) -> bytes:
-    """A public key as Flower's database and the header have it: PEM, SubjectPublicKeyInfo."""
+    """Return a public key as Flower's database and the header have it: PEM, SubjectPublicKeyInfo."""
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def headers(key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str) -> Sequence[tuple[str, str | bytes]]:
-    """The headers of one call, signed now.
+    """Return the headers of one call, signed now.
 
     Args:
         public_key: Of ``key``, as :func:`key_bytes` has it; made once, for a site makes many calls.
@@ -40,7 +40,7 @@ def headers(key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str) ->
 
 
 def signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
-    """Whether a key, in the form of :func:`key_bytes`, signed this time. False for bytes that are no EC key."""
+    """Return whether a key, in the form of :func:`key_bytes`, signed this time. False for bytes that are no EC key."""
     try:
         key = serialization.load_pem_public_key(public_key)
         if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -52,5 +52,5 @@ def signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
 
 
 def wait_of(said: str) -> float | None:
-    """The seconds in the header :data:`WAIT`, at most :data:`LONGEST_WAIT_S`; None where there is no such number."""
+    """Return the seconds in the header :data:`WAIT`, at most :data:`LONGEST_WAIT_S`; None without a number."""
     return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,3}(\.\d{1,3})?", said, re.ASCII) else None

@@ -43,7 +43,7 @@ UNREADABLE_CERTIFICATE = (
 
 
 def checked_name(name: str) -> str:
-    """A name that can stand in files, folders and messages.
+    """Check a name, which must fit into files, folders and messages.
 
     Raises:
         ValueError: Saying what is allowed.
@@ -58,7 +58,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_key(line: str) -> str:
-    """One line ``ecdsa-sha2-nistp256 AAAA... comment``.
+    """Check one line ``ecdsa-sha2-nistp256 AAAA... comment``.
 
     Raises:
         ValueError: If it is anything else.
@@ -123,15 +123,15 @@ class SiteKit(Section):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host (without the brackets of IPv6) and port of ``host:port``.
+    """Return host (without the brackets of IPv6) and port of ``host:port``.
 
     Raises:
         ValueError: If it is anything else.
     """
-    found = _ADDRESS.fullmatch(address)
-    if not found or not 0 < int(found[2]) < 2**16:
+    parts = _ADDRESS.fullmatch(address)
+    if not parts or not 0 < int(parts[2]) < 2**16:
         raise ValueError("expected host:port")
-    return found[1].strip("[]"), int(found[2])
+    return parts[1].strip("[]"), int(parts[2])
 
 
 def read_request(path: Path) -> SiteRequest:
@@ -169,7 +169,7 @@ def _as_it_came(kind: type[M], path: Path, ending: str, remedy: str) -> M:
 
 
 def _other_file(path: Path, ending: str) -> list[Fault]:
-    """A folder, a private key, or a kit in the place of a request and the other way round."""
+    """Find out whether this is a folder, a key, or a kit in the place of a request or the other way round."""
     if path.is_dir():
         return [Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")]
     if not is_file(path):
@@ -243,13 +243,13 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
-    """The public half as one OpenSSH line."""
+    """Return the public half as one OpenSSH line."""
     text = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     return f"{text.decode()} {'_'.join(comment.split())}"
 
 
 def same_key(one: str, other: str) -> bool:
-    """Whether two lines hold the same key, with any comments."""
+    """Return whether two lines hold the same key, with any comments."""
     return one.split()[1] == other.split()[1]
 
 

@@ -117,8 +117,8 @@ def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivat
     Args:
         more: What else a reader needs: the coordinator's certificate.
     """
-    text = statement.model_dump_json()
-    values = {"statement": text, "signature": key.sign(_prefix(statement) + text.encode(), SIGNED_WITH), **more}
+    text, prefix = statement.model_dump_json(), OF_A_REPLY if isinstance(statement, ReplyStatement) else OF_A_REQUEST
+    values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNED_WITH), **more}
     fields: dict[str, Any] = {
         name: value for name, value in small_fields(content).items() if not name.startswith(SIGNATURE)
     }
@@ -128,21 +128,21 @@ def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivat
 
 
 def is_signed(content: RecordDict) -> bool:
-    """Whether a signature travels with a record."""
+    """Return whether a signature travels with a record."""
     return any(name.startswith(SIGNATURE) for name in small_fields(content))
 
 
 def signature_of(content: RecordDict) -> tuple[Signed, bytes]:
-    """The signature that travels with a record, and the certificate with it, if any. Nothing is verified.
+    """Return the signature that travels with a record, and the certificate with it, if any. Nothing is verified.
 
     Raises:
         SignatureFault: If there is none.
     """
-    found = {name: value for name, value in small_fields(content).items() if name.startswith(SIGNATURE)}
+    fields = {name: value for name, value in small_fields(content).items() if name.startswith(SIGNATURE)}
     statement, signature, certificate = (
-        found.pop(f"{SIGNATURE}{name}", None) for name in ("statement", "signature", "certificate")
+        fields.pop(f"{SIGNATURE}{name}", None) for name in ("statement", "signature", "certificate")
     )
-    if not isinstance(statement, str) or not isinstance(signature, bytes) or found:
+    if not isinstance(statement, str) or not isinstance(signature, bytes) or fields:
         raise SignatureFault("it is not signed")
     if not isinstance(certificate, bytes | None) or len(certificate or b"") > LONGEST_CERTIFICATE:
         raise SignatureFault("its signature is not in the form of this release")
@@ -153,7 +153,7 @@ def signature_of(content: RecordDict) -> tuple[Signed, bytes]:
 
 
 def stated(content: RecordDict) -> Signed | None:
-    """The signature that travels with a record; None where there is none that can be read. Nothing is verified."""
+    """Return the signature that travels with a record, not verified; None where none can be read."""
     try:
         return signature_of(content)[0]
     except SignatureFault:
@@ -161,7 +161,7 @@ def stated(content: RecordDict) -> Signed | None:
 
 
 def verified_reply(signed: Signed, public_key: str) -> ReplyStatement:
-    """A site's statement, if this key signed it.
+    """Return a site's statement, if this key signed it.
 
     Args:
         public_key: The site's, as an OpenSSH line.
@@ -180,7 +180,7 @@ def verified_reply(signed: Signed, public_key: str) -> ReplyStatement:
 
 
 def verified_request(signed: Signed, certificate: bytes, authority: x509.Certificate) -> RequestStatement:
-    """The coordinator's statement, if a key signed it that this authority has certified for that.
+    """Return the coordinator's statement, if a key signed it that this authority has certified for that.
 
     Args:
         certificate: Of the key, DER.
@@ -194,7 +194,7 @@ def verified_request(signed: Signed, certificate: bytes, authority: x509.Certifi
 
 
 def signing_key(certificate: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    """The public key of a certificate, if this authority issued it for signing requests. Its dates are not looked at.
+    """Return the public key of a certificate if this authority issued it for signing requests; dates are not checked.
 
     Raises:
         SignatureFault: If not.
@@ -224,10 +224,6 @@ def about(content: RecordDict) -> tuple[str, int, str]:
     fields = small_fields(content)
     run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")
     return str(run), number if type(number) is int else -1, str(record)
-
-
-def _prefix(statement: _Statement) -> bytes:
-    return OF_A_REPLY if isinstance(statement, ReplyStatement) else OF_A_REQUEST
 
 
 def _verify(key: ec.EllipticCurvePublicKey, prefix: bytes, signed: Signed) -> None:

@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,12 +32,12 @@ _RELATIVE = "Paths are relative to the folder of this file."
 
 
 def no_room(error: BaseException | None) -> bool:
-    """Whether this is an answer of a disk that holds no more."""
+    """Return whether this is an answer of a disk that holds no more."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def no_room_left(error: BaseException) -> str:
-    """What to tell a person of a disk that holds no more; empty where the error is another."""
+    """Return what to tell a person of a disk that holds no more; empty where the error is another."""
     if not isinstance(error, OSError) or not no_room(error):
         return ""
     path = error.filename2 or error.filename  # of a copy the second is what is written
@@ -57,7 +57,7 @@ def named_if_full(path: Path) -> Iterator[None]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have, too long for instance, is none."""
+    """Return whether there is such a file; a name that no file can have, too long for instance, is none."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def is_file(path: Path) -> bool:
 
 
 def missing_file(where: str, path: Path) -> list[Fault]:
-    """The fault of a file that a config file names and that is not there.
+    """Return the fault of a file that a config file names and that is not there.
 
     Args:
         where: The key that names it.
@@ -74,7 +74,7 @@ def missing_file(where: str, path: Path) -> list[Fault]:
 
 
 def missing_folder(where: str, path: Path) -> list[Fault]:
-    """The fault of a folder that a config file names and that is not there."""
+    """Return the fault of a folder that a config file names and that is not there."""
     try:
         there = path.is_dir()
     except (OSError, ValueError):  # a name that no folder can have
@@ -83,31 +83,28 @@ def missing_folder(where: str, path: Path) -> list[Fault]:
 
 
 def no_such_file(path: Path) -> Fault:
-    """A file that a person named and that is not there; its neighbours of the same kind are compared by name.
+    """Return a file that a person named and that is not there; its neighbours of the same kind are compared by name.
 
     Where something else has this name, a folder for instance, that is said.
     """
-    if instead := _instead_of_file(path):
-        return Fault(str(path), instead, "Name a file.")
+    problem = ""
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+        problem = "is a folder, not a file." if is_folder else "is a pipe or a device, not a file."
+    except OSError as error:
+        known = {errno.ELOOP: "is a loop of links.", errno.ENAMETOOLONG: "is longer than a path can be."}
+        problem = known.get(error.errno or 0, "")
+    except ValueError:  # a name that no file can have
+        pass
+    if problem:
+        return Fault(str(path), problem, "Name a file.")
     beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
     hint = did_you_mean(path.stem, (each.stem for each in beside))
     return Fault(str(path), "there is no such file.", hint.replace('"?', f'{path.suffix}"?'))
 
 
-def _instead_of_file(path: Path) -> str:
-    """What a path is that is no file; empty where there is nothing."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        said = {errno.ELOOP: "is a loop of links.", errno.ENAMETOOLONG: "is longer than a path can be."}
-        return said.get(error.errno or 0, "")
-    except ValueError:
-        return ""
-    return "is a folder, not a file." if stat.S_ISDIR(mode) else "is a pipe or a device, not a file."
-
-
 def taken(destination: Path) -> list[Fault]:
-    """Why ``--out`` cannot be a new file there; empty where it can."""
+    """Return why ``--out`` cannot be a new file there; empty where it can."""
     if os.path.lexists(destination):  # a link to nowhere too
         return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
     if not destination.parent.is_dir():
@@ -116,13 +113,13 @@ def taken(destination: Path) -> list[Fault]:
 
 
 def there_already(destination: Path) -> list[Fault]:
-    """Why ``--out`` cannot be a new file there, whose folder may be made; empty where it can."""
+    """Return why ``--out`` cannot be a new file there, whose folder may be made; empty where it can."""
     problem, remedy = f"{destination} is there already.", "Name another file, or remove it."
     return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
 
 
 def not_empty(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
-    """Why ``--out`` cannot be a new folder there; empty where it can.
+    """Return why ``--out`` cannot be a new folder there; empty where it can.
 
     Args:
         remedy: Said of a folder that holds something.
@@ -174,27 +171,26 @@ def _new_file(path: Path, mode: int) -> int:
 
 
 @contextlib.contextmanager
-def whole_or_nothing(*made: Path) -> Iterator[None]:
+def atomic_outputs(*made: Path) -> Iterator[None]:
     """Within it these files and folders are made; if that fails or is stopped, those that were not there are removed.
 
     An error that names no file is told to be of the first.
     """
     new = [path for path in made if not path.exists()]
-    remove = partial(_remove, new)
+
+    def remove() -> None:
+        for path in new:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
     try:
         with named_if_full(made[0]), removed_if_stopped(remove):
             yield
     except BaseException:
         remove()
         raise
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def is_locked(path: Path) -> bool:
@@ -229,7 +225,7 @@ def private_folder(path: Path) -> bool:
 
 
 def part_of(path: Path) -> Path:
-    """The name under which this thread writes a file until it is whole."""
+    """Return the name under which this thread writes a file until it is whole."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 

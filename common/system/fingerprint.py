@@ -11,7 +11,7 @@ from typing import Any
 
 
 def fingerprint(part: object) -> str:
-    """SHA-256 over a part's source, what its functions captured, their defaults and globals, and its attributes.
+    """Return SHA-256 over a part's source, what its functions captured, their defaults and globals, and its attributes.
 
     Modules, and what they define, count by name: a package that a part imports may change without being noticed.
     """
@@ -22,7 +22,7 @@ def fingerprint(part: object) -> str:
 
 
 def _pieces(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """The bytes that stand for an object; what comes again is named by its place.
+    """Yield the bytes that stand for an object; what comes again is named by its place.
 
     Args:
         seen: Objects by id, kept so that no id is given again while this goes on.
@@ -61,12 +61,7 @@ def _inside(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
         yield from _all(chain.from_iterable(part.items()), seen)
     elif isinstance(part, Collection) and not isinstance(part, set | frozenset):
         yield from _all(part, seen)
-    else:
-        yield from _of_object(part, seen)
-
-
-def _of_object(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    if (state := getattr(part, "__dict__", None)) is None:
+    elif (state := getattr(part, "__dict__", None)) is None:
         yield re.sub(" at 0x[0-9a-f]+", "", repr(part)).encode()
     else:
         yield from _all((type(part), state), seen)
@@ -78,7 +73,7 @@ def _all(parts: Any, seen: dict[int, Any]) -> Iterator[bytes]:
 
 
 def _source(part: Any) -> bytes:
-    """The text of a function or class, and the compiled code of what was typed or made by ``exec``.
+    """Return the text of a function or class, and the compiled code of what was typed or made by ``exec``.
 
     Python 3.13 keeps the text of ``python -c`` as that of the file "<string>", which is also the name of the file of
     all code that ``exec`` makes: the text alone could be that of another part.
@@ -96,11 +91,11 @@ def _source(part: Any) -> bytes:
 
 
 def _compiled(code: types.CodeType) -> bytes:
-    inner = b"".join(_compiled(one) for one in code.co_consts if isinstance(one, types.CodeType))
-    plain = [_in_order(one) for one in code.co_consts if not isinstance(one, types.CodeType)]
+    inner = b"".join(_compiled(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    # The text of a set follows from hashes, which differ between processes: its members are sorted.
+    plain = [
+        sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
+        for constant in code.co_consts
+        if not isinstance(constant, types.CodeType)
+    ]
     return code.co_code + repr((plain, code.co_names, code.co_varnames)).encode() + inner
-
-
-def _in_order(constant: Any) -> Any:
-    """A constant whose text is the same in every process: that of a set follows from hashes, which differ."""
-    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant

@@ -7,7 +7,7 @@ NOT_APPLICABLE = "n/a"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Fixed decimals, ``n/a`` for what is undefined."""
+    """Format with fixed decimals, ``n/a`` for what is undefined."""
     if value is None:
         return NOT_APPLICABLE
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
@@ -22,17 +22,17 @@ def signed(value: float | None) -> str:
 
 
 def span(ends: tuple[float, float] | None) -> str:
-    """Two ends: ``"0.812–0.871"``."""
+    """Return two ends: ``"0.812–0.871"``."""
     return NOT_APPLICABLE if ends is None else "–".join(map(number, ends))
 
 
 def count(value: int | None) -> str:
-    """Thousands set apart by commas."""
+    """Format a count with commas between thousands."""
     return NOT_APPLICABLE if value is None else f"{value:,}"
 
 
 def size(byte_count: int | None) -> str:
-    """Bytes in decimal units: ``"1.5 MB"``."""
+    """Return bytes in decimal units: ``"1.5 MB"``."""
     if byte_count is None:
         return NOT_APPLICABLE
     value, units = float(byte_count), ("B", "kB", "MB", "GB", "TB")
@@ -43,7 +43,7 @@ def size(byte_count: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as ``"4.2 s"``, ``"3 min 05 s"`` or ``"2 h 07 min"``."""
+    """Format seconds as ``"4.2 s"``, ``"3 min 05 s"`` or ``"2 h 07 min"``."""
     if seconds is None:
         return NOT_APPLICABLE
     if seconds < 60:
@@ -55,23 +55,23 @@ def duration(seconds: float | None) -> str:
 
 
 def counted(amount: int, noun: str, plural: str | None = None) -> str:
-    """An amount with its noun: ``"1 site"``, ``"3 sites"``, ``"2 classes"``."""
+    """Return an amount with its noun: ``"1 site"``, ``"3 sites"``, ``"2 classes"``."""
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words in a sentence: ``"a, b and c"``."""
+    """Return words in a sentence: ``"a, b and c"``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def shortened(words: Sequence[str], most: int = 3) -> str:
-    """The first few words, the rest counted: ``"a, b, c, 2 more"``; empty without any."""
+    """Return the first few words, the rest counted: ``"a, b, c, 2 more"``; empty without any."""
     rest = len(words) - most
     return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
 
 
 def spans(rounds: Iterable[int]) -> str:
-    """Round numbers with runs drawn together: ``"3–5, 9"``."""
+    """Return round numbers with runs drawn together: ``"3–5, 9"``."""
     pieces: list[list[int]] = []
     for each in sorted(rounds):
         if pieces and each == pieces[-1][-1] + 1:

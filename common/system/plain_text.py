@@ -26,7 +26,7 @@ _UNSEEN_RANGES = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
 
 
 def is_plain(text: str) -> bool:
-    """Whether every character can be seen and none moves the cursor or turns the direction of writing.
+    """Return whether every character can be seen and none moves the cursor or turns the direction of writing.
 
     Controls (C0, C1, escape, line feeds), format characters (bidirectional, zero-width), surrogates, private use,
     unassigned code points, line and paragraph separators are not plain. Spaces of every width are.
@@ -41,19 +41,16 @@ def _plain(character: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """The text with every character that is not plain written out, as Python writes it; the length is not bounded."""
-    return text if is_plain(text) else "".join(one if _plain(one) else _written_out(one) for one in text)
-
-
-def _written_out(character: str) -> str:
-    named = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
-    code = ord(character)
-    wide = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return named.get(character, wide)
+    """Write out every character that is not plain, as Python does; the length is not bounded."""
+    return (
+        text
+        if is_plain(text)
+        else "".join(letter if _plain(letter) else letter.encode("unicode_escape").decode("ascii") for letter in text)
+    )
 
 
 def shown(text: str, most: int = MOST_WORDS) -> str:
-    """Words of somebody else on one line: escaped, and cut to ``most`` characters with a note of how much was cut.
+    """Show somebody else's words on one line: escaped, and cut to ``most`` characters with a note of the cut.
 
     A text that was shown once stays as it is.
     """
@@ -72,7 +69,7 @@ def _cut(characters: int) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Words of somebody else that may have several lines: each shown, those after the first indented.
+    """Return words of somebody else that may have several lines: each shown, those after the first indented.
 
     At most :data:`MOST_LINES` lines are kept, with a note of how much was cut.
     """
@@ -84,13 +81,13 @@ def shown_lines(text: str) -> str:
 
 
 def hanging(text: str) -> str:
-    """The text with each line after the first indented, where it is not already."""
+    """Return the text with each line after the first indented, where it is not already."""
     first, *others = text.split("\n")
     return "\n".join([first, *(one if one.startswith(HANGING) else f"{HANGING}{one}" for one in others)])
 
 
 def at_terminal(text: str) -> str:
-    """Any text on its way to a terminal, the last line of defence: no character of it acts on the terminal.
+    """Make any text safe for a terminal, as the last line of defence: no character of it acts on the terminal.
 
     Line feeds stay, because our own texts have them.
     """
@@ -98,7 +95,7 @@ def at_terminal(text: str) -> str:
 
 
 def in_page(value: object) -> object:
-    """A value on its way into a page, for a template's ``finalize``: as :func:`at_terminal` has it.
+    """Make a value safe for a page, as :func:`at_terminal` does; for a template's ``finalize``.
 
     What is markup already (our own style sheet and figures) stays as it is.
     """
@@ -106,16 +103,15 @@ def in_page(value: object) -> object:
 
 
 def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False) -> str:
-    r"""JSON in which non-ASCII letters stand as they are and every character that is not plain as ``\u....``.
+    r"""Return JSON in which non-ASCII letters stand as they are and every character that is not plain as ``\u....``.
 
     ``json`` alone leaves C1 controls, bidirectional marks and line separators raw.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan, indent=indent)
     if is_plain(text.replace("\n", "")):
         return text
-    return "".join(one if one == "\n" or _plain(one) else _in_json(one) for one in text)
-
-
-def _in_json(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 0x10000 else json.dumps(character)[1:-1]  # as two surrogates
+    # json.dumps writes a character beyond 16 bits as two surrogates, and leaves DEL alone.
+    return "".join(
+        letter if letter == "\n" or _plain(letter) else "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]
+        for letter in text
+    )

@@ -49,7 +49,7 @@ def _log_as(form: LogForm) -> LogForm:
 
 
 def log_form() -> LogForm:
-    """The form that the present command was asked for; text where it has no such option."""
+    """Return the form that the present command was asked for; text where it has no such option."""
     return _log_form[0]
 
 
@@ -87,7 +87,7 @@ class PlainConsole(Console):
 
 
 def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
-    """A program as all three are: commands that teach by example, ``--version``, shell completion.
+    """Return a program as all three are: commands that teach by example, ``--version``, shell completion.
 
     Args:
         name: As it is typed.
@@ -146,7 +146,7 @@ class _Lossy(io.FileIO):
 
 
 def _lossy(stream: Any, descriptor: int) -> Any:
-    """The stream, where it is the process's own, without errors; one that somebody put in its place stays."""
+    """Return the stream, where it is the process's own, without errors; one that somebody put in its place stays."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.reconfigure(errors="replace")  # in a locale without our signs
@@ -185,7 +185,7 @@ def _lossy_streams(*, prints_result: bool) -> Iterator[None]:
 
 
 def _lost_of(stream: Any) -> str:
-    """Why something of a stream was lost; empty where nothing was."""
+    """Return why something of a stream was lost; empty where nothing was."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     if not isinstance(raw, _Lossy):
         return ""
@@ -247,7 +247,7 @@ def _last_word(kind: str, text: str) -> None:
 
 
 def teller(console: Console) -> Callable[[str], None]:
-    """Prints one line an event, with date, time and zone; the same at a terminal and in a container's log.
+    """Return a function that prints one line an event, with date, time and zone.
 
     With ``--log-format json`` a line is an object with ``time``, ``level`` and ``message``.
 
@@ -266,7 +266,7 @@ def teller(console: Console) -> Callable[[str], None]:
 
 
 def progress_form(asked: ProgressForm, console: Console) -> ProgressForm:
-    """How progress is shown: ``auto`` is a bar on a terminal, and lines elsewhere; a quiet console shows none.
+    """Return how progress is shown: ``auto`` is a bar on a terminal, and lines elsewhere; a quiet console shows none.
 
     Raises:
         BadInput: If a bar is asked for where there is no terminal.
@@ -282,7 +282,7 @@ def progress_form(asked: ProgressForm, console: Console) -> ProgressForm:
 
 
 def json_teller(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
-    """Writes one JSON object a line, at once; its first field is ``time``, as :func:`moment` has it."""
+    """Return a function that writes one JSON object a line, at once; its first field is ``time``."""
 
     def tell(fields: Mapping[str, Any]) -> None:
         file.write(json_text({"time": moment(), **fields}) + "\n")
@@ -292,5 +292,5 @@ def json_teller(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
 
 
 def moment() -> str:
-    """The present local time with the zone's offset, ISO 8601 to the second."""
+    """Return the present local time with the zone's offset, ISO 8601 to the second."""
     return dt.datetime.now().astimezone().isoformat(timespec="seconds")

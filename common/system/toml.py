@@ -88,7 +88,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _toml_remedy(error: str, lines: Sequence[str]) -> str:
-    """What to write instead: by the line that the parser stopped in, else by what the parser says."""
+    """Return what to write instead: by the line that the parser stopped in, else by what the parser says."""
     place = re.search(r"at line (\d+)", error)
     line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
     by_line = (remedy for pattern, remedy in _LINE_REMEDIES.items() if re.search(pattern, line))
@@ -131,66 +131,63 @@ def explained(error: ValidationError, root: type[BaseModel], file_name: str, ext
         root: The model that the whole file must fit.
         extra: Keys that the file may have beside those of ``root``.
     """
-    return [_explain(dict(one), root, file_name, extra) for one in error.errors(include_url=False)]
+    return [_explain(dict(fault), root, file_name, extra) for fault in error.errors(include_url=False)]
 
 
 def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
-    """A value as TOML: JSON's strings, numbers and lists are TOML's too, but for one character."""
+    """Return a value as TOML: JSON's strings, numbers and lists are TOML's too, but for one character."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
 
 
-def in_words(one: Mapping[str, Any]) -> str:
-    """What pydantic found wrong with a value, as the person says it who wrote the file; with what came instead."""
-    kind, context = one["type"], one.get("ctx", {})
+def error_text(error: Mapping[str, Any]) -> str:
+    """Say what is wrong with a value, by pydantic's error, in the words of a person who wrote the file."""
+    kind, context = error["type"], error.get("ctx", {})
     if kind in _WITHOUT_VALUE:
         return _WITHOUT_VALUE[kind]
     if kind == "json_invalid":
         return f"is not valid JSON: {context['error']}."
     if kind == "string_pattern_mismatch":
-        said = _PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
+        problem = _PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
     elif kind in _EXPECTED:
-        said = _EXPECTED[kind]
+        problem = _EXPECTED[kind]
     else:
-        said = one["msg"].removeprefix("Value error, ").rstrip(".")
-        said = re.sub("^Input should ", "must ", said)
-        if kind == "value_error" and (isinstance(one.get("input"), Mapping) or "got " in said or '"' in said):
-            return f"{said}."  # about a whole table, or with what came in it
-    return f"{said}; got {came(one.get('input'))}."
+        problem = error["msg"].removeprefix("Value error, ").rstrip(".")
+        problem = re.sub("^Input should ", "must ", problem)
+        if kind == "value_error" and (isinstance(error.get("input"), Mapping) or "got " in problem or '"' in problem):
+            return f"{problem}."  # about a whole table, or with what came in it
+    return f"{problem}; got {value_text(error.get('input'))}."
 
 
-def came(value: Any) -> str:
-    """A value of a file as it would stand there, cut after a line's length."""
+def value_text(value: Any) -> str:
+    """Write a value as it would stand in the file, cut after a line's length."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _explain(one: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:
-    steps = [str(step) for step in one["loc"]]
+def _explain(error: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:
+    steps = [str(step) for step in error["loc"]]
     table, keys, kinds = _followed(root, steps)
     where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
-    if one["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden":
         known = (*table, *(extra if len(steps) == 1 else ()))
         remedy = did_you_mean(steps[-1], known) or f"Known: {quoted(known)}."
-        return Fault(where, in_words(one), remedy)
-    if one["type"].startswith("union_tag"):
+        return Fault(where, error_text(error), remedy)
+    if error["type"].startswith("union_tag"):
         expected = f"Expected one of {quoted(sorted(kinds))}."
-        near = did_you_mean(str(one["input"].get("kind", "")), kinds) if isinstance(one.get("input"), dict) else ""
-        return Fault(f"{where}.kind", f"is {_tag(one)}.", " ".join(part for part in (near, expected) if part))
-    return Fault(where, in_words(one), near_literal(one))
+        value = error.get("input")
+        near = did_you_mean(str(value.get("kind", "")), kinds) if isinstance(value, dict) else ""
+        kind = json.dumps(value["kind"]) if isinstance(value, dict) and "kind" in value else "missing"
+        return Fault(f"{where}.kind", f"is {kind}.", f"{near} {expected}".strip())
+    return Fault(where, error_text(error), near_literal(error))
 
 
-def near_literal(one: Mapping[str, Any]) -> str:
+def near_literal(error: Mapping[str, Any]) -> str:
     """Suggest the nearest of many allowed words; of few, none is suggested."""
-    if one["type"] != "literal_error" or not isinstance(one.get("input"), str):
+    if error["type"] != "literal_error" or not isinstance(error.get("input"), str):
         return ""
-    options = re.findall("'([^']*)'", str(one["ctx"]["expected"]))
-    return did_you_mean(one["input"], options) if len(options) > _SEEN_AT_A_GLANCE else ""
-
-
-def _tag(one: Mapping[str, Any]) -> str:
-    value = one.get("input")
-    return json.dumps(value.get("kind")) if isinstance(value, dict) and "kind" in value else "missing"
+    options = re.findall("'([^']*)'", str(error["ctx"]["expected"]))
+    return did_you_mean(error["input"], options) if len(options) > _SEEN_AT_A_GLANCE else ""
 
 
 def _followed(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
@@ -216,7 +213,7 @@ def _followed(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, .
 
 
 def _models(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
-    """The models in an annotation, also inside unions and optional values."""
+    """Yield the models in an annotation, also inside unions and optional values."""
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation

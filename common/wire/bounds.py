@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from common.metrics.plugin import MOST
+from common.metrics.auroc import MOST
 from common.plugins import MOST_METRICS
 from common.system.plain_text import is_plain, shown, shown_lines
 from common.wire.errors import WireError

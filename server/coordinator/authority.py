@@ -17,8 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import BadInput, Fault
 from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret
-from common.system.before_start import date_faults
 from common.system.files import write_atomically
+from common.system.preflight import date_faults
 from server.coordinator.folder import Coordinator
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397

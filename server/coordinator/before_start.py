@@ -4,7 +4,7 @@ from pathlib import Path
 
 from common.config import ExperimentFile
 from common.errors import Fault, quoted, stop_on
-from common.system.before_start import flower_faults, place_faults, port_faults
+from common.system.preflight import flower_faults, place_faults, port_faults
 from server.coordinator.admission import members
 from server.coordinator.authority import certificate_faults
 from server.coordinator.control_socket import takes_connections

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.errors import Fault, stop_on
 from common.security.identity import checked_name
-from common.system.files import private_folder, whole_or_nothing
+from common.system.files import atomic_outputs, private_folder
 from common.system.toml import validated
 from server.coordinator.admission import members, write_kit
 from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_authority
@@ -31,7 +31,7 @@ def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, p
     stop_on(_faults(folder, name, hosts))
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
     coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
-    with whole_or_nothing(folder, coordinator.authority, folder / FILE):
+    with atomic_outputs(folder, coordinator.authority, folder / FILE):
         private_folder(folder)
         make_authority(coordinator)
         issue_server_certificate(coordinator)

@@ -11,8 +11,7 @@ import torch
 
 from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet, Splits
-from common.data.external_test import external_images
-from common.data.load import load
+from common.data.load import external_images, load
 from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
 from common.system.files import private_folder, remove_parts

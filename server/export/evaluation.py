@@ -14,11 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from common.data.base.image_set import ImageSet, Skipped, are_known, joined
-from common.data.base.spec import NpzSpec
-from common.data.base.spec_tables import FolderSpec
-from common.data.external_test import refuse_other_classes
+from common.data.base.spec import FolderSpec, NpzSpec
 from common.data.images.reading import IN_MEMORY
-from common.data.load import load
+from common.data.load import load, refuse_other_classes
 from common.data.sources.npz import load_npz_test
 from common.data.sources.npz_file import read_headers
 from common.data.tables.csv import Columns

@@ -20,11 +20,11 @@ from common.data.base.image_set import ImageSet
 from common.data.load import load
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.models.inference import probabilities
-from common.models.low_rank import merge
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
+from common.models.trained import merge
 from common.models.zoo.spec import ModelSpec
-from common.system.files import part_of, taken, whole_or_nothing, write_atomically
+from common.system.files import atomic_outputs, part_of, taken, write_atomically
 from server.export.pictures import read_pictures
 from server.export.prediction import form_for
 from server.export.preflight import ExportFormat, data_of_experiment, file_of
@@ -97,7 +97,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     merge(network.backbone)
     model = FromPixels(network).eval().requires_grad_(False)
     part = part_of(destination)
-    with whole_or_nothing(destination, part):
+    with atomic_outputs(destination, part):
         run = _WRITERS[form](model, metadata(saved), part)
         worst = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays
         if not worst <= TOLERANCE:

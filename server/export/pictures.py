@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.images.reading import NO_PICTURE, PICTURES, ImageForm, decode_all, head_of, is_picture
-from common.data.sources.npz_checks import size_faults
+from common.data.sources.npz import size_faults
 from common.data.sources.npz_file import opened_npz, read_headers
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.files import is_file

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from common.data.base.decoded_size import LARGEST_MB
-from common.data.base.spec_base import Axis, Frame, LargestMb, Rendering, Resize, Window
+from common.data.base.spec import Axis, Frame, LargestMb, Rendering, Resize, Window
 from common.data.images.pixels import Pixels, channels_first
 from common.data.images.reading import ImageForm
 from common.errors import BadInput, stop_on
-from common.models.gpu.placement import on_device
+from common.models.gpu import on_device
 from common.models.inference import scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model

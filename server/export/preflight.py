@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.data.base.spec import DataSpec, NpzSpec
-from common.data.base.spec_base import Axis, Frame, Rendering, Window
-from common.data.sources.npz_checks import key_faults
+from common.data.base.spec import Axis, DataSpec, Frame, NpzSpec, Rendering, Window
+from common.data.sources.npz import key_faults
 from common.data.sources.npz_file import Header, read_headers
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on

@@ -17,7 +17,7 @@ from common.data.images.pixels import pixels_of
 from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd, mean_metrics, per_class, summarise
 from common.metrics.multi_class import multi_class
 from common.models.files import DESCRIPTION
-from common.models.gpu.placement import on_device
+from common.models.gpu import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model

@@ -19,19 +19,17 @@ from common.metrics.auroc import (
     ClassMetrics,
     Summary,
     mean_metrics,
+    metrics_of,
     per_class,
     summarise,
 )
 from common.metrics.bootstrap import auroc_intervals
+from common.metrics.calibration import operating_points, quality
 from common.metrics.measured import LARGEST_ERROR, Measured
 from common.metrics.multi_class import multi_class
-from common.metrics.operating_points import operating_points
-from common.metrics.plugin import metrics_of
-from common.metrics.pooled import PooledClass, SitesHistogram, pooled, summed
-from common.metrics.quality import quality
+from common.metrics.pooled import PooledClass, SiteSample, SitesHistogram, pooled, site_sample, summed
 from common.metrics.score_histograms import ScoreHistogram, score_histogram
-from common.metrics.site_sample import SiteSample, site_sample
-from common.models.gpu.placement import on_device
+from common.models.gpu import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import save_model

@@ -11,12 +11,11 @@ from flwr.serverapp import Grid
 
 from common.config import Experiment, plan_of
 from common.contract import LabelContract
-from common.data.external_test import refuse_other_classes
+from common.data.load import refuse_other_classes
 from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
-from common.models.frozen import FrozenPart, built_frozen
 from common.models.network import SplitNetwork, build
-from common.models.state import layout_of, read_state
+from common.models.state import FrozenPart, built_frozen, layout_of, read_state
 from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
 from server.federation.accounting import Books
 from server.federation.benefit import asked_benefits

@@ -10,8 +10,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.markers import TICKDOWN, TICKLEFT
 from matplotlib.transforms import Affine2D, Transform
 
-from common.metrics.calibration import Calibration, Decisions
-from common.metrics.curves import RankingCurve, wilson
+from common.metrics.calibration import Calibration, Decisions, RankingCurve, wilson
 from server.reporting.svg import BLUE, INK, PAPER, RULE, VERMILION, canvas, inline, theme
 
 COLUMNS, MOST = 5, 25

@@ -6,7 +6,7 @@ import numpy as np
 
 from common.metrics.auroc import Summary
 from common.metrics.benefit import WORDS as SITE_MODELS
-from common.metrics.curves import wilson
+from common.metrics.calibration import wilson
 from common.metrics.measured import figure
 from common.system.formatting import (
     NOT_APPLICABLE,

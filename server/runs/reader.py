@@ -13,7 +13,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.metrics.auroc import ClassMetrics, Summary
 from common.metrics.benefit import Benefit
 from common.metrics.multi_class import ClientAccuracy, RoundAccuracy
-from common.system.toml import in_words
+from common.system.toml import error_text
 
 SAMPLES = "samples.json"
 
@@ -303,6 +303,6 @@ def _parsed(record: type[_R], text: str, where: str) -> _R:
         return record.model_validate_json(text)
     except ValidationError as error:
         each = error.errors(include_url=False)
-        places = [(".".join(map(str, one["loc"])) or "the whole file", in_words(dict(one))) for one in each]
+        places = [(".".join(map(str, one["loc"])) or "the whole file", error_text(dict(one))) for one in each]
         remedy = "Was it written by this program and left as it was?"
         raise BadInput(Fault(f"{where}: {place}", said, remedy) for place, said in places) from None

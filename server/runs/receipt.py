@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.plugins import PluginStamp
-from common.security.audit import Audit, Entry
-from common.security.audit_check import check
+from common.security.audit import Audit, Entry, check
 from common.security.signatures import CHAINED
 from common.system.files import write_atomically
 from common.wire.records import TrainReply

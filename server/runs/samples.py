@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from common.config import Experiment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.data.images.thumbnails import png
+from common.data.images.reading import png
 from common.metrics.score_histograms import THRESHOLD
-from common.models.gpu.placement import on_device
+from common.models.gpu import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.system.files import write_atomically

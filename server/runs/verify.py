@@ -22,8 +22,7 @@ from common.models.saved import load_model, read_description
 from common.models.state import Layout, ModelState, layout_of, read_state, state_sha256
 from common.plugins import stamp_of
 from common.security.audit import FILE as AUDIT
-from common.security.audit import Audit, Entry
-from common.security.audit_check import check
+from common.security.audit import Audit, Entry, check
 from common.security.authorship import check_authorship
 from common.system.formatting import listed
 from common.wire.canonical_bytes import of_bytes, record_sha256

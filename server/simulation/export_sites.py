@@ -10,7 +10,7 @@ from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault, stop_on
 from common.simulation import images_of
-from common.system.files import whole_or_nothing, write_atomically
+from common.system.files import atomic_outputs, write_atomically
 from common.system.toml import toml_text
 from server.simulation.simulate import checked
 
@@ -31,7 +31,7 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
     folders = [out / one.site for one in data.parts]
     taken = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
     stop_on([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in taken])
-    with whole_or_nothing(out, *folders):
+    with atomic_outputs(out, *folders):
         for index, (one, folder) in enumerate(zip(data.parts, folders, strict=True)):
             folder.mkdir(parents=True, exist_ok=True)
             site = images_of(data, index, "no")

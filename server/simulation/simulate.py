@@ -13,11 +13,11 @@ from rich.console import Console
 from common.config import Experiment, ExperimentFile, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.base.spec import DataSpec
-from common.data.external_test import external_faults, external_images, refuse_other_classes
+from common.data.load import external_faults, external_images, refuse_other_classes
 from common.data.load import faults as data_faults
 from common.data.partition.partition import partition_faults
 from common.errors import BadInput, Fault, stop_on
-from common.models.gpu.data_parallel import shows, visible_gpus
+from common.models.gpu import shows, visible_gpus
 from common.models.inference import Precision
 from common.models.network import model_faults
 from common.models.saved import load_model

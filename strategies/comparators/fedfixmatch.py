@@ -4,7 +4,7 @@ Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency an
 
 The paper's: cross-entropy of a weakly augmented view where there is a label (eq. 3); where there is none, what the
 model says of the weak view, if surely enough, is the label of a strongly augmented view (eq. 4), RandAugment and
-Cutout as in :mod:`common.data.augmentation.strong`; no gradient through the pseudo-label; the sum of both terms, the
+Cutout as in :mod:`common.data.images.augmentation`; no gradient through the pseudo-label; the sum of both terms, the
 second weighted. The second is divided by all unlabelled entries, also those that were not sure.
 
 Ours, for several labels an image of which a site annotates some: labelled or not is an entry, not an image. The entries
@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.data.augmentation.strong import strongly_augmented
+from common.data.images.augmentation import strongly_augmented
 from common.models.network import SplitNetwork
 from strategies.base.method import Parameters, Weighting
 from strategies.local.losses import Loss, known_entries, positive_weights

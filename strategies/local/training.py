@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from common.config import TrainingSection
-from common.data.augmentation.spec import AugmentationSpec
-from common.data.augmentation.weak import augment
 from common.data.base.image_set import ImageSet
+from common.data.base.spec import AugmentationSpec
+from common.data.images.augmentation import augment
 from common.data.images.pixels import Pixels
 from common.metrics.auroc import mean_auroc
-from common.models.gpu.data_parallel import is_data_parallel
-from common.models.gpu.graph import replayed
+from common.models.gpu import is_data_parallel, replayed
 from common.models.inference import Precision, autocast, label_matrix, logits_of, probabilities
 from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.data.augmentation.spec import AugmentationSpec
-from common.data.augmentation.weak import DRAWS, changed
+from common.data.base.spec import AugmentationSpec
+from common.data.images.augmentation import DRAWS, changed
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
 from strategies.local.training import Batch, Exercise, Losses

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.errors import BadInput, Fault
-from common.models.gpu.data_parallel import on_first_gpu
+from common.models.gpu import on_first_gpu
 from common.models.network import SplitNetwork
 from strategies.privacy.secret_draws import DROPOUT, SecretDropout
 

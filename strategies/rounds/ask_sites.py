@@ -13,8 +13,7 @@ from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
 from common.contract import LabelContract
-from common.models.frozen import FrozenPart
-from common.models.state import Layout, ModelState
+from common.models.state import FrozenPart, Layout, ModelState
 from common.wire.records import Arrays
 from strategies.base.aggregator import longest_update
 from strategies.base.callbacks import Callbacks

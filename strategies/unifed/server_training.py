@@ -9,11 +9,10 @@ import numpy as np
 from common.config import Plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import pixels_of
-from common.models.frozen import FrozenPart
-from common.models.gpu.placement import on_device
+from common.models.gpu import on_device
 from common.models.head import Head
 from common.models.network import SplitNetwork, build, unfreeze
-from common.models.state import ModelState, read_state, write_state
+from common.models.state import FrozenPart, ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from strategies.aggregation.interpolation import mixed
 from strategies.aggregation.server_optimizer import Moments

@@ -32,7 +32,7 @@ from client.site.site import Site
 from common.config import plan_of
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
-from common.data.sources.phantom import PHANTOM_CLASSES, phantoms
+from common.data.sources.built_in import PHANTOM_CLASSES, phantoms
 from common.wire.codec import field_names
 from strategies.registry import statistics_sent
 

@@ -16,9 +16,8 @@ from torch import nn
 from client.gate.first_model import ABSOLUTE
 from client.site.site import Site
 from common.config import Plan
-from common.models.frozen import FrozenPart
 from common.models.network import build
-from common.models.state import ModelState, read_state
+from common.models.state import FrozenPart, ModelState, read_state
 from common.plugins import MODELS, PLUGIN, offered, stamp_of
 from common.wire.codec import encode
 from common.wire.flower_objects import act_as

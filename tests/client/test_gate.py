@@ -17,8 +17,7 @@ from client.site.settings import read_settings
 from client.site.site import Site
 from common.config import Plan
 from common.errors import BadInput
-from common.security.audit import Audit
-from common.security.audit_check import check
+from common.security.audit import Audit, check
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.errors import WireError

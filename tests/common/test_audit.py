@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.security import audit
-from common.security.audit import Audit, files
-from common.security.audit_check import check
+from common.security.audit import Audit, check, files
 
 ENTRIES = 6
 ROOT = Path(__file__).parents[2]

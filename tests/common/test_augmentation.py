@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.data.augmentation.spec import AugmentationSpec
-from common.data.augmentation.weak import augment, changed
+from common.data.base.spec import AugmentationSpec
+from common.data.images.augmentation import augment, changed
 
 SURGICAL = AugmentationSpec(rotation=0.2, horizontal_flip=True, zoom=0.5, contrast=0.75)
 FEDMLP_WEAK = AugmentationSpec(rotation=10 / 360, translate=0.02, horizontal_flip=True)

@@ -15,9 +15,9 @@ from common.metrics.calibration import (
     decisions,
     pooled_calibration,
     pooled_decisions,
+    quality,
 )
 from common.metrics.pooled import pooled, summed
-from common.metrics.quality import quality
 from common.metrics.score_histograms import score_histogram
 
 Floats = NDArray[np.floating]

@@ -17,8 +17,7 @@ from common.config import (
     read_experiment,
     read_tables,
 )
-from common.data.augmentation.spec import AugmentationSpec
-from common.data.base.spec import DataSpec
+from common.data.base.spec import AugmentationSpec, DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve, roc_curve
 
-from common.metrics.curves import POINTS, curve_of, wilson
+from common.metrics.calibration import POINTS, curve_of, wilson
 from common.metrics.score_histograms import EDGES, bins_of, score_histogram
 
 Values = NDArray[np.float64]

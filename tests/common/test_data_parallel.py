@@ -10,16 +10,16 @@ from torch import Tensor, nn
 import strategies.rounds.strategy
 from client.training import network_cache
 from common.errors import BadInput
-from common.models.gpu import data_parallel
-from common.models.gpu.data_parallel import (
-    NAME,
+from common.models import gpu
+from common.models.gpu import (
+    PARALLEL,
     SMALLEST_PART,
     DataParallelBackbone,
+    features_through,
     is_data_parallel,
     on_first_gpu,
     use_gpus,
 )
-from common.models.gpu.placement import features_through
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.zoo.spec import ModelSpec
 from server.simulation import simulate
@@ -47,8 +47,8 @@ class Calls(DataParallelBackbone):
 @pytest.fixture(autouse=True)
 def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the first GPUs be this CPU, as often."""
-    monkeypatch.setattr(data_parallel, "first_gpus", lambda gpus: (CPU,) * gpus)
-    monkeypatch.setattr(data_parallel, "DataParallelBackbone", Calls)
+    monkeypatch.setattr(gpu, "first_gpus", lambda gpus: (CPU,) * gpus)
+    monkeypatch.setattr(gpu, "DataParallelBackbone", Calls)
     monkeypatch.setattr(Calls, "divided", 0)
 
 
@@ -110,7 +110,7 @@ def test_a_batch_too_small_goes_through_one() -> None:
 
 def test_what_lies_elsewhere_goes_through_the_backbone_itself() -> None:
     of = network()
-    of.backbone.__dict__[NAME] = DataParallelBackbone((torch.device("cuda", 0), torch.device("cuda", 1)))
+    of.backbone.__dict__[PARALLEL] = DataParallelBackbone((torch.device("cuda", 0), torch.device("cuda", 1)))
     assert of(images(8)).shape == (8, 2)
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from client.training import network_cache
-from common.models.gpu import graph as gpu
-from common.models.gpu.graph import BackboneGraph, replayed
-from common.models.gpu.placement import features_through, on_device
+from common.models import gpu
+from common.models.gpu import BackboneGraph, features_through, on_device, replayed
 from strategies.local import training
 from tests.federations import federation
 
@@ -78,7 +77,7 @@ def steps(backbone: nn.Module, sizes: list[int], views: int = 1) -> list[Tensor]
 def same_as_without(backbone: nn.Module, sizes: list[int], views: int = 1) -> None:
     """The gradients of an epoch, and the running means after it, are those of a backbone without graphs."""
     plain = copy.deepcopy(backbone)
-    plain.__dict__.pop(gpu.NAME, None)
+    plain.__dict__.pop(gpu.REPLAY, None)
     expected = []
     for n in sizes:
         plain.zero_grad()
@@ -157,7 +156,7 @@ def test_a_copy_has_no_graph(graphs: Graphs) -> None:
         begin_step()
         features_through(other, images())
     assert graphs.runs == before
-    assert isinstance(other.__dict__[gpu.NAME], BackboneGraph)
+    assert isinstance(other.__dict__[gpu.REPLAY], BackboneGraph)
 
 
 def test_what_cannot_be_recorded_is_trained_as_ever(graphs: Graphs) -> None:
@@ -175,13 +174,13 @@ def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
     backbone.requires_grad_(False)
     with replayed(backbone, GPU, "float32") as begin_step:
         begin_step()
-    assert gpu.NAME not in backbone.__dict__
+    assert gpu.REPLAY not in backbone.__dict__
 
 
 def test_what_makes_a_gpu_exact_leaves_torch_s_settings_as_they_belong_together() -> None:
     program = """
 import torch
-from common.models.gpu.placement import be_exact
+from common.models.gpu import be_exact
 be_exact()
 with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # as torch.export does
     pass

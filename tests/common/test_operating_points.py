@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import precision_score, recall_score
 
-from common.metrics.operating_points import operating_points
+from common.metrics.calibration import operating_points
 from common.metrics.score_histograms import BINS, EDGES, ScoreHistogram, score_histogram
 
 Values = NDArray[np.float64]

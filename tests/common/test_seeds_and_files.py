@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
 def test_a_program_that_is_being_stopped_begins_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = list[float]()
     monkeypatch.setattr(stopping, "_ending", threading.Event())
-    monkeypatch.setattr(stopping.time, "sleep", waited.append)
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(sleep=waited.append))  # other threads sleep as ever
     write_atomically(tmp_path / "one", b"")
     assert not waited
     stopping._ending.set()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.metrics.site_sample import site_sample
+from common.metrics.pooled import site_sample
 
 
 def test_the_interval_of_one_class_is_students_with_cochrans_correction() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.data.augmentation.strong import CHANGES, GREY, strongly_augmented, strongly_changed
+from common.data.images.augmentation import CHANGES, GREY, strongly_augmented, strongly_changed
 
 NAMES = [change.__name__.removeprefix("_") for change in CHANGES]
 

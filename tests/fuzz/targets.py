@@ -34,11 +34,8 @@ from client.connection.pending_message import InHand
 from client.site.memory import Memory, MemoryFolder
 from client.site.settings import open_site, read_settings
 from common.config import read_experiment
-from common.data.base.spec import NpzSpec
-from common.data.base.spec_base import Rendering
-from common.data.base.spec_tables import FolderSpec
-from common.data.images.frame_size import decoder_tables, frame_size, plane_size
-from common.data.images.headers import DicomHead, dicom_heads
+from common.data.base.spec import FolderSpec, NpzSpec, Rendering
+from common.data.images.headers import DicomHead, decoder_tables, dicom_heads, frame_size, plane_size
 from common.data.images.reading import ImageForm, decode_all
 from common.data.load import load
 from common.data.sources.folder import open_folder

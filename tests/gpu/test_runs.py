@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from common.models.gpu import data_parallel
+from common.models import gpu
 from server.simulation import simulate
 from strategies.registry import STRATEGIES
 from tests.federations import DIGITS, federation
@@ -109,7 +109,7 @@ def test_a_site_over_several_gpus_ends_in_the_same_bits_twice_and_learns_as_on_o
     overrides = (*(CASES.get(name) or ("run.rounds=4", *MORE[name])), "model.norm=group")
     one = federation(tmp_path, *overrides, out="one")
     monkeypatch.setattr(simulate, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(data_parallel, "first_gpus", devices)
+    monkeypatch.setattr(gpu, "first_gpus", devices)
     several = f"simulation.gpus_per_site={gpus}"
     two, again = (federation(tmp_path, *overrides, several, out=out) for out in ("two", "again"))
     assert two["model_sha256"] == again["model_sha256"]

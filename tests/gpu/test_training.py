@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from common.config import TrainingSection
-from common.data.augmentation.spec import AugmentationSpec
-from common.models.gpu import graph as gpu
-from common.models.gpu.graph import NAME, BackboneGraph
-from common.models.gpu.placement import features_through, on_device
+from common.data.base.spec import AugmentationSpec
+from common.models import gpu
+from common.models.gpu import BackboneGraph, features_through, on_device
 from common.models.network import MemoryFormat, SplitNetwork, build, in_format, unfreeze
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
@@ -117,7 +116,7 @@ def test_equal_work_gives_equal_bits_with_graphs_and_without(
     without, again = (trained(architecture, "cuda", precision=precision)[0] for _ in range(2))
     eager.setattr(gpu, "RECORD_AFTER", 3)
     replayed, network = trained(architecture, "cuda", precision=precision)
-    assert network.backbone.__dict__[NAME]._recorded is not None
+    assert network.backbone.__dict__[gpu.REPLAY]._recorded is not None
     assert equal(without, again), "without graphs, twice"
     assert equal(without, replayed), f"with graphs: apart by {apart(replayed, without)}"
 
@@ -147,7 +146,7 @@ def test_a_graph_is_recorded_once_for_all_rounds_and_heads(recordings: list[tupl
     assert recordings == [(BATCH, 1, 64, 64)]
     state = read_state(network)
     write_state(network, trunk=state.trunk, norm=state.norm, head=state.head)  # as the next round does
-    replay: BackboneGraph = network.backbone.__dict__[NAME]
+    replay: BackboneGraph = network.backbone.__dict__[gpu.REPLAY]
     replay.begin_epoch(network.backbone, "auto")
     assert replay._recorded is not None
 
@@ -158,7 +157,7 @@ def test_a_copy_of_a_network_does_not_write_into_the_graph_of_the_first(recordin
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    assert other.backbone.__dict__[NAME]._recorded is None
+    assert other.backbone.__dict__[gpu.REPLAY]._recorded is None
     assert float(read_state(network).trunk.std()) > 0
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.bootstrap import Intervals
-from common.metrics.calibration import Decisions
-from common.metrics.quality import Quality
-from common.metrics.site_sample import SiteSample
+from common.metrics.calibration import Decisions, Quality
+from common.metrics.pooled import SiteSample
 from server.reporting.run_claims import FEW, NAMED, limits, run_result
 from server.reporting.run_report import write_run_report
 from server.runs.reader import RoundLine, Run, RunSummary, read_run

@@ -12,11 +12,10 @@ from scipy.stats import binomtest
 
 from common.metrics.auroc import GLOBAL_MODEL, Summary, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
+from common.metrics.calibration import OperatingPoint, operating_points, quality
 from common.metrics.measured import Measured
 from common.metrics.multi_class import multi_class
-from common.metrics.operating_points import OperatingPoint, operating_points
 from common.metrics.pooled import pooled, summed
-from common.metrics.quality import quality
 from common.metrics.score_histograms import score_histogram
 from server.reporting.run_claims import limits
 from server.reporting.run_report import mean_of_sites, write_run_report

@@ -15,8 +15,7 @@ from flwr.app import Message, RecordDict
 
 from common.config import ExperimentFile, Plan
 from common.errors import BadInput
-from common.security.audit import Audit
-from common.security.audit_check import check
+from common.security.audit import Audit, check
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.records import (

@@ -12,9 +12,8 @@ import client.training.model_and_images as site_side
 from client.site.frozen_parts import FrozenParts
 from client.training import network_cache
 from common.errors import BadInput
-from common.models.frozen import FrozenPart, built_frozen
 from common.models.saved import load_model
-from common.models.state import ModelState, read_state
+from common.models.state import FrozenPart, ModelState, built_frozen, read_state
 from common.wire.codec import decode
 from common.wire.errors import WireError
 from common.wire.records import EvaluateRequest, TrainReply, TrainRequest

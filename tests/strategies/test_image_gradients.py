@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import TrainingSection
-from common.data.augmentation.spec import AugmentationSpec
+from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.zoo.spec import ModelSpec

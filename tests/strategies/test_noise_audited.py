@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from common.config import TrainingSection
-from common.data.augmentation.spec import AugmentationSpec
+from common.data.base.spec import AugmentationSpec
 from common.models.network import SplitNetwork
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import loss_for

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import nn
 
 from common.config import PrivacySection, TrainingSection
-from common.data.augmentation.spec import AugmentationSpec
+from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.state import Head, read_state

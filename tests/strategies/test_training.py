@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.config import TrainingSection
-from common.data.augmentation.spec import AugmentationSpec
+from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models import inference
 from common.models.network import SplitNetwork, build

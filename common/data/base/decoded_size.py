@@ -20,12 +20,12 @@ SHARE_OF_MEMORY = 0.75
 
 
 def largest_picture(largest_mb: int = LARGEST_MB) -> int:
-    """Bytes that one decoded picture may take, with what its decoder needs beside it."""
+    """Return bytes that one decoded picture may take, with what its decoder needs beside it."""
     return largest_mb << 20
 
 
 def largest_content(size: int, largest_mb: int = LARGEST_MB) -> int:
-    """Bytes that the content of a file of many pictures or lines may take.
+    """Return bytes that the content of a file of many pictures or lines may take.
 
     Args:
         size: Of the file in bytes.
@@ -45,17 +45,17 @@ def refuse_larger(claimed: int, bound: int) -> None:
 
 
 def too_large(claimed: int, bound: int) -> str:
-    """The reason for refusing a file, without a stop at its end."""
+    """Return the reason for refusing a file, without a stop at its end."""
     return f"its content takes {in_mib(claimed)}, {in_mib(bound)} are allowed; data.largest_mb raises the bound"
 
 
 def in_mib(size: int) -> str:
-    """Bytes in MiB for a message, rounded up; of sizes that no memory has, the power of ten."""
+    """Return bytes in MiB for a message, rounded up; of sizes that no memory has, the power of ten."""
     mebibytes = -(-size >> 20)
     return f"{mebibytes:,} MiB" if mebibytes < 10**9 else f"10^{len(str(mebibytes)) - 1} MiB"
 
 
 @cache
 def memory_of_machine() -> int:
-    """Bytes of the machine's memory, or of what this container may use of it."""
+    """Return bytes of the machine's memory, or of what this container may use of it."""
     return min(physical_memory(), container_limit())

@@ -1,7 +1,8 @@
-"""The one form in which pictures and labels reach the rest of the program."""
+"""The one form in which pictures and labels reach the rest of the program; and as arrays that many processes read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,12 @@ UNKNOWN_PATIENT = "unknown#"
 
 
 def own_patients(count: int, start: int = 0) -> NDArray[np.str_]:
-    """Where no patient is known, each image is its own: names ``(count,)`` by running number."""
+    """Return where no patient is known, each image is its own: names ``(count,)`` by running number."""
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
 
 
 def are_known(patients: NDArray[np.str_]) -> bool:
-    """Whether the data said of every image, ``(n,)``, whose it is."""
+    """Return whether the data said of every image, ``(n,)``, whose it is."""
     return not (np.char.find(patients, UNKNOWN_PATIENT) >= 0).any()
 
 
@@ -77,7 +78,7 @@ class ImageSet:
         return 1 if self.stored.ndim == 3 else int(self.stored.shape[3])
 
     def rows(self, index: NDArray[np.intp]) -> "ImageSet":
-        """The images at ``index``, in that order; no picture is copied."""
+        """Return the images at ``index``, in that order; no picture is copied."""
         return replace(
             self,
             places=index if self.places is None else self.places[index],
@@ -93,15 +94,15 @@ class ImageSet:
 
 
 def joined(sets: Sequence[ImageSet]) -> ImageSet:
-    """The images of all sets, one after the other; they have the same classes, size and colour."""
+    """Return the images of all sets, one after the other; they have the same classes, size and colour."""
     return replace(
         sets[0],
-        stored=np.concatenate([one.images for one in sets]),
+        stored=np.concatenate([images.images for images in sets]),
         places=None,
-        labels=np.concatenate([one.labels for one in sets]),
-        patients=np.concatenate([one.patients for one in sets]),
-        sources=np.concatenate([one.sources for one in sets]),
-        skipped=tuple(skip for one in sets for skip in one.skipped),
+        labels=np.concatenate([images.labels for images in sets]),
+        patients=np.concatenate([images.patients for images in sets]),
+        sources=np.concatenate([images.sources for images in sets]),
+        skipped=tuple(skip for images in sets for skip in images.skipped),
     )
 
 
@@ -119,3 +120,54 @@ class Splits:
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.train.class_names
+
+
+PARTS = ("train", "validation", "test")
+_ARRAYS = ("stored", "labels", "patients", "sources", "places")
+Facts = dict[str, Any]
+
+
+def taken_apart(splits: Splits) -> tuple[Facts, list[NDArray[Any]]]:
+    """Return a data set as facts and arrays; an array that several parts share is there once."""
+    arrays: list[NDArray[Any]] = []
+    places: dict[int, int] = {}
+    facts: Facts = {}
+    for part in PARTS:
+        images: ImageSet = getattr(splits, part)
+        facts[part] = {
+            "class_names": list(images.class_names),
+            "skipped": [asdict(skip) for skip in images.skipped],
+            "missing": images.missing,
+        }
+        for name in _ARRAYS:
+            array = getattr(images, name)
+            if array is not None and id(array) not in places:
+                places[id(array)] = len(arrays)
+                arrays.append(array)
+            facts[part][name] = None if array is None else places[id(array)]
+    return facts, arrays
+
+
+def put_together(facts: Facts, arrays: Sequence[NDArray[Any]]) -> Splits:
+    """Return the inverse of :func:`taken_apart`; no array is copied."""
+    sets = []
+    for part in (facts[name] for name in PARTS):
+        given: dict[str, Any] = {name: None if part[name] is None else arrays[part[name]] for name in _ARRAYS}
+        skipped = tuple(Skipped(**skip) for skip in part["skipped"])
+        sets.append(ImageSet(class_names=tuple(part["class_names"]), skipped=skipped, missing=part["missing"], **given))
+    return Splits(*sets)
+
+
+def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of an array, one after the other."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def shapes(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return what else :func:`of_raw` needs of each array: type and shape."""
+    return [(array.dtype.str, array.shape) for array in arrays]
+
+
+def of_raw(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """Return the inverse of :func:`raw`, read-only, without a copy."""
+    return np.frombuffer(data, dtype).reshape(shape)

@@ -11,12 +11,59 @@ from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.uid import RLELossless
 
 from common.data.base.decoded_size import largest_picture, refuse_larger
-from common.data.base.spec_base import AS_IN_FILE, Rendering, Window
-from common.data.images.bands import bands, in_bands
-from common.data.images.dataset import dataset_of, refuse_large_elements, tags_of
-from common.data.images.frame_size import decoder_tables, frame_size, plane_size
-from common.data.images.frames import frame_count, frame_index, take_over_groups
-from common.data.images.syntaxes import READ_BY, in_words, is_readable
+from common.data.base.spec import AS_IN_FILE, Frame, Rendering, Window
+from common.data.images.headers import (
+    dataset_of,
+    decoder_tables,
+    frame_size,
+    plane_size,
+    refuse_large_elements,
+    tags_of,
+)
+from common.data.images.reading import bands, in_bands
+from common.data.images.syntaxes import READ_BY, is_readable, syntax_name
+
+_OF_A_FRAME = {
+    "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
+    "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction"),
+}
+
+
+def frame_count(dataset: Any) -> int:
+    """Return frames of a file; one where it does not say."""
+    return int(dataset.get("NumberOfFrames") or 1)
+
+
+def frame_index(dataset: Any, frame: Frame | None) -> int:
+    """Return place of the chosen frame, from 0; the middle one of an even number is the later of the two.
+
+    Raises:
+        ValueError: If there are several and none is chosen, or there is no such frame.
+    """
+    count = frame_count(dataset)
+    if frame == "middle":
+        return count // 2
+    if frame is None and count > 1:
+        raise ValueError(f'the DICOM file has {count} frames; choose one by data.frame, 1 to {count} or "middle"')
+    if frame is not None and frame > count:
+        raise ValueError(f"the DICOM file has {count} frames; data.frame = {frame} is none of them")
+    return (frame or 1) - 1
+
+
+def take_over_groups(dataset: Any, index: int) -> None:
+    """Put a frame's own rescaling and window, of an enhanced multi-frame file, where single pictures have theirs.
+
+    Source: DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10; what stands with the frame goes before what all share.
+    """
+    shared, own = dataset.get("SharedFunctionalGroupsSequence"), dataset.get("PerFrameFunctionalGroupsSequence")
+    groups = [*(shared or [])[:1], *(own or [])[index : index + 1]]
+    for group in groups:
+        for sequence, keywords in _OF_A_FRAME.items():
+            for item in (group.get(sequence) or [])[:1]:
+                for keyword in keywords:
+                    if keyword in item:
+                        setattr(dataset, keyword, item[keyword].value)
+
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
@@ -45,18 +92,21 @@ def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.u
     _refuse_other_than_pictures(dataset)
     index = frame_index(dataset, rendering.frame)
     take_over_groups(dataset, index)
-    refuse_larger(_decoded_size(dataset), largest_picture(rendering.largest_mb))
-    pixels = _unpacked(dataset, index, largest_picture(rendering.largest_mb))
+    bound = largest_picture(rendering.largest_mb)
+    refuse_larger(_decoded_size(dataset), bound)
+    pixels = _unpacked(dataset, index, bound)
     if dataset.PhotometricInterpretation in _COLOR:
         return in_bands(lambda band: _eight_bit_color(band, int(dataset.BitsStored)), pixels)
     if dataset.PhotometricInterpretation == _PALETTE:
         return in_bands(lambda band: _colors_of_palette(band, dataset), pixels)
-    limits = _limits(pixels, dataset) if _is_without_window(dataset, rendering.window) else None
+    own_window = dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None
+    windowless = rendering.window is None and not dataset.get("VOILUTSequence") and not own_window
+    limits = _limits(pixels, dataset) if windowless else None
     return in_bands(lambda band: _eight_bit_grey(band, dataset, rendering.window, limits), pixels)
 
 
 def _decoded_size(dataset: Any) -> int:
-    """Bytes of the chosen frame's pixels."""
+    """Return bytes of the chosen frame's pixels."""
     samples = int(dataset.Rows) * int(dataset.Columns) * int(dataset.SamplesPerPixel)
     return samples * -(-int(dataset.BitsAllocated) // 8)
 
@@ -78,26 +128,21 @@ def _refuse_other_than_pictures(dataset: Any) -> None:
 def _unpacked(dataset: Any, index: int, bound: int) -> NDArray[Any]:
     syntax = dataset.file_meta.TransferSyntaxUID
     if not is_readable(syntax):
-        raise ValueError(f"its pixels are packed as {in_words(syntax)}, which cannot be decoded here")
-    if not syntax.is_encapsulated:
-        _refuse_more_than_told(dataset)
-    elif syntax == RLELossless:
-        _refuse_larger_planes(dataset, index)
-    else:
-        _refuse_another_size(dataset, index, bound)
+        raise ValueError(f"its pixels are packed as {syntax_name(syntax)}, which cannot be decoded here")
+    _refuse_another_size(dataset, index, bound)
     unused = 0 if syntax.is_encapsulated and syntax != RLELossless else _unused_low_bits(dataset)
     dataset.BitsStored += unused  # pydicom keeps the low ones of a pixel; codecs have no unused ones
     try:
         pixels = pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
         return pixels >> unused if unused else pixels
     except (RuntimeError, NotImplementedError):
-        raise ValueError(f"its pixels, packed as {in_words(syntax)}, are damaged") from None
+        raise ValueError(f"its pixels, packed as {syntax_name(syntax)}, are damaged") from None
     finally:
         dataset.BitsStored -= unused
 
 
 def _unused_low_bits(dataset: Any) -> int:
-    """How many bits of a pixel lie below its value, as in some older archives (HighBit above BitsStored - 1).
+    """Return how many bits of a pixel lie below its value, as in some older archives (HighBit above BitsStored - 1).
 
     Raises:
         ValueError: If the value reaches below or above the bits that a pixel has.
@@ -109,35 +154,35 @@ def _unused_low_bits(dataset: Any) -> int:
     return high + 1 - stored
 
 
-def _refuse_more_than_told(dataset: Any) -> None:
-    """Pixels of another width than the file says would be a sheared picture; a few bytes more are padding."""
-    told, held = get_expected_length(dataset), len(dataset.PixelData)
-    row = told // (int(dataset.Rows) * frame_count(dataset))
-    if held - told >= max(row, 1):
-        named = f"{dataset.Rows} rows and {dataset.Columns} columns"
-        raise ValueError(f"the file says {named}, which are {told} bytes of pixels, and holds {held}")
-
-
-def _refuse_larger_planes(dataset: Any, index: int) -> None:
-    """Run lengths may unpack to more pixels than the file says: a sheared picture."""
-    packed = get_frame(dataset.PixelData, index, number_of_frames=frame_count(dataset))
-    rows, columns, held = int(dataset.Rows), int(dataset.Columns), plane_size(packed)
-    if held - rows * columns >= max(columns, 1):
-        raise ValueError(f"the file says {rows} rows and {columns} columns, and holds {held} pixels")
-
-
 def _refuse_another_size(dataset: Any, index: int, bound: int) -> None:
-    """A frame that unpacks to more than the file says would take memory that nobody has looked at."""
-    told = (int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel))
+    """Refuse pixels of another size than the file says: a sheared picture, or memory that nobody has looked at.
+
+    Raises:
+        ValueError: Naming both sizes.
+    """
+    syntax, rows, columns = dataset.file_meta.TransferSyntaxUID, int(dataset.Rows), int(dataset.Columns)
+    if not syntax.is_encapsulated:
+        expected, actual = get_expected_length(dataset), len(dataset.PixelData)
+        row = expected // (rows * frame_count(dataset))
+        if actual - expected >= max(row, 1):  # a few bytes more are padding
+            size = f"{rows} rows and {columns} columns"
+            raise ValueError(f"the file says {size}, which are {expected} bytes of pixels, and holds {actual}")
+        return
     packed = get_frame(dataset.PixelData, index, number_of_frames=frame_count(dataset))
-    if (inside := frame_size(packed)) != told:
-        named = (" × ".join(map(str, size)) for size in (told, inside))
-        raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*named))
+    if syntax == RLELossless:
+        held = plane_size(packed)
+        if held - rows * columns >= max(columns, 1):
+            raise ValueError(f"the file says {rows} rows and {columns} columns, and holds {held} pixels")
+        return
+    stated = (rows, columns, int(dataset.SamplesPerPixel))
+    if (inside := frame_size(packed)) != stated:
+        sizes = (" × ".join(map(str, size)) for size in (stated, inside))
+        raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
     refuse_larger(_decoded_size(dataset) + decoder_tables(packed), bound)
 
 
 def _colors_of_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
-    """Colours ``(height, width, 3)`` of numbers in a palette (DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6)."""
+    """Return colours ``(height, width, 3)`` of numbers in a palette (DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6)."""
     entries, first, bits = (int(value) for value in dataset.RedPaletteColorLookupTableDescriptor)
     entries = entries or 2**16
     place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
@@ -164,14 +209,8 @@ def _eight_bit_grey(
     return np.round(255 * (1 - shown if dataset.PhotometricInterpretation == "MONOCHROME1" else shown)).astype(np.uint8)
 
 
-def _is_without_window(dataset: Any, window: Window | None) -> bool:
-    """Whether neither the settings nor the file say which values are black and white."""
-    own = dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None
-    return window is None and not dataset.get("VOILUTSequence") and not own
-
-
 def _limits(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
-    """The smallest and the largest value of the picture, padding aside.
+    """Return the smallest and the largest value of the picture, padding aside.
 
     Raises:
         ValueError: If there is nothing but padding.
@@ -205,7 +244,7 @@ def _displayed(
 
 
 def _first(value: Any) -> float:
-    """A window may come as one number or as several; viewers show the first."""
+    """Return the first of one number or several, as viewers do with windows."""
     return float(value[0] if isinstance(value, pydicom.multival.MultiValue) else value)
 
 

@@ -20,7 +20,7 @@ from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import largest_content, largest_picture, refuse_larger
-from common.data.base.spec_base import Axis, Frame, Rendering
+from common.data.base.spec import Axis, Frame, Rendering
 from common.data.images.dicom import stretched, windowed
 
 io_orientation: Any = orientations.io_orientation  # it has no types
@@ -53,7 +53,7 @@ class Volume:
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
     def file_axis(self, world: int) -> tuple[int, bool]:
-        """The axis of the file that runs along a world axis, and whether it runs backwards."""
+        """Return the axis of the file that runs along a world axis, and whether it runs backwards."""
         axis = int(np.flatnonzero(self.orientation[:, 0] == world)[0])
         return axis, bool(self.orientation[axis, 1] < 0)
 
@@ -75,7 +75,10 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
         volume = _volume(content)
         world = AXES[rendering.axis]
         axis, backwards = volume.file_axis(world)
-        _refuse_too_large(volume, axis, file, rendering.largest_mb)
+        packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
+        unpacked = volume.start + volume.plane * volume.shape[2]
+        refuse_larger(unpacked, max(packed, largest_content(packed, rendering.largest_mb)))
+        refuse_larger(max(volume.plane, _OF_A_PIXEL * pixels), largest_picture(rendering.largest_mb))
         number = slice_index(volume.shape[axis], rendering)
         at = volume.shape[axis] - 1 - number if backwards else number
         values = _upright(_slice(content, volume, axis, at), volume, world)
@@ -89,7 +92,7 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
 
 
 def slice_index(count: int, rendering: Rendering) -> int:
-    """Place of the chosen slice, from 0; the middle one of an even number is the later of the two.
+    """Return place of the chosen slice, from 0; the middle one of an even number is the later of the two.
 
     Raises:
         ValueError: If there are several and none is chosen, or there is no such slice.
@@ -127,17 +130,17 @@ def _volume(content: IO[bytes]) -> Volume:
         kind = Nifti2Header
         head += _exactly(content, Nifti2Header.template_dtype.itemsize - len(head))
     try:
-        found = _found_in(kind(head, check=False))
+        volume = _stated_volume(kind(head, check=False))
     except UnusableVolume:
         raise
     except Exception:  # nibabel raises several kinds on damaged bytes
         raise ValueError("the head of the NIfTI file is damaged") from None
-    if found.start < len(head) or sorted(found.orientation[:, 0]) != [0, 1, 2]:
+    if volume.start < len(head) or sorted(volume.orientation[:, 0]) != [0, 1, 2]:
         raise ValueError("the head of the NIfTI file is damaged")
-    return found
+    return volume
 
 
-def _found_in(header: Any) -> Volume:
+def _stated_volume(header: Any) -> Volume:
     """Raise what nibabel raises on a damaged header, and ``ValueError`` as above."""
     shape, stored = [int(side) for side in header.get_data_shape()], header.get_data_dtype()
     if bytes(header["magic"])[:2] == b"ni":
@@ -154,20 +157,8 @@ def _found_in(header: Any) -> Volume:
     return Volume((width, height, depth), stored, start, scale, float(intercept or 0), orientation)
 
 
-def _refuse_too_large(volume: Volume, axis: int, file: Path, largest_mb: int) -> None:
-    """Hold what is unpacked, and what of it is in memory, against what both may be.
-
-    Raises:
-        ValueError: Naming the larger size.
-    """
-    packed = file.stat().st_size
-    refuse_larger(volume.start + volume.plane * volume.shape[2], max(packed, largest_content(packed, largest_mb)))
-    pixels = math.prod(volume.shape) // volume.shape[axis]
-    refuse_larger(max(volume.plane, _OF_A_PIXEL * pixels), largest_picture(largest_mb))
-
-
 def _slice(content: IO[bytes], volume: Volume, axis: int, at: int) -> NDArray[np.float64]:
-    """The voxels with place ``at`` along an axis of the file, in the file's order of the other two."""
+    """Return the voxels with place ``at`` along an axis of the file, in the file's order of the other two."""
     if axis == 2:
         content.seek(volume.start + at * volume.plane)
         return next(_planes(content, volume)).astype(np.float64)
@@ -178,7 +169,7 @@ def _slice(content: IO[bytes], volume: Volume, axis: int, at: int) -> NDArray[np
 
 
 def _planes(content: IO[bytes], volume: Volume) -> Iterator[NDArray[Any]]:
-    """Planes ``(first axis, second axis)`` from here on."""
+    """Yield planes ``(first axis, second axis)`` from here on."""
     while True:
         voxels = np.frombuffer(_exactly(content, volume.plane), dtype=volume.kind)
         yield voxels.reshape(volume.shape[:2], order="F")

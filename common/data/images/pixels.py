@@ -33,19 +33,19 @@ class Pixels:
         return len(self.stored) if self.rows is None else len(self.rows)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """The pictures at ``rows``, in that order, on the device."""
+        """Return the pictures at ``rows``, in that order, on the device."""
         own = rows.to(self.stored.device)
         return self.stored[own if self.rows is None else self.rows[own]].to(self.device)
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """All pictures in order, ``size`` at a time, on the device; of none, one batch of none."""
+        """Yield all pictures in order, ``size`` at a time, on the device; of none, one batch of none."""
         for start in range(0, max(len(self), 1), size):
             own = slice(start, start + size)
             yield self.stored[own if self.rows is None else self.rows[own]].to(self.device)
 
 
 def at_rows(seen: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
-    """What a network receives of the images at ``rows``, in that order; no picture is copied."""
+    """Return what a network receives of the images at ``rows``, in that order; no picture is copied."""
     if isinstance(seen, Tensor):
         return seen[torch.from_numpy(rows).to(seen.device)]
     own = torch.from_numpy(rows).to(seen.stored.device)
@@ -53,7 +53,7 @@ def at_rows(seen: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
 
 
 def pixels_of(images: ImageSet, device: str) -> Pixels:
-    """The pictures of a set for a device; sets that share their store share it there too."""
+    """Return the pictures of a set for a device; sets that share their store share it there too."""
     stored = _stored_on(images.stored, device)
     rows = None if images.places is None else torch.from_numpy(images.places).to(stored.device)
     return Pixels(stored, rows, torch.device(device))
@@ -75,12 +75,7 @@ def _stored_on(stored: NDArray[np.uint8], device: str) -> Tensor:
         return channels_first(stored)
     key = (id(stored), device)
     if key not in _on_devices:
-        tensor = channels_first(stored)
-        _on_devices[key] = tensor.to(device) if _fits(stored.nbytes, device) else tensor
+        tensor, (free, _) = channels_first(stored), torch.cuda.mem_get_info(device)
+        _on_devices[key] = tensor.to(device) if stored.nbytes <= PART_OF_FREE_MEMORY * free else tensor
         weakref.finalize(stored, _on_devices.pop, key, None)
     return _on_devices[key]
-
-
-def _fits(size: int, device: str) -> bool:
-    free, _ = torch.cuda.mem_get_info(device)
-    return size <= PART_OF_FREE_MEMORY * free

@@ -4,11 +4,12 @@ import io
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,24 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from common.data.base.decoded_size import largest_picture, refuse_larger
 from common.data.base.image_set import Skipped
-from common.data.base.spec_base import AS_IN_FILE, Rendering, Resize
-from common.data.images.bands import in_bands
+from common.data.base.spec import AS_IN_FILE, Rendering, Resize
 from common.errors import BadInput, Fault
+
+BAND = 1 << 20
+"""Numbers in a band, if a row has no more."""
+
+
+def bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield the rows of a picture ``(height, width[, samples])``, some at a time, as views."""
+    rows = max(1, BAND // pixels[0].size)
+    yield from (pixels[start : start + rows] for start in range(0, len(pixels), rows))
+
+
+def in_bands(eight_bit: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Bring a picture ``(height, width[, samples])`` to 8 bits, some rows at a time."""
+    parts = [eight_bit(band) for band in bands(pixels)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
 
 PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """Endings of picture files; what a file is, its content says."""
@@ -37,17 +53,17 @@ _BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2}
 
 
 def is_dicom(data: bytes) -> bool:
-    """Whether the bytes carry DICOM's preamble."""
+    """Return whether the bytes carry DICOM's preamble."""
     return data[128:132] == b"DICM"
 
 
 def is_nifti(head: bytes) -> bool:
-    """Whether a file begins like NIfTI-1 or NIfTI-2, packed by gzip or not: see :func:`head_of`."""
+    """Return whether a file begins like NIfTI-1 or NIfTI-2, packed by gzip or not: see :func:`head_of`."""
     return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
 
 
 def is_picture(head: bytes) -> bool:
-    """Whether a file that begins so is of a kind that :func:`picture` decodes: see :func:`head_of`."""
+    """Return whether a file that begins so is of a kind that :func:`picture` decodes: see :func:`head_of`."""
     return head.startswith(_PNG_OR_JPEG) or is_dicom(head) or is_nifti(head)
 
 
@@ -138,24 +154,19 @@ def decode_all(
         reasons = list(pool.map(decode_one, range(len(names))))
     kept = np.flatnonzero([not reason for reason in reasons])
     skipped = tuple(Skipped(name, reason) for name, reason in zip(names, reasons, strict=True) if reason)
-    return Decoded(_closed_up(images, kept), kept, skipped)
-
-
-def _closed_up(images: NDArray[np.uint8], kept: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """Move the kept images to the front, in place because the array may be larger than memory."""
-    for row, index in enumerate(kept):
+    for row, index in enumerate(kept):  # close up in place, because the array may be larger than memory
         if row != index:
             images[row] = images[index]
-    return images[: len(kept)]
+    return Decoded(images[: len(kept)], kept, skipped)
 
 
 def why_unreadable(error: Exception) -> str:
-    """What a decoder found, for the person who has the file: in one line, and our own words where we have some."""
-    said = " ".join(str(error).split())
+    """Return in one line why a file cannot be decoded, for the person who has it."""
+    reason = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         return f"the file cannot be opened: {error.strerror}"
-    if isinstance(error, ValueError | OSError) and 0 < len(said) <= _LONGEST_REASON:
-        return said
+    if isinstance(error, ValueError | OSError) and 0 < len(reason) <= _LONGEST_REASON:
+        return reason
     return "damaged, or of a kind that cannot be decoded here"
 
 
@@ -206,7 +217,7 @@ def opened_picture(content: bytes | Path) -> Image.Image:
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """A picture in a mode of Pillow's; the same where it is in it, of which Pillow would make a copy."""
+    """Return a picture in a mode of Pillow's; the same where it is in it, of which Pillow would make a copy."""
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -275,3 +286,11 @@ def stop_over_budget(where: str, skipped: Sequence[Skipped], total: int, budget:
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
     problem += f"{listed}{more}."
     raise BadInput([Fault(where, problem, "Repair or remove them, or raise skip_budget.", cause="unreadable")])
+
+
+def png(image: NDArray[np.uint8], side: int) -> bytes:
+    """Return a PNG file of an image ``(height, width[, 3])``, shrunk to at most ``side`` pixels a side."""
+    picture, file = Image.fromarray(image), io.BytesIO()
+    picture.thumbnail((side, side))
+    picture.save(file, format="PNG", optimize=True)
+    return file.getvalue()

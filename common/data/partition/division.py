@@ -52,7 +52,7 @@ def site_images(splits: Splits, part: SitePart) -> Splits:
 
 
 def numbered(stem: str, count: int) -> tuple[str, ...]:
-    """Names that sort as their numbers do: ``("site-01", ..., "site-12")``."""
+    """Return names that sort as their numbers do: ``("site-01", ..., "site-12")``."""
     return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
 
 

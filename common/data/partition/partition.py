@@ -1,13 +1,163 @@
-"""One data set divided over virtual sites: whose images, and which classes each site annotates."""
+"""One data set divided over virtual sites: whose images, and which classes each site annotates.
+
+Here: sites that annotate different classes, and patients dealt apart from them (as in Kulkarni et al., "Surgical
+Aggregation", ML4H 2024, see :mod:`common.data.base.splits`), or centres as sites. Class lists are drawn so that each
+class is annotated at least once in the network and each site annotates at least one. The other kinds: :mod:`by_label`
+and :mod:`by_task` beside this module.
+"""
+
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.data.base.image_set import Splits
-from common.data.partition.by_class import by_classes
+from common.data.base.splits import any_positive, split_patients_over_sites
 from common.data.partition.by_label import by_labels
 from common.data.partition.by_task import by_tasks
-from common.data.partition.division import Division, SitePart, site_images
-from common.data.partition.spec import DirichletSpec, LabelSkewSpec, PartitionSpec, TasksSpec
-from common.data.partition.spec_checks import partition_faults
+from common.data.partition.checks import ClassLists, empty_faults, orphan_faults, partition_faults, site_faults
+from common.data.partition.division import Division, SitePart, numbered, site_images
+from common.data.partition.paper_tables import TABLES, class_names_of
+from common.data.partition.spec import (
+    ClassListsSpec,
+    ClassPartitionSpec,
+    ClassSubsetsSpec,
+    ClassTableSpec,
+    DirichletSpec,
+    LabelSkewSpec,
+    MissingClassesSpec,
+    PartitionSpec,
+    RandomOwnersSpec,
+    TasksSpec,
+)
 from common.errors import stop_on
+
+_DRAWS = 10_000
+
+
+def deal_classes(
+    shared: NDArray[np.bool_], positives: NDArray[np.intp], minimum: int, random: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Give the shared classes to all sites and deal the others one each, round-robin in random order.
+
+    With ``minimum`` > 0 a class goes to the next site with at least so many positives, or to the next site if none has;
+    sites with fewer classes come first, so the deal stays as even as the data allows, and a site that would be left
+    without any class takes one from the richest.
+
+    Args:
+        shared: ``(classes,)``.
+        positives: ``(sites, classes)`` positive training images.
+
+    Returns:
+        ``(sites, classes)`` whether the site annotates the class.
+    """
+    owned = np.repeat(shared[None, :], len(positives), axis=0)
+    order = random.permutation(len(positives))
+    for column in random.permutation(np.flatnonzero(~shared)):
+        by_turn = order[np.argsort(owned[order].sum(axis=1), kind="stable")]
+        able = by_turn[positives[by_turn, column] >= minimum]
+        owned[(able if len(able) else by_turn)[0], column] = True
+    for site in np.flatnonzero(~owned.any(axis=1)):
+        richest = int(np.argmax(owned.sum(axis=1)))
+        columns = np.flatnonzero(owned[richest])
+        column = columns[np.argmax(positives[site, columns])]
+        owned[richest, column], owned[site, column] = False, True
+    return owned
+
+
+def random_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
+    """Draw ``(sites, classes)``: 1 to ``sites`` owners per class; a site left with none joins the owners of one."""
+    owned = np.zeros((sites, classes), dtype=np.bool_)
+    for column in range(classes):
+        owned[random.permutation(sites)[: random.integers(1, sites + 1)], column] = True
+    for site in np.flatnonzero(~owned.any(axis=1)):
+        owned[site, random.integers(classes)] = True
+    return owned
+
+
+def lists_without_missing(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
+    """Draw ``(sites, classes)`` lists that each lack ``missing`` classes, until every class has an owner.
+
+    As FedMLP's authors draw them, with Python's own generator, site after site; they take the first draw as it comes,
+    also where a class has no owner. Gives up after many draws, and returns the last.
+    """
+    if classes - missing == 1:
+        return np.eye(classes, dtype=np.bool_)[np.arange(sites) % classes]
+    random = Random(seed)
+    for _ in range(_DRAWS):
+        owned = np.zeros((sites, classes), dtype=np.bool_)
+        for site in range(sites):
+            owned[site, random.sample(range(classes), classes - missing)] = True
+        if owned.any(axis=0).all():
+            break
+    return owned
+
+
+def by_classes(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePart, ...]:
+    """Divide the train and validation parts over sites; the test part belongs to none of them.
+
+    Raises:
+        BadInput: With all faults.
+    """
+    if spec.images == "source":
+        sites = tuple(sorted(set(splits.train.sources.tolist())))
+    elif isinstance(spec, ClassListsSpec):
+        sites = tuple(sorted(spec.lists))
+    else:
+        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
+        assert count is not None, "partition_faults has seen to it"
+        sites = numbered("site", count)
+    stop_on(site_faults(splits, spec, sites))
+    if spec.images == "source":
+        dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
+    else:
+        random, dealt = np.random.RandomState(seed % (1 << 32)), []
+        for part in (splits.train, splits.validation):  # one after the other, the same generator going on
+            hands = split_patients_over_sites(
+                part.patients, any_positive(part.labels), len(sites), random, spec.size_skew
+            )
+            dealt.append([np.flatnonzero(np.isin(part.patients, hand)) for hand in hands])
+    rows = list(zip(*dealt, strict=True))
+    remedy = "Take fewer sites: abnormal and other patients are dealt apart."
+    stop_on(empty_faults(sites, [train for train, _ in rows], "training", remedy))
+    positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
+    lists = _class_lists(splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites))))
+    remedy = "Take more sites, fewer missing classes, or another lists_seed."
+    stop_on(orphan_faults(splits.class_names, lists, "partition.missing", remedy))
+    return tuple(
+        SitePart(site, tuple(sorted(lists[site])), train, validation)
+        for site, (train, validation) in zip(sites, rows, strict=True)
+    )
+
+
+def _class_lists(
+    class_names: tuple[str, ...],
+    spec: ClassPartitionSpec,
+    sites: tuple[str, ...],
+    positives: NDArray[np.intp],
+    random: np.random.Generator,
+) -> ClassLists:
+    match spec:
+        case ClassListsSpec():
+            return spec.lists
+        case ClassTableSpec():
+            return dict(zip(sites, class_names_of(spec.table, spec.row), strict=True))
+        case RandomOwnersSpec():
+            owned = random_owners(len(sites), len(class_names), random)
+        case MissingClassesSpec():
+            owned = lists_without_missing(len(sites), len(class_names), spec.missing, spec.lists_seed)
+        case ClassSubsetsSpec():
+            if isinstance(spec.shared, tuple):
+                shared = np.isin(class_names, spec.shared)
+            else:
+                shared = np.zeros(len(class_names), dtype=np.bool_)
+                shared[random.permutation(len(class_names))[: spec.shared]] = True
+            owned = deal_classes(shared, positives, spec.minimum_positives, random)
+    return {
+        site: tuple(name for name, has in zip(class_names, row, strict=True) if has)
+        for site, row in zip(sites, owned, strict=True)
+    }
+
 
 __all__ = ["Division", "SitePart", "partition", "partition_faults", "site_images"]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.data.base.spec_base import ClassNames, Count, Fraction, LegacySeed, Spec
+from common.data.base.spec import ClassNames, Count, Fraction, LegacySeed, Spec
 
 
 class SitesSpec(Spec):

@@ -8,16 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import UNKNOWN_PATIENT
-from common.data.base.spec_tables import DicomwebSpec
-from common.data.dicomweb.answers import UID, Instance
-from common.data.dicomweb.archive import Archive, ArchiveKey, opened_archive
-from common.data.splits.patient_disjoint import Names
+from common.data.base.spec import DicomwebSpec
+from common.data.base.splits import Names
+from common.data.dicomweb.archive import Archive, ArchiveKey, open_archive
+from common.data.dicomweb.search import UID, Instance
 from common.data.tables.csv import Columns, column_faults, read_columns
-from common.data.tables.labels import LabelTable, part_faults
-from common.data.tables.own_columns import (
+from common.data.tables.labels import (
+    LabelTable,
     finding_faults,
     identity_faults,
     labels_of,
+    part_faults,
     sources_of,
     wanted_columns,
     with_parts,
@@ -37,13 +38,13 @@ class OpenedArchive:
     Attributes:
         table: The rows with an image.
         archive: Gives them.
-        asked: Lines of the table.
-        patients_from_archive: Whether the PACS said whose images they are, and no column.
+        lines: Lines of the table.
+        patients_from_archive: The PACS names the patients, and no column does.
     """
 
     table: LabelTable
     archive: Archive
-    asked: int
+    lines: int
     patients_from_archive: bool
 
 
@@ -62,39 +63,61 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     faults = identity_faults(spec, columns, own_key, named[own_key], "image" if own == "instance" else "study")
     stop_on(faults + [fault for key, column in named.items() for fault in _name_faults(key, columns[column])])
     labels = labels_of(spec, columns)
-    archive = opened_archive(spec, base)
+    archive = open_archive(spec, base)
     rows, images = _images(spec, columns, archive)
-    return _opened(spec, columns, labels, archive, rows, images)
+    archive_patients = None if spec.patient_column else _patients(images)
+    if spec.patient_column:
+        patients = columns[spec.patient_column][rows]
+    else:  # PatientIDs, else a patient for each study; a line without an image is one of its own
+        unknown = [f"{UNKNOWN_PATIENT}{image.study if image else row}" for row, image in zip(rows, images, strict=True)]
+        names = [
+            image.patient if image and archive_patients else own for image, own in zip(images, unknown, strict=True)
+        ]
+        patients = np.array(names, dtype=np.str_)
+    table = LabelTable(
+        files=tuple(archive.cache.folder / f"{image.instance if image else 'missing'}.dcm" for image in images),
+        labels=labels[rows],
+        class_names=spec.label_columns or spec.classes,
+        patients=patients,
+        sources=sources_of(spec, columns, len(labels))[rows],
+        parts=np.full(len(rows), "train"),
+        reader=archive,
+    )
+    # All lines are split by patient, those without an image too; then the latter are left out.
+    table = with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column][rows])
+    stop_on(part_faults("data.split_column", table))
+    return OpenedArchive(_present_only(table, rows, images, spec), archive, len(labels), archive_patients is not None)
 
 
 def _name_faults(key: str, cells: Names) -> list[Fault]:
-    """Names of images and studies stand in addresses and in names of files: of other than digits and dots, none may."""
-    bad = [place for place, cell in enumerate(cells) if not _is_name(key, cell.strip())]
-    if not bad:
+    """Find cells that are no names of images or studies; such names stand in addresses and in names of files."""
+    if key == _KEYS["accession"]:
+        fits = [
+            0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
+            for cell in np.char.strip(cells)
+        ]
+    else:
+        fits = [UID.fullmatch(cell) is not None for cell in np.char.strip(cells)]
+    bad = np.flatnonzero(~np.array(fits))
+    if not len(bad):
         return []
     expected = "an AccessionNumber" if key == _KEYS["accession"] else "a UID: digits and dots, 64 at most"
     problem = f'{counted(len(bad), "line")} without {expected}; line {bad[0] + 2} first, "{cells[bad[0]][:70]}".'
     return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
 
 
-def _is_name(key: str, cell: str) -> bool:
-    if key == _KEYS["accession"]:
-        return 0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
-    return UID.fullmatch(cell) is not None
-
-
 def _images(spec: DicomwebSpec, columns: Columns, archive: Archive) -> tuple[NDArray[np.intp], list[Instance | None]]:
-    """Images with the line ``(n,)`` that each belongs to; None for a line without one.
+    """Return images with the line ``(n,)`` that each belongs to; None for a line without one.
 
     Raises:
         BadInput: If the PACS gives no usable answer, or an image belongs to two lines.
     """
     kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
-    asked = [ArchiveKey(kind, cell.strip()) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
-    found = archive.find(asked)
+    keys = [ArchiveKey(kind, cell.strip()) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
+    results = archive.find(keys)
     rows, images = list[int](), list[Instance | None]()
-    for row, one in enumerate(asked):
-        own = [image for image in found[one] if not spec.modalities or image.modality in spec.modalities]
+    for row, key in enumerate(keys):
+        own = [image for image in results[key] if not spec.modalities or image.modality in spec.modalities]
         if spec.instance_column:
             own = [image for image in own if image.instance == columns[spec.instance_column][row].strip()]
         own.sort(key=lambda image: (image.series, image.instance))
@@ -107,46 +130,13 @@ def _images(spec: DicomwebSpec, columns: Columns, archive: Archive) -> tuple[NDA
     return np.array(rows, dtype=np.intp), images
 
 
-def _opened(
-    spec: DicomwebSpec,
-    columns: Columns,
-    labels: NDArray[np.float32],
-    archive: Archive,
-    rows: NDArray[np.intp],
-    images: list[Instance | None],
-) -> OpenedArchive:
-    """Split all lines by patient, those without an image too, then leave the latter out."""
-    told = None if spec.patient_column else _patients(images)
-    table = LabelTable(
-        files=tuple(archive.cache.folder / f"{image.instance if image else 'missing'}.dcm" for image in images),
-        labels=labels[rows],
-        class_names=spec.label_columns or spec.classes,
-        patients=columns[spec.patient_column][rows] if spec.patient_column else _or_studies(told, rows, images),
-        sources=sources_of(spec, columns, len(labels))[rows],
-        parts=np.full(len(rows), "train"),
-        reader=archive,
-    )
-    table = with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column][rows])
-    stop_on(part_faults("data.split_column", table))
-    return OpenedArchive(_found_only(table, rows, images, spec), archive, len(labels), told is not None)
-
-
 def _patients(images: list[Instance | None]) -> list[str] | None:
-    """PatientID of each image; None where the PACS does not say it of all, or says the same of all."""
-    told = [image.patient for image in images if image]
-    return told if told and all(told) and len(set(told)) >= min(2, len(told)) else None
+    """Return the PatientID of each image; None where the PACS does not give all, or gives the same for all."""
+    names = [image.patient for image in images if image]
+    return names if names and all(names) and len(set(names)) >= min(2, len(names)) else None
 
 
-def _or_studies(told: list[str] | None, rows: NDArray[np.intp], images: list[Instance | None]) -> Names:
-    """PatientIDs, else a patient for each study; a line without an image is one of its own."""
-    names = []
-    for row, image in zip(rows, images, strict=True):
-        own = f"{UNKNOWN_PATIENT}{image.study if image else row}"
-        names.append(image.patient if told and image else own)
-    return np.array(names, dtype=np.str_)
-
-
-def _found_only(
+def _present_only(
     table: LabelTable, rows: NDArray[np.intp], images: list[Instance | None], spec: DicomwebSpec
 ) -> LabelTable:
     """Leave out lines without an image, and count them.

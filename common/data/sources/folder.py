@@ -6,19 +6,22 @@ from pathlib import Path
 import numpy as np
 
 from common.data.base.image_set import own_patients
-from common.data.base.spec_tables import FolderSpec
-from common.data.splits.patient_disjoint import Names
-from common.data.tables.csv import Columns, column_faults, read_columns
-from common.data.tables.labels import LabelTable, folder_faults, part_faults, with_files_only
-from common.data.tables.own_columns import (
+from common.data.base.spec import FolderSpec
+from common.data.base.splits import Names
+from common.data.tables.csv import column_faults, read_columns
+from common.data.tables.labels import (
+    LabelTable,
     finding_faults,
     identity_faults,
     labels_of,
+    part_faults,
     sources_of,
     wanted_columns,
+    with_files_only,
     with_parts,
 )
 from common.errors import BadInput, stop_on
+from common.system.files import missing_folder
 
 
 def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
@@ -27,7 +30,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     Raises:
         BadInput: With all faults of the folder, the columns, then of the cells.
     """
-    faults = folder_faults(spec, base)
+    faults = missing_folder("data.images", base / spec.images)
     try:
         columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     except BadInput as bad:
@@ -35,12 +38,6 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     wanted = {"data.image_column": spec.image_column, **wanted_columns(spec)}
     stop_on(faults + column_faults(Path(spec.labels).name, columns, wanted) + finding_faults(spec, columns))
     stop_on(identity_faults(spec, columns, "data.image_column", spec.image_column, "image"))
-    table = _table(spec, base, columns)
-    stop_on(part_faults("data.split_column", table))
-    return with_files_only(table, spec)
-
-
-def _table(spec: FolderSpec, base: Path, columns: Columns) -> LabelTable:
     names = columns[spec.image_column]
     count, files = len(names), tuple(base / spec.images / name for name in names)
     table = LabelTable(
@@ -51,12 +48,14 @@ def _table(spec: FolderSpec, base: Path, columns: Columns) -> LabelTable:
         sources=sources_of(spec, columns, count),
         parts=np.full(count, "train"),
     )
-    return with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column])
+    table = with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column])
+    stop_on(part_faults("data.split_column", table))
+    return with_files_only(table, spec)
 
 
 def _patients_of(files: Sequence[Path]) -> Names:
-    """Who the files themselves say they show; without a word of it, each image is a patient of its own."""
+    """Return the patients that DICOM files name; where they name none, each image is a patient of its own."""
     from common.data.images.headers import dicom_heads, dicom_patients  # takes a second
 
-    found = dicom_patients(dicom_heads(files))
-    return own_patients(len(files)) if found is None else np.array(found, dtype=np.str_)
+    patients = dicom_patients(dicom_heads(files))
+    return own_patients(len(files)) if patients is None else np.array(patients, dtype=np.str_)

@@ -74,7 +74,7 @@ class NpzArrays:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
     def rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
-        """The entries at ``rows``, which ascend; the others are not in memory together, and nothing is twice."""
+        """Return the entries at ``rows``, which ascend; the others are not in memory together, and nothing is twice."""
         with reading(self._where, self.path.name):
             stated = header(self._archive, self._members[key])
         if len(rows) == stated.shape[0]:
@@ -104,7 +104,7 @@ def opened_npz(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
 
 
 def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
-    """What each array looks like, by its name.
+    """Return what each array looks like, by its name.
 
     Raises:
         BadInput: If there is no such file, it is no npz file, or an array has another size than it announces.
@@ -115,7 +115,7 @@ def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """The entries by the names of their arrays.
+    """Return the entries by the names of their arrays.
 
     Raises:
         ValueError: If two have one name: which of them is meant, every reader decides in its own way.

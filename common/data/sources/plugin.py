@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import ImageSet, Splits, own_patients
 from common.data.base.spec import PluginSpec
+from common.data.base.splits import shared_patient_faults
 from common.data.images.reading import resized
-from common.data.sources.digits import split_images
-from common.data.splits.patient_disjoint import shared_patient_faults
-from common.data.tables.class_names import repeated_faults
+from common.data.sources.built_in import split_images
+from common.data.tables.presets import repeated_faults
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.plugins import DATASETS, loaded, stamp_of
 
@@ -47,7 +47,7 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages]
 
 
 def plugin_faults(spec: PluginSpec) -> list[Fault]:
-    """Whether the plug-in is installed; it is not run."""
+    """Return whether the plug-in is installed; it is not run."""
     try:
         stamp_of(DATASETS, spec.name)
     except BadInput as bad:
@@ -94,7 +94,7 @@ def _image_set(pictures: LabelledImages, spec: PluginSpec) -> ImageSet:
 
 
 def _problems(pictures: LabelledImages) -> Iterator[str]:
-    """What does not fit, each as a sentence."""
+    """Yield what does not fit, each as a sentence."""
     images, labels = pictures.images, np.asarray(pictures.labels)
     if isinstance(pictures.class_names, str) or not isinstance(pictures.class_names, Sequence | np.ndarray):
         yield f"class_names must be a list of texts, not {pictures.class_names!r}."

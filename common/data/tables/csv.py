@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB, largest_content, too_large
-from common.data.base.spec_base import LabelPolicy
-from common.data.splits.patient_disjoint import Names
+from common.data.base.spec import LabelPolicy
+from common.data.base.splits import Names
 from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8_in, quoted, stop_on
 from common.system.files import missing_file
 from common.system.formatting import counted
@@ -54,8 +54,7 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Column
         try:
             return _columns(path, where, largest_content(path.stat().st_size, largest_mb))
         except UnicodeDecodeError:
-            with _opened(path) as content:
-                problem = _foreign_bytes(content)
+            problem = _foreign_bytes(path)
         remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
         raise BadInput([Fault(where, f"{path.name} {problem}", remedy)])
     except (OSError, EOFError, zlib.error):
@@ -91,7 +90,7 @@ def _columns(path: Path, where: str, bound: int) -> Columns:
                 cells.store()
                 due = lines.letters + _BLOCK
         cells.store()
-    stop_on(_header_faults(path.name, where, header) or _form_faults(path.name, where, header, cells))
+    stop_on(_form_faults(path.name, where, header, cells))
     return dict(zip(header, cells.arrays(), strict=True))
 
 
@@ -166,36 +165,33 @@ class _Cells:
             blocks.append(np.array(cells, dtype=f"<U{max(width, 1)}"))
 
     def arrays(self) -> Iterator[Names]:
-        """The columns ``(lines,)``, each of which is here no more once it is given."""
+        """Yield the columns ``(lines,)``, each of which is here no more once it is given."""
         for place, blocks in enumerate(self._blocks):
             self._blocks[place] = []
             yield np.concatenate(blocks)
 
 
-def _foreign_bytes(content: IO[bytes]) -> str:
+def _foreign_bytes(path: Path) -> str:
     """Say where a file stops being UTF-8."""
-    head = content.read(_HEAD)
-    content.seek(0)
-    for number, line in enumerate(iter(lambda: content.readline(4 * _LONGEST_LINE), b""), start=1):
-        try:
-            line.decode()
-        except UnicodeDecodeError:
-            return not_utf8_in(head, number)
+    with _opened(path) as content:
+        head = content.read(_HEAD)
+        content.seek(0)
+        for number, line in enumerate(iter(lambda: content.readline(4 * _LONGEST_LINE), b""), start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return not_utf8_in(head, number)
     return not_utf8_in(head, 1)
 
 
-def _header_faults(name: str, where: str, header: Sequence[str]) -> list[Fault]:
-    for character, called in ((";", "semicolons"), ("\t", "tabs")):
-        if len(header) == 1 and character in header[0]:
-            return [
-                Fault(where, f"the cells of {name} are separated by {called}.", "Save it with commas between cells.")
-            ]
-    twice = sorted(column for column, count in Counter(header).items() if column and count > 1)
-    remedy = "Rename or remove one; the first line must name the columns."
-    return [Fault(where, f"{name} has more than one column {quoted(twice)}.", remedy)] if twice else []
-
-
 def _form_faults(name: str, where: str, header: Sequence[str], cells: _Cells) -> list[Fault]:
+    for character, plural in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and character in header[0]:
+            problem, remedy = f"the cells of {name} are separated by {plural}.", "Save it with commas between cells."
+            return [Fault(where, problem, remedy)]
+    if twice := sorted(column for column, count in Counter(header).items() if column and count > 1):
+        remedy = "Rename or remove one; the first line must name the columns."
+        return [Fault(where, f"{name} has more than one column {quoted(twice)}.", remedy)]
     if not cells.lines:
         return [Fault(where, f"{name} has no rows below its header.")]
     count, first = cells.ragged
@@ -245,7 +241,7 @@ def label_matrix(
 def count_uncertain_and_blank(
     path: Path, names: Sequence[str], largest_mb: int = LARGEST_MB
 ) -> dict[str, tuple[int, int]]:
-    """Cells of -1 and empty ones in each label column, by its name.
+    """Return cells of -1 and empty ones in each label column, by its name.
 
     Raises:
         BadInput: If the table cannot be read.

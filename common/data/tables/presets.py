@@ -1,30 +1,137 @@
-"""The official tables of NIH ChestX-ray14, CheXpert and MIMIC-CXR (CXR-LT labels), with the names the papers share.
+"""The official tables of NIH ChestX-ray14, CheXpert and MIMIC-CXR (CXR-LT labels), and the names of known classes.
 
 Splits are made over all rows of a table before rows without a file are left out, so that a patient stands on the same
-side no matter which part of the data set a site holds.
+side no matter which part of the data set a site holds. Class names of public npz files that hold none are those of
+MedMNIST 2D (Yang et al., 2023), MNIST and CIFAR-10, in label order.
 """
 
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec
-from common.data.base.spec_tables import PictureSpec
-from common.data.splits.patient_disjoint import Names
+from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureSpec
+from common.data.base.splits import Names
 from common.data.tables.csv import Columns, finding_matrix, label_matrix, read_columns
 from common.data.tables.labels import (
     LabelTable,
-    folder_faults,
     part_faults,
     split_by_patient,
     with_files_only,
     with_validation,
 )
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.system.files import missing_folder
 from common.system.formatting import counted
+
+
+def unknown_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
+    return [
+        Fault(
+            f"{where}[{place}]",
+            f'"{name}" is not a class of the data, whose classes are {quoted(class_names)}.',
+            did_you_mean(name, class_names),
+        )
+        for place, name in enumerate(names)
+        if name not in class_names
+    ]
+
+
+def repeated_faults(where: str, names: Sequence[str]) -> list[Fault]:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return [Fault(where, f"{quoted(twice)} stands there more than once.")] if twice else []
+
+
+_ORGANS = (
+    "bladder",
+    "femur-left",
+    "femur-right",
+    "heart",
+    "kidney-left",
+    "kidney-right",
+    "liver",
+    "lung-left",
+    "lung-right",
+    "pancreas",
+    "spleen",
+)
+_CLASSES: dict[str, tuple[str, ...]] = {
+    "pathmnist": (
+        "adipose",
+        "background",
+        "debris",
+        "lymphocytes",
+        "mucus",
+        "smooth muscle",
+        "normal colon mucosa",
+        "cancer-associated stroma",
+        "colorectal adenocarcinoma epithelium",
+    ),
+    "chestmnist": (
+        "Atelectasis",
+        "Cardiomegaly",
+        "Pleural Effusion",
+        "Infiltration",
+        "Mass",
+        "Nodule",
+        "Pneumonia",
+        "Pneumothorax",
+        "Consolidation",
+        "Edema",
+        "Emphysema",
+        "Fibrosis",
+        "Pleural Thickening",
+        "Hernia",
+    ),
+    "dermamnist": (
+        "actinic keratoses and intraepithelial carcinoma",
+        "basal cell carcinoma",
+        "benign keratosis-like lesions",
+        "dermatofibroma",
+        "melanoma",
+        "melanocytic nevi",
+        "vascular lesions",
+    ),
+    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    "pneumoniamnist": ("normal", "pneumonia"),
+    "retinamnist": ("grade 0", "grade 1", "grade 2", "grade 3", "grade 4"),
+    "breastmnist": ("malignant", "normal or benign"),
+    "bloodmnist": (
+        "basophil",
+        "eosinophil",
+        "erythroblast",
+        "immature granulocytes",
+        "lymphocyte",
+        "monocyte",
+        "neutrophil",
+        "platelet",
+    ),
+    "tissuemnist": (
+        "collecting duct, connecting tubule",
+        "distal convoluted tubule",
+        "glomerular endothelial cells",
+        "interstitial endothelial cells",
+        "leukocytes",
+        "podocytes",
+        "proximal tubule segments",
+        "thick ascending limb",
+    ),
+    "organamnist": _ORGANS,
+    "organcmnist": _ORGANS,
+    "organsmnist": _ORGANS,
+    "mnist": tuple("0123456789"),
+    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+}
+
+
+def known_classes(stem: str) -> tuple[str, ...]:
+    """Return the class names of a file by its stem (``octmnist``, ``octmnist_64``, ``cifar10_jpeg``), or none."""
+    return _CLASSES.get(re.sub(r"(_\d+|_jpeg)$", "", stem.lower()), ())
+
 
 NIH_CLASSES = (
     "Atelectasis",
@@ -70,17 +177,17 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     columns = _columns(spec, base, ("Image Index", "Finding Labels", "Patient ID", "View Position"))
     own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
     folder = base / spec.images
-    found = _files_by_name(folder)
+    paths = {name: Path(parent, name) for parent, _, names in os.walk(folder) for name in names}
     names = columns["Image Index"]
     table = _table(
-        files=tuple(found.get(name) or folder / name for name in names),
+        files=tuple(paths.get(name) or folder / name for name in names),
         labels=finding_matrix(columns["Finding Labels"], "|", own_names),
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
     )
     table = _nih_parts(spec, base, table, names)
     views = columns["View Position"]
-    return with_files_only(_only(table, np.full(len(views), True) if spec.view is None else views == spec.view), spec)
+    return with_files_only(table if spec.view is None else table.rows(np.flatnonzero(views == spec.view)), spec)
 
 
 def _nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
@@ -145,8 +252,13 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     columns = _columns(spec, base, ("dicom_id", "subject_id", "study_id", "ViewPosition", *classes))
     frontal = np.isin(columns["ViewPosition"], spec.views)
     columns = _rows(columns, frontal, f"have one of the views {quoted(spec.views)}")
+    if "fpath" in columns:
+        paths = [path if path.startswith("files/") else f"files/{path}" for path in columns["fpath"]]
+    else:
+        triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
+        paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
     table = _table(
-        files=tuple(base / spec.images / path for path in _mimic_paths(columns)),
+        files=tuple(base / spec.images / path for path in paths),
         labels=label_matrix(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
         patients=columns["subject_id"],
@@ -155,16 +267,9 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     return with_files_only(parted, spec)
 
 
-def _mimic_paths(columns: Columns) -> list[str]:
-    if "fpath" in columns:
-        return [path if path.startswith("files/") else f"files/{path}" for path in columns["fpath"]]
-    triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
-    return [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
-
-
 def _columns(spec: PictureSpec, base: Path, wanted: tuple[str, ...]) -> Columns:
     """Read the table and check the folder and the columns at once."""
-    faults = folder_faults(spec, base)
+    faults = missing_folder("data.images", base / spec.images)
     try:
         columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     except BadInput as bad:
@@ -195,11 +300,3 @@ def _table(
     """No source is known, and everything is "test" until split."""
     count = len(files)
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))
-
-
-def _only(table: LabelTable, keep: NDArray[np.bool_]) -> LabelTable:
-    return table.rows(np.flatnonzero(keep))
-
-
-def _files_by_name(folder: Path) -> dict[str, Path]:
-    return {name: Path(parent, name) for parent, _, names in os.walk(folder) for name in names}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from common.data.base.splits import Names
 from common.data.images.reading import PICTURES
-from common.data.splits.patient_disjoint import Names
 from common.data.tables.csv import LABEL_CELLS, PARTS, POSITIVE_CELLS, Columns
 from common.errors import BadInput, Fault, quoted
 
@@ -49,7 +49,7 @@ class Roles:
 
 
 def image_column(columns: Columns) -> str:
-    """The column that names picture files.
+    """Return the column that names picture files.
 
     Raises:
         BadInput: If there is none.
@@ -63,7 +63,7 @@ def image_column(columns: Columns) -> str:
 
 
 def patient_column(columns: Iterable[str], others: Collection[str] = ()) -> str | None:
-    """The first column whose name says that it names patients; ``others`` are for something else."""
+    """Return the first column whose name says that it names patients; ``others`` are for something else."""
     return next((name for name in columns if name not in others and _PATIENT.search(name)), None)
 
 
@@ -78,34 +78,29 @@ def roles_of(columns: Columns, image: str, patient: str | None = None) -> Roles:
         BadInput: If no column holds labels.
     """
     of_patients = patient or patient_column(columns, (image,))
-    split = next((name for name, cells in columns.items() if _SPLIT.match(name) and _is_split(cells)), None)
+    values = {name: {cell.strip() for cell in np.unique(cells)} for name, cells in columns.items()}
+    splits = [
+        name for name in columns if _SPLIT.match(name) and {value.lower() for value in values[name]} <= PARTS.keys()
+    ]
+    split = next(iter(splits), None)
     rest = [name for name in columns if name not in (image, of_patients, split)]
-    labels = tuple(name for name in rest if _is_label(columns[name]))
+    labels = tuple(
+        name
+        for name in rest
+        if values[name] <= LABEL_CELLS and not values[name].isdisjoint(POSITIVE_CELLS) and len(values[name]) > 1
+    )
     if labels:
         counts = {name: int(np.isin(np.char.strip(columns[name]), POSITIVE_CELLS).sum()) for name in labels}
-        exclusive = len(labels) > 1 and _exclusive([columns[name] for name in labels])
+        positives = np.sum([np.isin(np.char.strip(columns[name]), POSITIVE_CELLS) for name in labels], axis=0)
+        exclusive = len(labels) > 1 and bool((positives == 1).all())
         return Roles(image, of_patients, split, labels, None, "|", counts, exclusive)
-    finding, separator, found = _finding_column(columns, rest)
+    finding, separator, counts = _finding_column(columns, rest)
     one_each = not any(separator in cell for cell in np.unique(columns[finding]))
-    return Roles(image, of_patients, split, (), finding, separator, found, one_each)
-
-
-def _is_split(cells: Names) -> bool:
-    return {cell.strip().lower() for cell in np.unique(cells)} <= PARTS.keys()
-
-
-def _is_label(cells: Names) -> bool:
-    found = {cell.strip() for cell in np.unique(cells)}
-    return found <= LABEL_CELLS and not found.isdisjoint(POSITIVE_CELLS) and len(found) > 1
-
-
-def _exclusive(labels: Iterable[Names]) -> bool:
-    positives = np.sum([np.isin(np.char.strip(cells), POSITIVE_CELLS) for cells in labels], axis=0)
-    return bool((positives == 1).all())
+    return Roles(image, of_patients, split, (), finding, separator, counts, one_each)
 
 
 def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, dict[str, int]]:
-    """The column whose cells name classes; one that is called so comes first."""
+    """Return the column whose cells name classes; one that is called so comes first."""
     for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
         separator = next((mark for mark in _SEPARATORS if any(mark in cell for cell in columns[name])), "|")
         counts = Counter(part.strip() for cell in columns[name] for part in cell.split(separator) if part.strip())
@@ -118,7 +113,7 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
 
 
 def picture_folder(table: Path, names: Names) -> Path | None:
-    """The folder beside a table in which most of its pictures lie; None where there is none."""
+    """Return the folder beside a table in which most of its pictures lie; None where there is none."""
     beside = [table.parent, *sorted(folder for folder in table.parent.rglob("*") if folder.is_dir())]
     looked_at = names[:_LOOKED_AT]
     there = {folder: sum((folder / name).is_file() for name in looked_at) for folder in beside}

@@ -1,19 +1,215 @@
-"""The backbones by name: images in, one vector of features per image out."""
+"""The backbones by name: images ``(batch, channels, size, size)`` in, one vector of features per image out.
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple, cast
+Besides ours: timm's, torchvision's, MONAI's, TorchXRayVision's, and those of a site's own packages, each made with
+random weights and without its own classifier. No weights are downloaded.
+"""
+
+import copy
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
 
-from common.errors import BadInput
-from common.models.zoo.batch_norm import make_steady
-from common.models.zoo.efficientnet_lite import WIDTH, EfficientNetLite0
-from common.models.zoo.external import external_backbone
-from common.models.zoo.small_cnns import fedsld_cnn, femnist_cnn, tiny_cnn
+from common.errors import BadInput, Fault, did_you_mean
+from common.models.zoo.networks import (
+    WIDTH,
+    EfficientNetLite0,
+    fedsld_cnn,
+    femnist_cnn,
+    make_steady,
+    tiny_cnn,
+    unifed_resnet18,
+    unifed_vgg11,
+    vgg11,
+)
 from common.models.zoo.spec import Architecture, is_external
-from common.models.zoo.unifed_resnet import unifed_resnet18
-from common.models.zoo.vgg import unifed_vgg11, vgg11
+from common.plugins import MODELS, is_offered, loaded
+
+USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
+"""Sides of an image in pixels that are tried where the wanted one does not fit."""
+CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
+"""Where torchvision's and MONAI's classifiers have their last layers."""
+MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
+"""MONAI's networks whose features a head takes, beside its EfficientNets."""
+
+
+def external_backbone(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
+    """Return a freshly initialised backbone and the width of its features; draws from torch's current random state.
+
+    Args:
+        name: As :func:`common.models.zoo.spec.is_external` has it.
+
+    Raises:
+        BadInput: If there is no such network, or it does not take these images.
+    """
+    source, _, inner = name.partition(":")
+    module = _SOURCES[source](inner, channels, image_size)
+    return module, _width(name, module, channels, image_size)
+
+
+def _timm(name: str, channels: int, image_size: int) -> nn.Module:
+    import timm  # takes seconds to import
+
+    if not timm.is_model(name):
+        raise _unknown(f"timm:{name}", timm.list_models())
+    options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
+    try:
+        return timm.create_model(name, img_size=image_size, **options)
+    except TypeError:  # most networks take images of any size, and have no such option
+        return timm.create_model(name, **options)
+
+
+def _torchvision(name: str, channels: int, image_size: int) -> nn.Module:
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if name not in known:
+        raise _unknown(f"torchvision:{name}", known)
+    builder = models.get_model_builder(name)
+    options = {"weights": None}
+    if "image_size" in inspect.signature(builder).parameters or name.startswith("vit_"):
+        options["image_size"] = image_size  # type: ignore[assignment]
+    if name.startswith(("inception", "googlenet")):
+        options["init_weights"] = options["aux_logits"] = False  # type: ignore[assignment]
+    network = cast(nn.Module, builder(**options))
+    _without_classifier(network, f"torchvision:{name}")
+    if channels != 3:
+        _with_channels(network, channels)
+    return network
+
+
+def _monai(name: str, channels: int, image_size: int) -> nn.Module:
+    """Build one of MONAI's classifiers for images of two dimensions."""
+    _refuse_missing("monai")
+    from monai.networks import nets
+
+    known = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
+    known += [f"efficientnet-b{number}" for number in range(9)]
+    if name not in known:
+        raise _unknown(f"monai:{name}", known)
+    options: dict[str, Any] = {"spatial_dims": 2}
+    options["n_input_channels" if name.startswith("resnet") else "in_channels"] = channels
+    options["out_channels" if name.startswith("DenseNet") else "num_classes"] = 1
+    if name.startswith("efficientnet"):
+        options |= {"model_name": name, "pretrained": False}
+        name = "EfficientNetBN"
+    network = cast(nn.Module, getattr(nets, name)(**options))
+    _without_classifier(network, f"monai:{name}")
+    return network
+
+
+def _torchxrayvision(name: str, channels: int, image_size: int) -> nn.Module:
+    _refuse_missing("torchxrayvision")
+    from torchxrayvision import models
+
+    if name != "densenet121":
+        raise _unknown(f"torchxrayvision:{name}", ["densenet121"])
+    network = cast(nn.Module, models.DenseNet(in_channels=channels, **models.get_densenet_params("densenet121")))
+    network.classifier = nn.Identity()
+    return network
+
+
+def _refuse_missing(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        problem = f"{package} is not installed."
+        raise BadInput([Fault("model.architecture", problem, f"pip install {package}")])
+
+
+def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
+    factory = loaded(MODELS, name)
+    try:
+        module = factory(channels, image_size)
+    except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+        problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
+        raise BadInput([Fault(f"plugin:{name}", problem)]) from error
+    if not isinstance(module, nn.Module):
+        problem = f"made a {type(module).__name__}, not a torch.nn.Module."
+        raise BadInput([Fault(f"plugin:{name}", problem)])
+    if is_offered(name):  # somebody may hold it: training must not change it, nor make it another plug-in
+        module = copy.deepcopy(module)
+    return module.float()
+
+
+_SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "monai": _monai,
+    "torchxrayvision": _torchxrayvision,
+    "plugin": _plugin,
+}
+
+
+def _unknown(name: str, names: list[str]) -> BadInput:
+    source = name.partition(":")[0]
+    near = did_you_mean(name, [f"{source}:{network}" for network in names])
+    return BadInput([Fault("model.architecture", f'{source} has no network "{name}".', near)])
+
+
+def _width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
+    """Try it on an image: in evaluation nothing is drawn and no running statistic moves.
+
+    Raises:
+        BadInput: If it does not take the image, or gives something else than a vector.
+    """
+    was_training = module.training
+    device = next((value.device for value in module.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            features = module.eval()(torch.zeros(1, channels, image_size, image_size, device=device))
+    except Exception as error:  # somebody else's code: it may raise anything
+        reason = str(error).strip().rstrip(".")
+        problem = f"{name} does not take images of {image_size} pixels and {channels} channels: {reason}."
+        raise BadInput([Fault("model.image_size", problem, _size_that_fits(module, channels, device))]) from error
+    module.train(was_training)
+    if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 1:
+        shape = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
+        problem = f"{name} gives {shape} for one image; one vector of features is needed, (1, width)."
+        raise BadInput([Fault("model.architecture", problem)])
+    return int(features.shape[1])
+
+
+def _size_that_fits(module: nn.Module, channels: int, device: torch.device) -> str:
+    """Name the smallest usual image size that a network takes."""
+    for size in USUAL_SIZES:
+        try:
+            with torch.no_grad():
+                module(torch.zeros(1, channels, size, size, device=device))
+        except Exception:  # somebody else's code: it may raise anything
+            continue
+        return f"It takes {size} pixels, for instance."
+    return "Each network has sizes of its own."
+
+
+def _without_classifier(network: nn.Module, name: str) -> None:
+    """Take off the last dense layer; what comes before it in the classifier stays."""
+    place = next((part for part in CLASSIFIERS if hasattr(network, part)), "")
+    layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
+    if not layers:
+        problem = f"{name} has no dense layer at its end that could be taken off."
+        raise BadInput([Fault("model.architecture", problem, 'Try the same network as "timm:...".')])
+    parent, _, last = layers[-1].rpartition(".")
+    setattr(network.get_submodule(parent), last, nn.Identity())
+
+
+def _with_channels(network: nn.Module, channels: int) -> None:
+    """Put a first convolution for another number of channels in the place of the one there is."""
+    modules = network.named_modules()
+    name, first = next((name, module) for name, module in modules if isinstance(module, nn.Conv2d))
+    parent, _, last = name.rpartition(".")
+    stem = nn.Conv2d(
+        channels,
+        first.out_channels,
+        cast(Any, first.kernel_size),
+        cast(Any, first.stride),
+        cast(Any, first.padding),
+        cast(Any, first.dilation),
+        bias=first.bias is not None,
+    )
+    setattr(network.get_submodule(parent), last, stem)
 
 
 class Backbone(NamedTuple):
@@ -46,7 +242,7 @@ def _resnet18(channels: int) -> nn.Module:
 
 
 def _stem(channels: int, mode: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
-    """The 7x7 convolution of both, for another number of channels, initialised as torchvision does."""
+    """Return the 7x7 convolution of both, for another number of channels, initialised as torchvision does."""
     stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(stem.weight, mode=mode, nonlinearity="relu")
     return stem

@@ -33,7 +33,7 @@ _EXTERNAL = re.compile(f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_P
 
 
 def is_external(architecture: str) -> bool:
-    """Whether a name stands for a network that is not ours.
+    """Return whether a name stands for a network that is not ours.
 
     ``timm:NAME``, ``torchvision:NAME``, ``monai:NAME``, ``torchxrayvision:NAME``, ``plugin:NAME``.
     """
@@ -41,7 +41,7 @@ def is_external(architecture: str) -> bool:
 
 
 def _external_too(value: Any, ours: ValidatorFunctionWrapHandler) -> Architecture:
-    """Whether there is such a network, is said where it is built."""
+    """Take others' networks by name; whether there is such a network is checked where it is built."""
     external = isinstance(value, str) and is_external(value)
     return cast(Architecture, value if external else ours(value))
 
@@ -100,7 +100,7 @@ _XRAY = (Normalisation((0.5,) * 3, (0.5 / 1024,) * 3), Normalisation((0.5,), (0.
 
 
 def traits_of(architecture: str) -> Traits:
-    """What is fixed by the choice of an architecture; of others any size, and ImageNet's normalisation of pixels."""
+    """Return what an architecture fixes; networks that are not ours take any size, normalised as for ImageNet."""
     if not is_external(architecture):
         return TRAITS[cast(Architecture, architecture)]
     return Traits(1, *(_XRAY if architecture.startswith("torchxrayvision:") else _IMAGENET))
@@ -186,12 +186,12 @@ class ModelSpec(BaseModel):
 
     @property
     def backbone_frozen(self) -> bool:
-        """Whether nothing of the backbone is trained."""
+        """Return whether nothing of the backbone is trained."""
         return self.train in ("head", "neck")
 
     @property
     def norm_frozen(self) -> bool:
-        """Whether no normalisation layer of the backbone is trained."""
+        """Return whether no normalisation layer of the backbone is trained."""
         return self.backbone_frozen or self.train.startswith("lora:")
 
     @property

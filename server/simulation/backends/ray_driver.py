@@ -24,7 +24,7 @@ import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from common.data.images.decoded import of_raw
+from common.data.base.image_set import of_raw
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from server.simulation.backends import cluster
 from server.simulation.backends.cluster import Wanted, Workers, choose_workers

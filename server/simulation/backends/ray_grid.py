@@ -8,8 +8,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from common.data.base.image_set import Splits
-from common.data.images.decoded import raw, shapes, taken_apart
+from common.data.base.image_set import Splits, raw, shapes, taken_apart
 from common.system.memory_use import keep_large_buffers
 from common.system.stopping import wait_if_ending
 from server.simulation.backends.frames import Frame

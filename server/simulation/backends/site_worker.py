@@ -16,7 +16,7 @@ import ray
 from flwr.clientapp import ClientApp
 
 from common.config import Experiment
-from common.data.images.decoded import put_together
+from common.data.base.image_set import put_together
 from common.errors import stop_on
 from common.simulation import receive_data
 from server.simulation.backends.cluster import version_faults, versions

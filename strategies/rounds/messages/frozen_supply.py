@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from common.models.frozen import NOT_HERE, FrozenPart
+from common.models.state import NOT_HERE, FrozenPart
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Groups
 

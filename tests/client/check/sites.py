@@ -13,7 +13,7 @@ from client.check.run import check
 from client.site.init import prepare
 from client.site.site_file import Settings
 from common.config import read_experiment
-from common.data.sources.phantom import PHANTOM_CLASSES, phantoms
+from common.data.sources.built_in import PHANTOM_CLASSES, phantoms
 from common.security.identity import SiteKit, public_line, read_key, write_toml
 from server.coordinator.authority import issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile

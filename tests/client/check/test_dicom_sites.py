@@ -11,7 +11,7 @@ from pydicom import uid
 from client.check.data import check_data
 from client.site.settings import read_settings
 from common.data.base.image_set import own_patients
-from common.data.base.spec_tables import FolderSpec
+from common.data.base.spec import FolderSpec
 from common.data.images.syntaxes import READ_BY
 from common.data.sources.folder import open_folder
 from tests.common.data.dicom_files import dicom

@@ -27,7 +27,7 @@ from client.site.settings import open_site
 from client.site.site_file import read_file_only
 from client.training import network_cache
 from common.config import Plan, plan_of, read_experiment
-from common.data.sources.phantom import phantoms
+from common.data.sources.built_in import phantoms
 from common.models.network import SplitNetwork, build
 from common.system.stopping import STOPPED_ON_REQUEST
 from common.wire.roll_call import RollCall

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common.data.base.spec import NpzSpec
-from common.data.base.spec_base import Rendering
+from common.data.base.spec import NpzSpec, Rendering
 from common.data.images.headers import dicom_heads
 from common.data.images.reading import ImageForm, decode_all
 from common.data.load import load

@@ -19,7 +19,7 @@ import imagecodecs
 import pydicom
 from pydicom import uid
 
-from common.data.base.spec_base import Rendering
+from common.data.base.spec import Rendering
 from common.data.images.reading import ImageForm, decode_all, is_dicom
 from tests.common.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
 from tests.common.data.nifti_files import volume, write

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydicom import uid
 
-from common.data.base.spec_base import Rendering
+from common.data.base.spec import Rendering
 from common.data.images.dicom import dicom_pixels
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from common.data.base.image_set import ImageSet, Skipped, Splits
-from common.data.images.decoded import PARTS, of_raw, put_together, raw, shapes, taken_apart
+from common.data.base.image_set import PARTS, ImageSet, Skipped, Splits, of_raw, put_together, raw, shapes, taken_apart
 from tests.common.data.conftest import splits_of
 
 

@@ -15,12 +15,10 @@ from PIL import Image
 from pydicom.dataset import Dataset
 
 from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, largest_content, memory_of_machine
-from common.data.base.spec import NpzSpec
-from common.data.base.spec_base import Rendering
-from common.data.base.spec_tables import FolderSpec
-from common.data.images import bands
+from common.data.base.spec import FolderSpec, NpzSpec, Rendering
+from common.data.images import reading
 from common.data.images.dicom import dicom_pixels
-from common.data.images.frame_size import decoder_tables
+from common.data.images.headers import decoder_tables
 from common.data.images.reading import picture
 from common.data.load import load
 from common.data.sources.npz_file import opened_npz
@@ -174,7 +172,7 @@ FORMS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_picture_is_the_same_in_bands(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dicom_pixels(FORMS[form]())
-    monkeypatch.setattr(bands, "BAND", 5 * 52)
+    monkeypatch.setattr(reading, "BAND", 5 * 52)
     np.testing.assert_array_equal(dicom_pixels(FORMS[form]()), whole)
 
 

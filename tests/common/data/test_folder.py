@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from common.data.base.spec_tables import FolderSpec
+from common.data.base.spec import FolderSpec
 from common.data.load import faults, load
 from common.errors import BadInput
 

@@ -16,7 +16,7 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.pixels.utils import pixel_array
 from pydicom.uid import ExplicitVRBigEndian
 
-from common.data.base.spec_base import Rendering
+from common.data.base.spec import Rendering
 from common.data.images.dicom import dicom_pixels
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from common.data.base.image_set import ImageSet, Splits
+from common.data.partition.by_label import all_dealt, dealt, pathological_shares, practical_shares, rest_dropped
 from common.data.partition.division import Division
-from common.data.partition.label_shares import all_dealt, dealt, pathological_shares, practical_shares, rest_dropped
 from common.data.partition.partition import partition, partition_faults
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput

@@ -8,8 +8,8 @@ import pytest
 from common.data.base.image_set import Splits
 from common.data.base.spec import DigitsSpec, PhantomSpec
 from common.data.load import faults, load
-from common.data.sources import digits
-from common.data.sources.phantom import PHANTOM_CLASSES, phantoms
+from common.data.sources import built_in
+from common.data.sources.built_in import PHANTOM_CLASSES, phantoms
 
 
 def disjoint(splits: Splits) -> bool:
@@ -36,11 +36,11 @@ def test_digits_are_those_of_the_library(elsewhere: bool, monkeypatch: pytest.Mo
 
     if elsewhere:
         monkeypatch.setattr(Path, "is_file", lambda file: False)
-    digits._images_and_digits.cache_clear()
-    images, labels = digits._images_and_digits(None)
+    built_in._images_and_digits.cache_clear()
+    images, labels = built_in._images_and_digits(None)
     np.testing.assert_array_equal(images, np.round(of_the_library().images * (255 / 16)))
     np.testing.assert_array_equal(labels, of_the_library().target)
-    digits._images_and_digits.cache_clear()
+    built_in._images_and_digits.cache_clear()
 
 
 def test_phantom_patients_stand_on_one_side_with_one_to_three_images(splits: Splits) -> None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data.partition.class_draws import lists_without_missing
-from common.data.partition.partition import partition, partition_faults
+from common.data.partition.partition import lists_without_missing, partition, partition_faults
 from common.data.partition.spec import MissingClassesSpec
 from common.errors import BadInput
 from tests.common.data.conftest import splits_of

@@ -13,8 +13,7 @@ import pytest
 from nibabel import orientations
 from numpy.typing import NDArray
 
-from common.data.base.spec_base import Axis, Rendering
-from common.data.base.spec_tables import FolderSpec
+from common.data.base.spec import Axis, FolderSpec, Rendering
 from common.data.images import nifti
 from common.data.images.nifti import nifti_pixels
 from common.data.images.reading import ImageForm, decode_all, picture

@@ -17,7 +17,7 @@ from pydicom import uid
 import studies.cli
 from client.check.data import check_data
 from client.site.settings import read_settings
-from common.data.base.spec_tables import DicomwebSpec
+from common.data.base.spec import DicomwebSpec
 from common.data.images.dicom import dicom_pixels
 from common.data.load import load
 from common.errors import BadInput
@@ -32,7 +32,7 @@ STUDIES = 30
 ROOT = Path(__file__).parents[3]
 LOAD = """
 import pathlib, sys
-from common.data.base.spec_tables import DicomwebSpec
+from common.data.base.spec import DicomwebSpec
 from common.data.load import load
 folder = pathlib.Path(sys.argv[1])
 load(DicomwebSpec.model_validate_json((folder / "spec.json").read_text()), folder)

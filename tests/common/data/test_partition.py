@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from common.data.base.image_set import Splits
-from common.data.partition.class_draws import deal_classes, random_owners
 from common.data.partition.paper_tables import class_names_of
-from common.data.partition.partition import SitePart, partition, partition_faults, site_images
+from common.data.partition.partition import (
+    SitePart,
+    deal_classes,
+    partition,
+    partition_faults,
+    random_owners,
+    site_images,
+)
 from common.data.partition.spec import (
     ClassListsSpec,
     ClassSubsetsSpec,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.config import Experiment
-from common.data.images.decoded import put_together, taken_apart
+from common.data.base.image_set import put_together, taken_apart
 from common.data.partition.partition import partition
 from common.data.partition.spec import LabelSkewSpec, TasksSpec
 from common.simulation import SimulatedData, images_of, receive_data, simulated_data, whole_data

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.data.base.image_set import UNKNOWN_PATIENT, are_known, own_patients
-from common.data.splits.patient_disjoint import (
+from common.data.base.splits import (
     hold_out,
     parts_of,
     patient_split,

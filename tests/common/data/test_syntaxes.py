@@ -17,8 +17,7 @@ from pydicom.pixels import get_decoder
 from pydicom.pixels.utils import pixel_array
 
 from common.data.images.dicom import dicom_pixels
-from common.data.images.jpeg import register
-from common.data.images.syntaxes import READ_BY, is_readable
+from common.data.images.syntaxes import READ_BY, is_readable, register
 from tests.common.data.dicom_syntaxes import (
     as_jpeg,
     by_gdcm,

@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.models.network import build, model_faults
 from common.models.saved import load_model
 from common.models.state import layout_of, read_state, write_state
-from common.models.zoo import external
+from common.models.zoo import registry
 from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, found, stamp_of
 from server.export.weights import make_weights
@@ -113,7 +113,7 @@ def test_a_network_that_cannot_be_made_is_said_before_anything_is_trained(name: 
 
 @pytest.mark.parametrize("package", ["monai", "torchxrayvision"])
 def test_a_library_that_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     (fault,) = model_faults(spec(f"{package}:densenet121"), Path())
     assert str(fault) == f"model.architecture: {package} is not installed. pip install {package}"
 
@@ -173,7 +173,7 @@ def test_group_normalisation_is_refused_where_batch_normalisation_does_more() ->
 def test_a_plug_in_that_makes_something_else_is_named(
     made: object, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external, "loaded", lambda group, name: made)
+    monkeypatch.setattr(registry, "loaded", lambda group, name: made)
     with pytest.raises(BadInput, match=words):
         build(spec("plugin:stairs", 1, 16), CLASSES, 3)
 

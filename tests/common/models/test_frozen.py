@@ -11,10 +11,9 @@ from pydantic import ValidationError
 
 from client.site.frozen_parts import FrozenParts
 from common.errors import BadInput
-from common.models.frozen import FrozenPart, built_frozen, frozen_tensors, naming
 from common.models.network import SplitNetwork, build, freeze_batch_norm, model_faults, train_mode, unfreeze
 from common.models.saved import load_model, save_model
-from common.models.state import layout_of, read_state, state_sha256
+from common.models.state import FrozenPart, built_frozen, frozen_tensors, layout_of, naming, read_state, state_sha256
 from common.models.trained import Standardised
 from common.models.zoo.spec import ModelSpec
 

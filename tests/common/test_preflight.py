@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from common.errors import BadInput, Fault
-from common.system import before_start
-from common.system.before_start import FLOWER, date_faults, flower_faults, place_faults, port_faults, slow_to_end
+from common.system import preflight
+from common.system.preflight import FLOWER, date_faults, delayed_exit, flower_faults, place_faults, port_faults
 
 DAY = dt.timedelta(days=1)
 
@@ -67,7 +67,7 @@ def test_a_place_needs_a_folder_room_and_rights(tmp_path: Path, monkeypatch: pyt
 def test_another_flower_is_told_with_the_line_that_installs_ours(
     installed: str, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(before_start, "version", lambda name: installed)
+    monkeypatch.setattr(preflight, "version", lambda name: installed)
     said = [str(fault) for fault in flower_faults()]
     wrong = f"flwr: {installed} is installed; this release works with 1.39 and later, before 1.43. "
     wrong += 'Run: pip install "flwr>=1.39,<1.43"'
@@ -84,10 +84,10 @@ def test_a_refused_program_that_is_started_again_waits_for_a_file_to_change(
     held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(before_start, "LOOK_S", 0.01)
+    monkeypatch.setattr(preflight, "LOOK_S", 0.01)
     fixed = threading.Timer(0.2, (tmp_path / "site.toml").touch)
     fixed.start()
-    with pytest.raises(BadInput), slow_to_end(tmp_path, told.append, (BadInput,), held=held):
+    with pytest.raises(BadInput), delayed_exit(tmp_path, told.append, (BadInput,), held=held):
         raise BadInput([Fault("site.toml", "is not there.")])
     assert fixed.is_alive() != held
     assert (

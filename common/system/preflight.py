@@ -29,7 +29,7 @@ HELD_S, LOOK_S = 900.0, 2.0
 
 
 @contextmanager
-def slow_to_end(
+def delayed_exit(
     folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
 ) -> Iterator[None]:
     """After a fault or a refusal wait until a file of the folder changes, at most ``HELD_S``; then raise it.
@@ -53,7 +53,7 @@ def slow_to_end(
 
 
 def _state_of(folder: Path) -> tuple[tuple[str, float], ...]:
-    """The files of a folder that people write, by name and time."""
+    """Return the files of a folder that people write, by name and time."""
     try:
         return tuple(sorted((one.name, one.stat().st_mtime) for one in folder.iterdir() if one.is_file()))
     except OSError:
@@ -61,7 +61,7 @@ def _state_of(folder: Path) -> tuple[tuple[str, float], ...]:
 
 
 def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
-    """Why a port cannot be opened; empty where it can. Port 0 is any."""
+    """Return why a port cannot be opened; empty where it can. Port 0 is any."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not keep it
@@ -74,7 +74,7 @@ def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
 
 
 def place_faults(folder: Path) -> list[Fault]:
-    """Why nothing can be written into a folder, which need not exist yet; empty where it can."""
+    """Return why nothing can be written into a folder, which need not exist yet; empty where it can."""
     way = (folder, *folder.absolute().parents)
     place = next((one for one in way if one.exists() or one.is_symlink()), Path("/"))
     if not place.exists():
@@ -96,14 +96,14 @@ _OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml
 
 
 def others_folder_faults(out: Path) -> list[Fault]:
-    """Why ``--out`` cannot be a folder for several things: it is a run's, a hospital's or a coordinator's own."""
+    """Find out whether ``--out`` is the folder of a run, a hospital or a coordinator, where nothing else belongs."""
     owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
     problem = "is the folder of {}, and nothing else is written into it."
     return [Fault(f"--out {out}", problem.format(owner), "Name another folder.") for owner in owners[:1]]
 
 
 def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
-    """Why a certificate is of no use today; empty where it is."""
+    """Return why a certificate is of no use today; empty where it is."""
     now = dt.datetime.now(dt.UTC)
     today = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
     if now > certificate.not_valid_after_utc:
@@ -115,7 +115,7 @@ def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[
 
 
 def flower_faults() -> list[Fault]:
-    """Why the installed Flower is none that we work with; empty where it is."""
+    """Return why the installed Flower is none that we work with; empty where it is."""
     least, beyond = (".".join(map(str, one)) for one in FLOWER)
     try:
         installed = version("flwr")

@@ -1,23 +1,74 @@
-"""Radiograph phantoms: procedural, synthetic frontal chests with nine findings that can be seen.
+"""Data that needs no file: scikit-learn's handwritten digits (Alpaydin & Kaynak, UCI), and radiograph phantoms.
 
-No patient stands behind them and nothing about medicine follows from results on them. They are there so that a demo or
-a test runs without files, with the difficulties of the real thing: several findings at once, some that come together
-(a failing heart is wide, with oedema and effusions), some small, varying pose, exposure and noise.
+Phantoms are procedural, synthetic frontal chests with nine findings that can be seen. No patient stands behind them and
+nothing about medicine follows from results on them. They are there so that a demo or a test runs without files, with
+the difficulties of the real thing: several findings at once, some that come together (a failing heart is wide, with
+oedema and effusions), some small, varying pose, exposure and noise.
 
 Coordinates: x and y run from -1 to 1 over the image, y downwards; a patient's left is at positive x, as on a viewer.
 All arrays are float32 and of shape ``(batch, size, size)``; anatomy and findings are ``(batch, 1, 1)``.
 """
 
+import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits
-from common.data.base.spec import PhantomSpec
-from common.data.sources.digits import split_images
+from common.data.base.image_set import ImageSet, Splits, own_patients
+from common.data.base.spec import DigitsSpec, PhantomSpec
+from common.data.base.splits import any_positive, parts_of, patient_split
+from common.data.images.reading import resized
+
+
+def load_digits(spec: DigitsSpec) -> Splits:
+    """Return 1,797 images, ``(n, 8, 8)``, scaled from 0..16 to 0..255, split 70/10/20; each its own patient."""
+    images, digits = _images_and_digits(spec.image_size)
+    everything = ImageSet(
+        stored=images,
+        labels=np.asarray(digits[:, None] == np.arange(10), dtype=np.float32),
+        class_names=tuple("0123456789"),
+        patients=own_patients(len(images)),
+        sources=np.full(len(images), ""),
+    )
+    return split_images(everything, spec.split_seed)
+
+
+@functools.lru_cache(maxsize=1)
+def _images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return all images at one size, and the digit of each; kept, for the next run in this process."""
+    table = _table()
+    pixels = table[:, :-1].reshape(-1, 8, 8)
+    images = resized(np.round(pixels * (255 / 16)).astype(np.uint8), size, "pad")
+    images.flags.writeable = False
+    return images, table[:, -1].astype(np.int64)
+
+
+def _table() -> NDArray[np.float64]:
+    """64 pixels and the digit, ``(1797, 65)``: from the library's file, for its import takes a second of CPU."""
+    found = importlib.util.find_spec("sklearn")
+    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz" if found and found.origin else None
+    if file is not None and file.is_file():
+        return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits as read_digits  # of a release that keeps the file elsewhere
+
+    digits = read_digits()
+    return np.column_stack([digits.data, digits.target])
+
+
+def split_images(everything: ImageSet, seed: int) -> Splits:
+    """Split a whole set 70/10/20 by patient."""
+    split = patient_split(everything.patients, any_positive(everything.labels), seed)
+    parts = parts_of(everything.patients, split)
+    train, validation, test = (
+        everything.rows(np.flatnonzero(parts == part)) for part in ("train", "validation", "test")
+    )
+    return Splits(train, validation, test)
+
 
 Plane = NDArray[np.floating[Any]]
 Random = np.random.Generator
@@ -115,7 +166,7 @@ class Anatomy:
         )
 
     def rows(self, batch: slice) -> "Anatomy":
-        """The anatomy of a batch of images."""
+        """Return the anatomy of a batch of images."""
         return Anatomy(**{field.name: getattr(self, field.name)[batch] for field in fields(self)})
 
 
@@ -232,7 +283,7 @@ def _middle(scene: Scene, anatomy: Anatomy, cardiomegaly: Plane, emphysema: Plan
 
 
 def _disc(scene: Scene, least: float, most: float, brightness: float) -> Plane:
-    """A round shadow somewhere in a lung, its rim a little uneven if large."""
+    """Return a round shadow somewhere in a lung, its rim a little uneven if large."""
     radius = scene.draw(least, most)
     x, y = scene.side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
@@ -241,7 +292,7 @@ def _disc(scene: Scene, least: float, most: float, brightness: float) -> Plane:
 
 
 def _consolidation(scene: Scene) -> Plane:
-    """A patchy white area with an ill-defined edge in one lung."""
+    """Return a patchy white area with an ill-defined edge in one lung."""
     x, y = scene.side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
     area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
     patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
@@ -274,7 +325,7 @@ def _effusion(scene: Scene, anatomy: Anatomy) -> Plane:
 
 
 def _device(scene: Scene) -> Plane:
-    """A lead or catheter: a thin bright line from a shoulder down to the heart."""
+    """Return a lead or catheter: a thin bright line from a shoulder down to the heart."""
     side, end = scene.side(), scene.draw(-0.05, 0.35)
     start = scene.draw(0.4, 0.6)
     way = np.clip((scene.y + 0.75) / (end + 0.75), 0, 1)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from common.data.images.reading import NO_PICTURE, head_of, is_picture, opened_picture, why_unreadable
 from common.data.tables.csv import SAID_CELLS, Columns, column_faults, read_columns
@@ -103,17 +102,17 @@ class OwnData:
 
     @cached_property
     def patients(self) -> tuple[str, int] | None:
-        """What tells the patients, and their number; None where nothing does."""
+        """Return what tells the patients, and their number; None where nothing does."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.columns[self.roles.patient]))
         from common.data.images.headers import dicom_heads, dicom_patients
 
         heads = dicom_heads([self.images / name for name in self.columns[self.roles.image]])
-        found = dicom_patients(heads) if any(head.syntax for head in heads) else None
-        return None if found is None else ("PatientID of the DICOM files", len(set(found)))
+        patients = dicom_patients(heads) if any(head.syntax for head in heads) else None
+        return None if patients is None else ("PatientID of the DICOM files", len(set(patients)))
 
 
-def look(table: Path, images: Path | None, named: str | None, patient_column: str | None) -> OwnData:
+def inspect_table(table: Path, images: Path | None, named: str | None, patient_column: str | None) -> OwnData:
     """Read a table and find its pictures.
 
     Args:
@@ -137,14 +136,14 @@ def look(table: Path, images: Path | None, named: str | None, patient_column: st
         raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
     from common.data.images.headers import dicom_heads  # once nothing is wrong with the call
 
-    found = {name: cells[present] for name, cells in columns.items()}
-    roles = roles_of(found, column, patient_column)
-    spread = np.unique(np.linspace(0, len(found[column]) - 1, LOOKED_AT).round().astype(int))
-    files = [folder / name for name in found[column][spread]]
+    kept = {name: cells[present] for name, cells in columns.items()}
+    roles = roles_of(kept, column, patient_column)
+    spread = np.unique(np.linspace(0, len(kept[column]) - 1, LOOKED_AT).round().astype(int))
+    files = [folder / name for name in kept[column][spread]]
     heads = [head for file in files if (head := _head(file)) is not None]
     unreadable = Counter(filter(None, map(_why_unreadable, files, dicom_heads(files))))
     color, sizes = any(mode not in _GREY for mode, _ in heads), tuple(size for _, size in heads)
-    return OwnData(table, folder, found, roles, len(names), int(present.sum()), color, sizes, len(files), unreadable)
+    return OwnData(table, folder, kept, roles, len(names), int(present.sum()), color, sizes, len(files), unreadable)
 
 
 def _why_unreadable(picture: Path, head: "DicomHead") -> str:
@@ -156,13 +155,13 @@ def _why_unreadable(picture: Path, head: "DicomHead") -> str:
         return why_unreadable(error)
     if not head.syntax:
         return ""
-    from common.data.images.syntaxes import in_words, is_readable  # takes a second, and most tables have no DICOM
+    from common.data.images.syntaxes import is_readable, syntax_name  # takes a second, and most tables have no DICOM
 
-    return "" if is_readable(head.syntax) else f"packed as {in_words(head.syntax)}"
+    return "" if is_readable(head.syntax) else f"packed as {syntax_name(head.syntax)}"
 
 
 def _head(picture: Path) -> tuple[str, tuple[int, int]] | None:
-    """Mode, height and width, without decoding; None for DICOM, of which the run tells both."""
+    """Return mode, height and width, without decoding; None for DICOM, of which the run tells both."""
     try:
         with opened_picture(picture) as image:
             return image.mode, (image.height, image.width)
@@ -202,51 +201,48 @@ def _findings(data: OwnData) -> list[str]:
         source, count = data.patients
         lines.append(f"patients: {source}, {count} of them; no patient is split over two parts.")
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
-    if unknown := _without_label(data):
+    blank = {name: ~np.isin(np.char.strip(data.columns[name]), SAID_CELLS) for name in roles.label_columns}
+    if unknown := [f"{name} {cells.sum()}" for name, cells in blank.items() if cells.any()]:
         lines.append(f"    without a label (blank or -1), of {data.present}: {', '.join(unknown)}.")
     if rare := [name for name, count in roles.classes.items() if count < FEWEST_POSITIVES]:
         few = ", ".join(rare)
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
     if roles.label_columns:
         lines.append("    Remove what is no finding (sex, for instance) from label_columns.")
-    lines += _not_used(data)
+    used = {roles.image, roles.patient, roles.split, roles.finding, *roles.label_columns}
+    unused = [name for name in data.columns if name not in used]
+    if unused:
+        lines.append(f"    not used: {', '.join(unused)}.")
+    answers = {"yes", "no", "y", "n", "true", "false"}
+    words = []
+    for name in unused:
+        cells = {cell.strip().lower() for cell in np.unique(data.columns[name])} - {"", "-1"}
+        words += [name] if cells and cells <= answers else []
+    if words:
+        lines.append(f"    If these are findings, write 1 for yes and 0 for no, and try again: {', '.join(words)}.")
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
     return lines
 
 
-def _not_used(data: OwnData) -> list[str]:
-    """The columns that the experiment leaves out, and which of them may be findings all the same."""
-    unused = [name for name in data.columns if name not in _used(data.roles)]
-    words = [name for name in unused if _is_yes_or_no(data.columns[name])]
-    lines = [f"    not used: {', '.join(unused)}."] if unused else []
-    if words:
-        lines.append(f"    If these are findings, write 1 for yes and 0 for no, and try again: {', '.join(words)}.")
-    return lines
-
-
-def _used(roles: Roles) -> set[str | None]:
-    return {roles.image, roles.patient, roles.split, roles.finding, *roles.label_columns}
-
-
-def _is_yes_or_no(cells: NDArray[np.str_]) -> bool:
-    found = {cell.strip().lower() for cell in np.unique(cells)} - {"", "-1"}
-    return bool(found) and found <= {"yes", "no", "y", "n", "true", "false"}
-
-
-def _without_label(data: OwnData) -> list[str]:
-    """Each class with the number of rows that do not say whether the image shows it."""
-    counts = {
-        name: int((~np.isin(np.char.strip(data.columns[name]), SAID_CELLS)).sum()) for name in data.roles.label_columns
-    }
-    return [f"{name} {count}" for name, count in counts.items() if count]
-
-
 def _text(data: OwnData, out: Path) -> str:
-    """The file, with paths relative to its folder where they lie below it."""
+    """Return the file, with paths relative to its folder where they lie below it."""
     roles, folder = data.roles, out.parent
-    columns = [*_patient_lines(data), *_label_lines(roles)]
-    columns += [f"split_column = {json_text(roles.split)}"] if roles.split else []
+    if roles.patient:
+        columns = [f"patient_column = {json_text(roles.patient)}"]
+    elif data.patients:
+        columns = ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
+    else:
+        columns = ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
+    if roles.label_columns:
+        columns.append(f"label_columns = {json_text(list(roles.label_columns))}")
+        columns.append('uncertain = "unknown"           # what -1 means; blank cells: nobody looked')
+    else:
+        columns.append(f"finding_column = {json_text(roles.finding)}")
+        columns.append(f"separator = {json_text(roles.separator)}")
+        columns.append(f"classes = {json_text(list(roles.classes))}   # remove what is no finding")
+    if roles.split:
+        columns.append(f"split_column = {json_text(roles.split)}")
     if data.present < data.rows:
         columns.append('missing_files = "ignore"        # rows without a picture are left out')
     sites = min(MOST_SITES, len(roles.classes))
@@ -264,29 +260,6 @@ def _text(data: OwnData, out: Path) -> str:
         sites=sites,
         shared=int(len(roles.classes) > sites),
     )
-
-
-def _patient_lines(data: OwnData) -> list[str]:
-    if data.roles.patient:
-        return [f"patient_column = {json_text(data.roles.patient)}"]
-    if data.patients:
-        return ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
-    return ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
-
-
-def _label_lines(roles: Roles) -> list[str]:
-    if roles.label_columns:
-        named = json_text(list(roles.label_columns))
-        return [
-            f"label_columns = {named}",
-            'uncertain = "unknown"           # what -1 means; blank cells: nobody looked',
-        ]
-    classes = json_text(list(roles.classes))
-    return [
-        f"finding_column = {json_text(roles.finding)}",
-        f"separator = {json_text(roles.separator)}",
-        f"classes = {classes}   # remove what is no finding",
-    ]
 
 
 def _path(path: Path, folder: Path) -> str:

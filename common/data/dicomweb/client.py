@@ -1,0 +1,276 @@
+"""Requests to a hospital's PACS: each bounded in size and time, several at once, the secret sent to this server alone.
+
+The PACS is the hospital's own; it could give wrong images in any case. The bounds are for servers that hang, break off
+or answer without end. An event loop in a thread of its own waits for the answers, because only there a limit of time
+holds for a whole request (name, handshake, a header that comes byte by byte), and there Ctrl-C can end it.
+"""
+
+import logging
+import re
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
+from typing import Self, cast
+
+import anyio
+import httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from common.errors import Fault
+
+SLOWEST = 100_000
+"""Bytes a second: an answer that comes slower than this, after its beginning, is broken off."""
+WAITS_S = (0.5, 1.0, 2.0)
+"""Pauses before another try."""
+MOST_SILENT = 3
+"""Requests without an answer, one after the other, after which the server is given up."""
+_ADVICE_SECRET = "Look into data.authentication and the secret; ask the PACS's administrator which rights it has."
+for _name in ("httpx", "httpcore"):  # their lines hold addresses, in which identifiers of patients' studies stand
+    logging.getLogger(_name).setLevel(logging.WARNING)
+
+
+class ServerFailed(Exception):
+    """No further request makes sense; the fault says why and what to do.
+
+    Attributes:
+        retry: Another try, a little later, may succeed.
+    """
+
+    def __init__(self, problem: str, remedy: str, *, retry: bool = False) -> None:
+        self.fault, self.retry = Fault("data.url", problem, remedy), retry
+        super().__init__(str(self.fault))
+
+
+class ResponseUnusable(ValueError):
+    """One answer is missing or unusable; its text is the reason, for the list of images that are left out."""
+
+
+class NotStored(ResponseUnusable):
+    """The server does not have what was asked for."""
+
+
+class NoResponse(ResponseUnusable):
+    """The server did not answer in time, or broke off."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the service lies and how it is reached.
+
+    Attributes:
+        authorization: Value of the header, empty for none.
+        context: Checks the server's certificate; None for plain HTTP.
+    """
+
+    url: str
+    context: ssl.SSLContext | None
+    authorization: str
+    timeout_s: float
+    connections: int
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return f"Server({self.url})"
+
+    @property
+    def name(self) -> str:
+        """Host and port, for messages."""
+        return httpx.URL(self.url).netloc.decode()
+
+
+@dataclass(frozen=True)
+class Response:
+    """A whole answer with status 200 or 204."""
+
+    content: bytearray
+    media_type: str
+
+
+class DicomwebClient:
+    """Sends requests inside a ``with``, which may be entered again. Methods may be called from several threads.
+
+    Attributes:
+        failed: Why no request makes sense any more; None where all is well.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.failed: ServerFailed | None = None
+        self._silent, self._pending = 0, set[Future[Response]]()
+        self._loop: AbstractContextManager[BlockingPortal]
+        self._portal: BlockingPortal
+
+    def __enter__(self) -> Self:
+        self._loop = start_blocking_portal(name="dicomweb")
+        self._portal = self._loop.__enter__()
+        self._portal.call(self._open)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Break off what is under way: threads that wait for it go on at once."""
+        for future in list(self._pending):
+            future.cancel()
+        self._portal.call(self._http.aclose)
+        self._portal.call(self._portal.stop, True)
+        self._loop.__exit__(None, None, None)
+
+    def get(self, path: str, accept: str, largest: int, parameters: Mapping[str, str] | None = None) -> Response:
+        """Return what lies at a path below the address, of at most ``largest`` bytes.
+
+        Args:
+            accept: Value of the header ``Accept``.
+
+        Raises:
+            ServerFailed: If no request makes sense any more.
+            ResponseUnusable: If this one has no usable answer.
+        """
+        if self.failed is not None:
+            raise self.failed
+        request = httpx.Request("GET", self.server.url + path, params=parameters, headers={"Accept": accept})
+        try:
+            future = self._portal.start_task_soon(self._with_retries, request, largest)
+        except RuntimeError:  # the loop has ended
+            raise ResponseUnusable("broken off") from None
+        try:
+            self._pending.add(future)
+            response = future.result()
+        except CancelledError:
+            raise ResponseUnusable("broken off") from None
+        except ServerFailed as failed:
+            self.failed = self.failed or failed
+            raise
+        except NoResponse:
+            self._silent += 1
+            if self._silent < MOST_SILENT:
+                raise
+            in_time = f"without a whole answer in time ({self.server.timeout_s:g} s)"
+            self.failed = self.failed or ServerFailed(
+                f"{self.server.name} left {MOST_SILENT} requests one after the other {in_time}.",
+                "Raise data.timeout_s where it reads from slow storage; what has arrived is kept.",
+            )
+            raise self.failed from None
+        finally:
+            self._pending.discard(future)
+        self._silent = 0
+        return response
+
+    async def _open(self) -> None:
+        headers = {"Accept-Encoding": "identity", "User-Agent": "polyclinic"}
+        if self.server.authorization:
+            headers["Authorization"] = self.server.authorization
+        self._turns = anyio.Semaphore(self.server.connections)
+        # Proxies and passwords of the environment are not for the hospital's own PACS.
+        self._http = httpx.AsyncClient(
+            verify=self.server.context or False,
+            headers=headers,
+            follow_redirects=False,
+            trust_env=False,
+            timeout=self.server.timeout_s,
+        )
+
+    async def _with_retries(self, request: httpx.Request, largest: int) -> Response:
+        pauses = list(WAITS_S)
+        while True:
+            try:
+                async with self._turns:
+                    return await self._sent(request, largest)
+            except ServerFailed as failed:
+                if not pauses or not failed.retry:
+                    raise
+            except NoResponse:  # its limit of time has passed already: one more try
+                if len(pauses) < len(WAITS_S):
+                    raise
+            await anyio.sleep(pauses.pop(0))
+
+    async def _sent(self, request: httpx.Request, largest: int) -> Response:
+        """Send a request and read its answer, within the limits of time and size."""
+        timeout_s, content = self.server.timeout_s, bytearray()
+        try:
+            with anyio.fail_after(timeout_s) as limit:
+                own = self._http.build_request("GET", request.url, headers=request.headers)
+                response = await self._http.send(own, stream=True)
+                async with aclosing(response):
+                    _refuse_unusable(response, self.server.name, largest)
+                    begin = anyio.current_time()
+                    chunks = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
+                    async with aclosing(chunks):  # else it is closed some time later, or never
+                        async for chunk in chunks:
+                            content += chunk
+                            _refuse_larger(len(content), largest)
+                            limit.deadline = begin + timeout_s + len(content) / SLOWEST
+            return Response(content, response.headers.get("content-type", ""))
+        except (TimeoutError, httpx.TimeoutException):
+            raise NoResponse(f"no whole answer in time (data.timeout_s = {timeout_s:g})") from None
+        except (httpx.ConnectError, UnicodeError) as error:  # the second of a name that no host can have
+            raise _connection_failure(error, self.server.name) from None
+        except httpx.TransportError as error:
+            raise NoResponse(f"the answer breaks off or is no HTTP ({type(error).__name__})") from None
+
+
+def _refuse_unusable(response: httpx.Response, server: str, largest: int) -> None:
+    """Refuse by status and headers what need not be read.
+
+    Raises:
+        ServerFailed: If the status is about the whole server.
+        ResponseUnusable: If it is about this answer.
+    """
+    status = response.status_code
+    if status == 401:
+        raise ServerFailed(f"{server} does not accept the authentication (401).", _ADVICE_SECRET)
+    if status == 403:
+        raise ServerFailed(f"{server} refuses access (403).", _ADVICE_SECRET)
+    if status == 407 or 300 <= status < 400:
+        target = re.match(r"https?://([^/?#]{1,80})", response.headers.get("location", ""))
+        problem = (
+            f"{server} sends on to {target[1] if target else 'another address'} ({status}), where nothing is sent."
+        )
+        remedy = "Give the address of the DICOMweb service itself in data.url, after all redirections."
+        raise ServerFailed(problem, remedy)
+    if status in (429, 502, 503, 504):
+        problem = f"{server} says that it is overloaded or not running ({status}), at each of several tries."
+        remedy = "Try again later, or with fewer data.connections; what has arrived is kept."
+        raise ServerFailed(problem, remedy, retry=True)
+    if status == 404:
+        raise NotStored("the server does not have it (404)")
+    if status not in (200, 204):
+        raise ResponseUnusable(f"the server answers {status}")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ResponseUnusable("the answer is compressed, which was not asked for")
+    length = response.headers.get("content-length", "")
+    _refuse_larger(int(length) if length.isdecimal() else 0, largest)
+
+
+def _refuse_larger(size: int, largest: int) -> None:
+    if size > largest:
+        raise ResponseUnusable(f"the answer is larger than {largest >> 20} MiB")
+
+
+def _connection_failure(error: Exception, server: str) -> ServerFailed:
+    """Return why no connection came about, by what lies under the library's own exception."""
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            problem = f"the certificate of {server} is not accepted: {cause.verify_message}."
+            remedy = "If the hospital has a CA of its own, name its certificate (PEM) in data.ca_file."
+            return ServerFailed(problem, remedy)
+        if isinstance(cause, ssl.SSLError):
+            reason = (cause.reason or "no reason given").replace("_", " ").lower()[:80]
+            remedy = "Is data.url right: https, and the port of the DICOMweb service?"
+            return ServerFailed(f"{server} does not speak TLS as expected ({reason}).", remedy)
+        if isinstance(cause, socket.gaierror | UnicodeError):
+            return ServerFailed(
+                f"the name of {server} is not known to this machine.", "Look into data.url, and the DNS."
+            )
+    problem = f"{server} cannot be reached: no connection at {len(WAITS_S) + 1} tries."
+    remedy = "Is it running, is data.url right, and does the firewall let this machine through?"
+    return ServerFailed(problem, remedy, retry=True)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(10):  # a chain of causes may be a circle
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__

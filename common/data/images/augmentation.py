@@ -1,0 +1,239 @@
+"""Random changes to training images, weak and strong: a whole batch at once on its own device, in pixel space.
+
+The weak ones are after Kulkarni et al., "Surgical Aggregation", ML4H 2024, whose Keras layers come in this order:
+rotation, horizontal flip, zoom, contrast; our translation stands before contrast. All but contrast make up one sampling
+grid, so an image is interpolated once, where Keras does it once per layer; pixels from outside are mirrored in.
+
+The strong ones are RandAugment, then Cutout: Cubuk et al., "RandAugment", CVPR Workshops 2020, in the form that Sohn et
+al., "FixMatch", NeurIPS 2020, gave it in their appendix: each image gets two of fourteen changes (n = 2), each of a
+strength drawn anew from its whole range (m = 10), and then loses a square of half its side. Departure: pixels from
+outside are mirrored in as above; theirs become black. On grey images ``_colour`` changes nothing.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.data.base.spec import AugmentationSpec
+from common.errors import BadInput, Fault
+from common.plugins import PLUGIN, TRANSFORMS, loaded
+
+DRAWS = 7
+"""Random numbers per image, always as many, so that turning one change off leaves the others as they were."""
+
+
+def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
+    """Return changed float pixels ``(batch, channels, height, width)``; the very same tensor if all is off.
+
+    Args:
+        images: Float pixels, 0..255.
+        spec: How much of what.
+        generator: On the CPU, wherever the images are, so that a GPU makes the same choices.
+
+    Raises:
+        BadInput: If the transform of a plug-in is not installed, or returns something else than such images.
+    """
+    if spec == AugmentationSpec():
+        return images
+    images = changed(images, spec, torch.rand(DRAWS, len(images), generator=generator))
+    if spec.transform is None:
+        return images
+    result = loaded(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
+    if not isinstance(result, Tensor) or result.shape != images.shape or not result.is_floating_point():
+        got = f"{result.dtype} {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+        problem = f'"{spec.transform}" made {got} of float pixels {tuple(images.shape)}; shape and kind must stay.'
+        raise BadInput([Fault("augmentation.transform", problem)])
+    return result.to(images)
+
+
+def changed(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
+    """Return ``images`` changed as the random numbers say, without drawing any.
+
+    Args:
+        images: Float pixels ``(batch, channels, height, width)``.
+        spec: How much of what.
+        draws: ``(7, batch)`` in [0, 1): turn, what lies below comes up, what lies right comes left, height, width,
+            contrast (in each of these 0.5 changes nothing, 0 and 1 are the extremes), and mirror (below 0.5).
+    """
+    assert images.is_floating_point(), images.dtype
+    turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
+    mirrored = (draws[6] < 0.5) & spec.horizontal_flip
+    if spec.rotation or spec.zoom or spec.translate:
+        sign = 1 - 2 * mirrored.float()  # a flip, then the zoom: a positive one shows more than the original
+        scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
+        linear = rotations(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
+        shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
+        images = sampled(images, torch.cat((linear, linear @ shift), 2))
+    elif spec.horizontal_flip:
+        images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
+    if not spec.contrast:
+        return images
+    factors = (1 + contrast * spec.contrast).to(images)[:, None, None, None]
+    mean = images.mean((2, 3), keepdim=True)  # of each channel of each image
+    return mean + (images - mean) * factors
+
+
+def rotations(turns: Tensor, images: Tensor) -> Tensor:
+    """Return matrices ``(batch, 2, 2)`` from output to input places; x and y run from -1 to 1 over the image."""
+    angles = 2 * math.pi * turns
+    cos, sin = angles.cos(), angles.sin()
+    aspect = images.shape[2] / images.shape[3]
+    return torch.stack((cos, -sin * aspect, sin / aspect, cos), 1).reshape(-1, 2, 2)
+
+
+def sampled(images: Tensor, transforms: Tensor) -> Tensor:
+    """Sample bilinearly at transformed places; ``transforms`` is ``(batch, 2, 3)``."""
+    grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+TIMES = 2
+HOLE = 0.5
+GREY = 127.0
+
+_DRAWS = 2 * TIMES + 2  # for each change which and how strong, and where the square lies
+_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+def strongly_augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return strongly changed float pixels 0..255, ``(batch, channels, height, width)``.
+
+    Args:
+        images: Float pixels; cut off at 0 and 255.
+        generator: On the CPU, wherever the images are.
+    """
+    return strongly_changed(images, torch.rand(_DRAWS, len(images), generator=generator))
+
+
+def strongly_changed(images: Tensor, draws: Tensor) -> Tensor:
+    """Return ``images`` changed as the random numbers say, without drawing any.
+
+    Args:
+        images: Float pixels ``(batch, channels, height, width)``.
+        draws: ``(6, batch)`` in [0, 1): which change and how strong, the same of the second; height and width of the
+            square's middle.
+    """
+    images = images.clamp(0, 255)
+    for which, strengths in zip((draws[:-2:2] * len(CHANGES)).long(), draws[1:-2:2], strict=True):
+        before = images
+        images = before.clone()
+        for number, change in enumerate(CHANGES):
+            chosen = (which == number).nonzero().flatten()
+            if len(chosen):
+                rows = chosen.to(images.device)
+                images[rows] = change(before[rows], strengths[chosen].to(images))
+    height, width = images.shape[2:]
+    half = HOLE * min(height, width) / 2
+    rows = torch.arange(height, device=images.device) + 0.5
+    columns = torch.arange(width, device=images.device) + 0.5
+    inside_y = (rows - draws[-2].to(images)[:, None] * height).abs() < half  # (batch, height)
+    inside_x = (columns - draws[-1].to(images)[:, None] * width).abs() < half  # (batch, width)
+    return torch.where((inside_y[:, :, None] & inside_x[:, None, :])[:, None], GREY, images)
+
+
+# ---------------------------------------------------------------------- changes: images, strengths (batch,) in [0, 1)
+
+
+def _identity(images: Tensor, strengths: Tensor) -> Tensor:
+    return images
+
+
+def _autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
+    """Stretch each channel to 0..255; one that is all alike stays."""
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
+
+
+def _equalized(images: Tensor, strengths: Tensor) -> Tensor:
+    from torchvision.transforms.v2.functional import equalize  # takes seconds to import
+
+    pixels: Tensor = equalize(images.round().to(torch.uint8))
+    return pixels.to(images)
+
+
+def _posterized(images: Tensor, strengths: Tensor) -> Tensor:
+    """Keep the 4 to 8 highest bits."""
+    step = 2 ** (4 - (5 * strengths).floor())[:, None, None, None]
+    return (images / step).floor() * step
+
+
+def _solarized(images: Tensor, strengths: Tensor) -> Tensor:
+    """Turn pixels from a threshold on, 0 to 256, into their negative."""
+    return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
+
+
+def _towards(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
+    """Keep 0.05 to 0.95 of the difference from another picture."""
+    return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
+
+
+def _brightness(images: Tensor, strengths: Tensor) -> Tensor:
+    return _towards(torch.zeros_like(images), images, strengths)
+
+
+def _contrast(images: Tensor, strengths: Tensor) -> Tensor:
+    return _towards(images.mean((1, 2, 3), keepdim=True), images, strengths)
+
+
+def _colour(images: Tensor, strengths: Tensor) -> Tensor:
+    if images.shape[1] == 1:
+        return images
+    grey = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
+    return _towards(grey, images, strengths)
+
+
+def _sharpness(images: Tensor, strengths: Tensor) -> Tensor:
+    """Towards a smoothed picture: the pixel five times with its eight neighbours."""
+    sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
+    smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
+    return _towards(smooth, images, strengths)
+
+
+def _rotated(images: Tensor, strengths: Tensor) -> Tensor:
+    """Rotate by up to 30 degrees either way."""
+    linear = rotations((2 * strengths - 1) * 30 / 360, images)
+    return sampled(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
+
+
+def _moved(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
+    """Sample with one entry of the identity's ``(2, 3)`` matrix moved by up to ``most`` either way."""
+    transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
+    transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
+    return sampled(images, transforms)
+
+
+def _sheared_x(images: Tensor, strengths: Tensor) -> Tensor:
+    return _moved(images, strengths, (0, 1), 0.3)
+
+
+def _sheared_y(images: Tensor, strengths: Tensor) -> Tensor:
+    return _moved(images, strengths, (1, 0), 0.3)
+
+
+def _translated_x(images: Tensor, strengths: Tensor) -> Tensor:
+    return _moved(images, strengths, (0, 2), 2 * 0.3)  # a side is 2 wide
+
+
+def _translated_y(images: Tensor, strengths: Tensor) -> Tensor:
+    return _moved(images, strengths, (1, 2), 2 * 0.3)
+
+
+CHANGES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    _autocontrast,
+    _brightness,
+    _colour,
+    _contrast,
+    _equalized,
+    _identity,
+    _posterized,
+    _rotated,
+    _sharpness,
+    _sheared_x,
+    _sheared_y,
+    _solarized,
+    _translated_x,
+    _translated_y,
+)

@@ -1,0 +1,156 @@
+"""What can be wrong with a partition: by its settings and the classes alone, and once the data is known."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from common.data.base.image_set import ImageSet, Splits
+from common.data.partition.division import Rows
+from common.data.partition.paper_tables import TABLES
+from common.data.partition.spec import (
+    ClassListsSpec,
+    ClassPartitionSpec,
+    ClassSubsetsSpec,
+    ClassTableSpec,
+    LabelSkewSpec,
+    MissingClassesSpec,
+    PartitionSpec,
+    RandomOwnersSpec,
+)
+from common.data.tables.presets import NIH_CLASSES, unknown_faults
+from common.errors import Fault, quoted
+from common.system.formatting import counted
+
+ClassLists = Mapping[str, tuple[str, ...]]
+
+
+def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
+    """Find what is wrong, knowing only the data set's classes; ``where`` is like ``"partition.shared"``."""
+    match spec:
+        case ClassSubsetsSpec():
+            return _subset_faults(class_names, spec)
+        case ClassListsSpec():
+            where = "partition.lists"
+            faults = [
+                fault
+                for site, names in spec.lists.items()
+                for fault in unknown_faults(f"{where}.{site}", names, class_names)
+            ]
+            return faults + orphan_faults(class_names, spec.lists, where, "Give each class to some site.")
+        case ClassTableSpec():
+            return _table_faults(class_names, spec)
+        case RandomOwnersSpec():
+            return _count_faults(spec)
+        case MissingClassesSpec():
+            left = len(class_names) - spec.missing
+            if left < 1:
+                problem = f"{spec.missing} missing classes leave none of {len(class_names)} to a site."
+                remedy = f"Take at most {len(class_names) - 1}."
+                return [*_count_faults(spec), Fault("partition.missing", problem, remedy)]
+            return [*_count_faults(spec), *(_coverage_faults(class_names, spec.sites, left) if spec.sites else [])]
+        case LabelSkewSpec() if spec.shards == "pathological":
+            return _coverage_faults(class_names, spec.sites, 2)
+        case LabelSkewSpec() if spec.sites > 12:
+            shares = "the shares of 80 %, 10 % and 1 % each of the others are more than all images"
+            problem = f"with {spec.sites} sites {shares}."
+            return [Fault("partition.sites", problem, 'Take at most 12 sites, or kind = "dirichlet".')]
+        case _:
+            return []
+
+
+def _count_faults(spec: ClassSubsetsSpec | RandomOwnersSpec | MissingClassesSpec) -> list[Fault]:
+    if spec.sites is None and spec.images == "patients":
+        return [Fault("partition.sites", "the number of sites is missing.", 'Only images = "source" implies it.')]
+    return []
+
+
+def _subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[Fault]:
+    faults = _count_faults(spec)
+    if isinstance(spec.shared, tuple):
+        faults += unknown_faults("partition.shared", spec.shared, class_names)
+        shared = len(set(spec.shared))
+    else:
+        shared = spec.shared
+    if shared > len(class_names):
+        faults.append(Fault("partition.shared", f"{shared} shared classes, but the data has {len(class_names)}."))
+    elif spec.sites is not None and shared == 0 and len(class_names) < spec.sites:
+        problem = f"{len(class_names)} classes cannot be dealt to {spec.sites} sites, at least one each."
+        faults.append(Fault("partition.sites", problem, "Take fewer sites, or share a class."))
+    return faults
+
+
+def _coverage_faults(class_names: Sequence[str], sites: int, classes_of_one: int) -> list[Fault]:
+    """Find out whether there are too few sites for every class to be annotated."""
+    if sites * classes_of_one >= len(class_names):
+        return []
+    dealt = f"{counted(sites, 'site')} with {counted(classes_of_one, 'class', 'classes')} each"
+    problem = f"{dealt} cannot have all {len(class_names)}."
+    remedy = f"Take at least {-(-len(class_names) // classes_of_one)} sites, or more classes a site."
+    return [Fault("partition.sites", problem, remedy)]
+
+
+def orphan_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
+    orphans = sorted(set(class_names).difference(*lists.values()))
+    return [Fault(where, f"no site annotates {quoted(orphans)}.", remedy)] if orphans else []
+
+
+def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Fault]:
+    faults = []
+    rows = TABLES[spec.table]
+    if spec.row not in rows:
+        known = ", ".join(map(str, rows))
+        faults.append(Fault("partition.row", f'table "{spec.table}" has no row {spec.row}; its rows are {known}.'))
+    lacking = [name for name in NIH_CLASSES if name not in class_names]
+    foreign = sorted(set(class_names).difference(NIH_CLASSES))
+    if lacking or foreign:
+        problem = f"the paper's tables are about NIH's 14 classes; lacking: {quoted(lacking) or 'none'}; "
+        problem += f"not among them: {quoted(foreign) or 'none'}."
+        pairs = [(name, other) for name in foreign for other in lacking if name.replace("_", " ") in other]
+        renamed = ", ".join(f'"{name}" to "{other}"' for name, other in pairs)
+        faults.append(Fault("partition.table", problem, f"Rename {renamed}." if pairs else ""))
+    return faults
+
+
+def site_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
+    if spec.images == "source":
+        return _source_faults(splits, spec, sites)
+    patients = len(np.unique(splits.train.patients))
+    if len(sites) > patients:
+        problem = f"{len(sites)} sites, but only {patients} patients in the train part."
+        return [Fault("partition.sites", problem, "Take fewer sites.")]
+    return []
+
+
+def _source_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[str]) -> list[Fault]:
+    if "" in sources:
+        problem = "the data does not say which centre each image came from."
+        return [Fault("partition.images", problem, "Name source_key or source_column in [data].")]
+    named = isinstance(spec, ClassListsSpec)
+    wanted: int | None
+    if isinstance(spec, ClassListsSpec):
+        wanted, agree = len(spec.lists), set(spec.lists) == set(sources)
+    else:
+        wanted = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
+        agree = wanted in (None, len(sources))
+    if not agree:
+        problem = f"{wanted} sites, but the train part has {len(sources)} sources: {quoted(sources)}."
+        where = "partition.lists" if named else "partition.sites"
+        return [Fault(where, problem, 'With images = "source" each source is one site, under its name.')]
+    if isinstance(spec, ClassSubsetsSpec) and not spec.shared and len(splits.class_names) < len(sources):
+        problem = f"{len(splits.class_names)} classes cannot be dealt to {len(sources)} sources, at least one each."
+        return [Fault("partition.shared", problem, "Share a class.")]
+    return []
+
+
+def empty_faults(sites: Sequence[str], hands: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
+    """Find sites whose hand holds nothing of the part called ``part``."""
+    empty = [site for site, hand in zip(sites, hands, strict=True) if not len(hand)]
+    problem = f"{quoted(empty)} would get no {part} image."
+    return [Fault("partition.sites", problem, remedy)] if empty else []
+
+
+def several_class_faults(part: str, images: ImageSet) -> list[Fault]:
+    """Find images that do not have exactly one class."""
+    count = int(((images.labels == 1).sum(axis=1) != 1).sum())
+    problem = f"deals images by their one class, but {count} of {len(images)} {part} images have none or several."
+    return [Fault("partition.kind", problem, 'Take a kind such as "class_subsets".')] if count else []

@@ -1,0 +1,158 @@
+"""Data sets made of npz files: composites of single pictures, and mixtures of tasks.
+
+Composites put up to four pictures with one class each side by side, every class a yes or no: real pixels in drawn
+arrangements, for benchmarks that need more multi-label images than a public file has. No composite is an image that
+anybody took. Each part is made of the pictures of the same part of the file; within a part a picture is used again only
+once all of its class were used. A mixture has several data sets as tasks: images alike, classes side by side.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.image_set import ImageSet, Splits, joined, own_patients
+from common.data.base.spec import CompositesSpec, MixtureSpec, NpzSpec
+from common.data.images.reading import ImageStore, recolored, resized
+from common.data.sources.npz import load_npz, open_npz
+from common.data.tables.presets import repeated_faults
+from common.errors import BadInput, Fault, stop_on
+
+CELLS = 4
+"""Two rows of two."""
+
+
+def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:
+    """Find pictures that do not have exactly one class.
+
+    Raises:
+        BadInput: With what is wrong with the file.
+    """
+    table = open_npz(_pictures_of(spec), base)
+    several = sum(int(((part.labels == 1).sum(axis=1) != 1).sum()) for part in (table.train, table.test))
+    problem = f"composites are made of pictures with one class each; {several} have none or several."
+    return [Fault("data.path", problem, "Take another file.")] if several else []
+
+
+def load_composites(spec: CompositesSpec, base: Path, store: ImageStore) -> Splits:
+    """Draw the composites of the three parts.
+
+    Raises:
+        BadInput: With what is wrong with the file.
+    """
+    single = load_npz(_pictures_of(spec), base, store)
+    sizes = (spec.train, spec.validation, spec.test)
+    parts = (single.train, single.validation, single.test)
+    train, validation, test = (
+        drawn(part, size, spec, np.random.default_rng((spec.seed, place)))
+        for place, (part, size) in enumerate(zip(parts, sizes, strict=True))
+    )
+    return Splits(train, validation, test)
+
+
+def drawn(pictures: ImageSet, count: int, spec: CompositesSpec, random: np.random.Generator) -> ImageSet:
+    """Draw ``count`` composites: one to four pictures each, in cells drawn without repetition.
+
+    Class c, in the file's order, is drawn with a probability in proportion to ``spec.falling ** c``.
+    """
+    classes = len(pictures.class_names)
+    share = spec.falling ** np.arange(classes)
+    pools = _Pools(pictures, random)
+    height, width = pictures.stored.shape[1:3]
+    images = np.zeros((count, 2 * height, 2 * width), np.uint8)
+    labels = np.zeros((count, classes), np.float32)
+    for image, label in zip(images, labels, strict=True):
+        for cell in random.permutation(CELLS)[: random.integers(1, CELLS + 1)]:
+            column = int(random.choice(classes, p=share / share.sum()))
+            top, left = cell // 2 * height, cell % 2 * width
+            image[top : top + height, left : left + width] = pools.next_of(column)
+            label[column] = 1
+    return ImageSet(
+        stored=resized(images, spec.image_size, "pad"),
+        labels=labels,
+        class_names=pictures.class_names,
+        patients=own_patients(count),
+        sources=np.full(count, ""),
+    )
+
+
+class _Pools:
+    """The pictures of each class in random order, anew once all were used."""
+
+    def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
+        self._pictures, self._random = pictures.images, random
+        self._rows = [np.flatnonzero(column == 1) for column in pictures.labels.T]
+        self._left: list[list[int]] = [[] for _ in self._rows]
+
+    def next_of(self, column: int) -> NDArray[np.uint8]:
+        if not self._left[column]:
+            self._left[column] = self._random.permutation(self._rows[column]).tolist()
+        return np.asarray(self._pictures[self._left[column].pop()])
+
+
+def _pictures_of(spec: CompositesSpec) -> NpzSpec:
+    """Return the file of single pictures; a tenth of its training part is held out where it has no validation part."""
+    return NpzSpec(
+        kind="npz", path=spec.path, classes=spec.classes, validation_fraction=0.1, largest_mb=spec.largest_mb
+    )
+
+
+def mixture_faults(spec: MixtureSpec, base: Path) -> list[Fault]:
+    """Find what is wrong with any task, without reading images; ``where`` is like ``"data.tasks.busi.path"``."""
+    faults: list[Fault] = []
+    names: list[str] = []
+    for task, file in spec.tasks.items():
+        try:
+            names += _names(task, open_npz(file, base).class_names)
+        except BadInput as bad:
+            faults += [_of_task(task, fault) for fault in bad.faults]
+    return faults + repeated_faults("data.tasks", names)
+
+
+def load_mixture(spec: MixtureSpec, base: Path, store: ImageStore) -> Splits:
+    """Read all tasks; their train, validation and test parts stand one task after the other.
+
+    Raises:
+        BadInput: With all faults.
+    """
+    stop_on(mixture_faults(spec, base))
+    parts = list[tuple[ImageSet, ImageSet, ImageSet]]()
+    for task, file in spec.tasks.items():
+        try:
+            splits = load_npz(file.model_copy(update={"image_size": spec.image_size}), base, store)
+        except BadInput as bad:
+            raise BadInput(_of_task(task, fault) for fault in bad.faults) from None
+        train, validation, test = splits.train, splits.validation, splits.test
+        parts.append(
+            (_marked(train, task, spec.color), _marked(validation, task, spec.color), _marked(test, task, spec.color))
+        )
+    class_names = tuple(name for train, _, _ in parts for name in train.class_names)
+    return Splits(*(joined([_widened(part, class_names) for part in of_part]) for of_part in zip(*parts, strict=True)))
+
+
+def _marked(images: ImageSet, task: str, color: bool) -> ImageSet:
+    """Put the task's name in front of its classes and patients, and as the source."""
+    return replace(
+        images,
+        stored=recolored(images.images, color),
+        places=None,
+        class_names=_names(task, images.class_names),
+        patients=np.array([f"{task}/{patient}" for patient in images.patients], dtype=np.str_),
+        sources=np.full(len(images), task),
+    )
+
+
+def _widened(images: ImageSet, class_names: tuple[str, ...]) -> ImageSet:
+    """Return the images with the columns of all tasks; those of other tasks are unknown."""
+    labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)
+    labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
+    return replace(images, labels=labels, class_names=class_names)
+
+
+def _names(task: str, class_names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{task} {name}" for name in class_names)
+
+
+def _of_task(task: str, fault: Fault) -> Fault:
+    return replace(fault, where=fault.where.replace("data", f"data.tasks.{task}", 1))

@@ -1,0 +1,294 @@
+"""Training on GPUs: equal work gives equal bits, a batch may be split across several GPUs, kernels start together.
+
+Data parallel: each GPU takes a part of the batch through the backbone; neck, head and loss see the whole batch on the
+first. That is where it differs from :class:`torch.nn.parallel.DistributedDataParallel`, which has a process for each
+GPU and a loss for each part: methods whose loss compares the images of a batch (FedIRM, RSCFed) would compute something
+else. CUDA graphs: a small batch leaves a large GPU waiting, because the processor starts hundreds of kernels one by one
+for each step; a graph starts them together (:func:`torch.cuda.make_graphed_callables`).
+"""
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+PARALLEL = "_data_parallel"
+SMALLEST_PART = 2
+"""Images; a batch that gives some GPU fewer goes through the first alone: batch normalisation needs two."""
+
+
+def use_gpus(backbone: nn.Module, gpus: int) -> None:
+    """Split a backbone's batches across so many GPUs from now on, the first of which it lies on."""
+    backbone.__dict__.pop(PARALLEL, None)
+    if gpus > 1:
+        backbone.__dict__[PARALLEL] = DataParallelBackbone(first_gpus(gpus))
+
+
+def first_gpus(gpus: int) -> tuple[torch.device, ...]:
+    """Return the first GPUs of those that this process may see."""
+    return tuple(torch.device("cuda", index) for index in range(gpus))
+
+
+def visible_gpus() -> int:
+    """Return how many GPUs this process may use."""
+    return torch.cuda.device_count()
+
+
+def shows(gpus: int) -> str:
+    """Say how many GPUs this machine shows, for somebody who asked for more."""
+    return f"this machine shows {gpus or 'no'} {'GPU' if gpus <= 1 else 'GPUs'}."
+
+
+def is_data_parallel(backbone: nn.Module) -> bool:
+    """Return whether a backbone's batches are split across several GPUs."""
+    return PARALLEL in backbone.__dict__
+
+
+@contextlib.contextmanager
+def on_first_gpu(backbone: nn.Module) -> Iterator[None]:
+    """Keep batches on one GPU for a while: hooks on the layers see whole batches then."""
+    kept = backbone.__dict__.pop(PARALLEL, None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            backbone.__dict__[PARALLEL] = kept
+
+
+class DataParallelBackbone:
+    """A backbone's batches over several devices, in equal parts as far as they can be divided.
+
+    Each step sends the weights to every device and adds up the gradients in the order of the devices, so that equal
+    batches give equal bits. Batch normalisation has the statistics of each part; its running statistics are the means
+    over the parts.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.devices = tuple(devices)
+
+    def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
+        """Return features ``(batch, width)``, on the device of ``images``."""
+        if images.device != self.devices[0] or len(images) < SMALLEST_PART * len(self.devices):
+            return backbone(images)  # type: ignore[no-any-return]
+        parameters = self._parameters(backbone)
+        # Copies of running statistics and other buffers, which a forward pass may write to.
+        named = dict(backbone.named_buffers())
+        buffers = [{name: value.to(device, copy=True) for name, value in named.items()} for device in self.devices]
+        parts = images.tensor_split(len(self.devices))
+        features = []
+        for device, part, weights, own in zip(self.devices, parts, parameters, buffers, strict=True):
+            with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+                features.append(torch.func.functional_call(backbone, weights | own, (part.to(device),)))
+        if any(module.training for module in backbone.modules()):  # layers of a backbone that is frozen in part, too
+            _take_over(backbone, buffers)
+        return torch.cat([part.to(images.device) for part in features])
+
+    def _parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
+        """Return each device's weights, by name."""
+        learning = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
+        copies: Sequence[Tensor] = _Copies.apply(self.devices, *learning.values()) if learning else ()
+        by_device = []
+        for number, device in enumerate(self.devices):
+            own = copies[number * len(learning) : (number + 1) * len(learning)]
+            weights = dict(zip(learning, own, strict=True))
+            for name, value in backbone.named_parameters():
+                if name not in learning:
+                    weights[name] = value.detach().to(device)
+            by_device.append(weights)
+        return by_device
+
+
+class _Copies(torch.autograd.Function):
+    """Copies of tensors on every device: those of the first device, those of the second, and so on.
+
+    Without it the order in which a weight's gradients arrive, and with three devices the sum, would vary.
+    """
+
+    @staticmethod
+    def forward(context: Any, devices: Sequence[torch.device], *values: Tensor) -> tuple[Tensor, ...]:
+        context.devices = devices
+        context.set_materialize_grads(False)
+        return tuple(
+            value.view_as(value) if value.device == device else value.to(device)
+            for device in devices
+            for value in values
+        )
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        many = len(gradients) // len(context.devices)
+        return (None, *(_sum(gradients[place::many], context.devices[0]) for place in range(many)))
+
+
+def _sum(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
+    """Sum of one weight's gradients on the first device; None where it took no part anywhere."""
+    total: Tensor | None = None
+    for gradient in gradients:
+        if gradient is not None:
+            total = gradient.to(device) if total is None else total + gradient.to(device)
+    return total
+
+
+@torch.no_grad()
+def _take_over(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None:
+    """Write what the forward passes left in the buffers: means where they are numbers, else the first device's."""
+    for name, buffer in backbone.named_buffers():
+        values = [own[name].to(buffer.device) for own in copies]
+        if buffer.is_floating_point():
+            buffer += torch.stack([value - buffer for value in values]).mean(dim=0)  # nothing where nothing changed
+        else:
+            buffer.copy_(values[0])
+
+
+REPLAY = "_replay"
+RECORD_AFTER = 20
+"""Steps of one shape: to record takes as long as some dozen steps."""
+
+Step = Callable[[Tensor], Tensor]
+
+
+class BackboneGraph:
+    """A backbone's steps as CUDA graphs, recorded once a process; the bits are those of the backbone itself.
+
+    A graph writes to the same memory each time. So a step uses it for its first forward pass alone, and the features
+    are copied; further views of a step, evaluation and batches of another size go through the backbone as ever.
+    """
+
+    def __init__(self) -> None:
+        self._steps, self._like = Counter[torch.Size](), tuple[object, ...]()
+        self._shape = torch.Size()
+        self._recorded: Step | None = None
+        self._free = False
+        self._failed = False
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "BackboneGraph":
+        """Begin anew: a graph belongs to the memory of one backbone."""
+        return BackboneGraph()
+
+    def begin_epoch(self, backbone: nn.Module, more: object) -> None:
+        """Forget the graph where the backbone has moved, or is trained in another way than when it was recorded.
+
+        Args:
+            more: What else a step depends on.
+        """
+        parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in backbone.parameters())
+        buffers = tuple(buffer.data_ptr() for buffer in backbone.buffers())
+        like = (parameters, buffers, tuple(module.training for module in backbone.modules()), more)
+        if like != self._like:
+            self._like, self._recorded = like, None
+            self._steps.clear()
+
+    def begin_step(self) -> None:
+        """Allow the next forward pass to use the graph: what the last one left is not needed any more."""
+        self._free = True
+
+    def end_step(self) -> None:
+        """Send all that follows through the backbone itself."""
+        self._free = False
+
+    def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
+        """Return features ``(batch, width)`` of images as the backbone sees them."""
+        if self._failed or not self._free or not torch.is_grad_enabled() or images.requires_grad:
+            return backbone(images)  # type: ignore[no-any-return]
+        self._free = False
+        if self._recorded is None:
+            self._steps[images.shape] += 1  # the last batch of an epoch is smaller than the others
+            if self._steps[images.shape] > RECORD_AFTER:
+                try:
+                    self._shape, self._recorded = images.shape, recorded(backbone, images)
+                except RuntimeError:  # too little memory, or a layer that waits for the GPU: slower without, not wrong
+                    self._failed = True
+        if self._recorded is None or images.shape != self._shape:
+            return backbone(images)  # type: ignore[no-any-return]
+        return self._recorded(images).clone()
+
+
+def recorded(backbone: nn.Module, images: Tensor) -> Step:
+    """Record forward and backward pass for images of this shape, in the arithmetic at work.
+
+    Running means and the state of random numbers are afterwards as before.
+
+    Raises:
+        RuntimeError: If a layer cannot be recorded; the backbone is as before then, too.
+    """
+    names, parameters = zip(*backbone.named_parameters(), strict=True)
+    # Stand-ins in the same memory: a parameter that has a part in an unfinished backward pass cannot be recorded.
+    stand_ins = tuple(value.detach().requires_grad_(value.requires_grad) for value in parameters)
+    buffers = [(buffer, buffer.clone()) for buffer in backbone.buffers()]
+    kind, random = images.device.type, torch.cuda.get_rng_state(images.device)
+
+    def forward(pixels: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(backbone, dict(zip(names, values, strict=True)), (pixels,))  # type: ignore[no-any-return]
+
+    try:
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        with torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False), warnings.catch_warnings():
+            # torch warms up on a stream of its own, and warns that the stand-ins were made on another.
+            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
+            example = (images.detach().clone(), *stand_ins)
+            made: Any = torch.cuda.make_graphed_callables(forward, example, allow_unused_input=True)
+    except RuntimeError:
+        _end_recording(images.device)
+        raise
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        torch.cuda.set_rng_state(random, images.device)
+    return lambda pixels: made(pixels, *parameters)
+
+
+def _end_recording(device: torch.device) -> None:
+    """Let random numbers be drawn again: after one that failed, torch takes the next draw for a part of it."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device=device)
+
+
+@contextlib.contextmanager
+def replayed(backbone: nn.Module, device: torch.device, more: object) -> Iterator[Callable[[], None]]:
+    """Have an epoch's steps use graphs on a GPU; yields what each step begins with.
+
+    Args:
+        backbone: One whose steps are all alike; what Python decides anew in each step would stay as it was recorded.
+        more: What else a step depends on: the precision.
+    """
+    if device.type != "cuda" or not any(parameter.requires_grad for parameter in backbone.parameters()):
+        yield lambda: None
+        return
+    replay: BackboneGraph = backbone.__dict__.setdefault(REPLAY, BackboneGraph())
+    replay.begin_epoch(backbone, more)
+    try:
+        yield replay.begin_step
+    finally:
+        replay.end_step()
+
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def on_device(network: Network, device: str) -> Network:
+    """Move a network to ``cpu`` or ``cuda``.
+
+    On a GPU this process computes convolutions of float32 in float32 from now on, not in TensorFloat-32 with its 10
+    bits, and by algorithms that give equal bits each time.
+    """
+    if device != "cpu":
+        be_exact()
+    return network.to(device)
+
+
+def be_exact() -> None:
+    """Have cuDNN compute as :func:`on_device` says."""
+    # The older of torch's two switches: with the newer one, for convolutions alone, torch.export stops.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+
+
+def features_through(backbone: nn.Module, images: Tensor) -> Tensor:
+    """Return features ``(batch, width)`` of images as a backbone sees them: by several GPUs or a graph where it may."""
+    computes = backbone.__dict__.get(PARALLEL) or backbone.__dict__.get(REPLAY)
+    return backbone(images) if computes is None else computes(backbone, images)  # type: ignore[no-any-return]

@@ -1,0 +1,277 @@
+"""Our own networks and layers: small ones, VGG-11, UniFed's ResNet-18, EfficientNet-Lite0, steady batch normalisation.
+
+The ResNet-18 is that of Hassani and Rekik, "UniFed", 2024 (12,563,095 parameters with 23 classes and one channel). It
+differs from He et al.: every convolution has a bias, the shortcut of a striding block is a 3x3 convolution with stride
+2 instead of a 1x1, and weights start from PyTorch's default. VGG-11 has batch normalisation (Simonyan and Zisserman,
+2015), in torchvision's and in UniFed's form.
+
+EfficientNet-Lite0 (Google, 2020; after Tan and Le, "EfficientNet", 2019) is EfficientNet-B0 without
+squeeze-and-excitation, with ReLU6, and with stem and last convolution of fixed width. Convolutions pad as TensorFlow
+does ("SAME": the odd pixel goes right and below), as the public ImageNet weights expect. Departures: BatchNorm momentum
+is PyTorch's 0.1 (the original's 0.01 lags behind in short local epochs), and there is no drop-connect. Names of layers
+are those of the public PyTorch weights without their leading underscores.
+"""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.errors import BadInput, Fault
+
+
+class SteadyBatchNorm2d(nn.BatchNorm2d):
+    """:class:`torch.nn.BatchNorm2d` that uses its running statistics where one value per channel is all there is.
+
+    The last layers of a network see 1x1 maps at its smallest image size. PyTorch stops with an error there when the
+    last batch of an epoch holds a single image, hours into a run; one value has no variance, so that batch is
+    normalised as in evaluation and leaves the running statistics alone. In every other case the two are equal.
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Normalise ``(batch, channels, height, width)``."""
+        if self.training and maps.numel() == maps.shape[1]:
+            return functional.batch_norm(
+                maps, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        return super().forward(maps)
+
+
+def make_steady(module: nn.Module) -> None:
+    """Replace every :class:`torch.nn.BatchNorm2d` inside ``module``, in place; all values stay."""
+    for name, child in module.named_children():
+        if type(child) is nn.BatchNorm2d:
+            steady = SteadyBatchNorm2d(child.num_features, eps=child.eps, momentum=child.momentum)
+            steady.load_state_dict(child.state_dict())
+            setattr(module, name, steady)
+        make_steady(child)
+
+
+MOST_GROUPS = 32
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, SteadyBatchNorm2d)
+
+
+def make_grouped(module: nn.Module) -> None:
+    """Replace every batch normalisation inside ``module`` by group normalisation, in place; scale and shift stay.
+
+    As many groups as divide the channels, at most 32 (Wu and He, "Group Normalization", ECCV 2018).
+    """
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            if type(child) not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
+                problem = f"group normalisation cannot take the place of {type(child).__name__}, which does more."
+                raise BadInput([Fault("model.norm", problem, 'Use "batch".')])
+            grouped = nn.GroupNorm(math.gcd(MOST_GROUPS, child.num_features), child.num_features, eps=child.eps)
+            grouped.load_state_dict({key: child.state_dict()[key] for key in ("weight", "bias")})
+            setattr(module, name, grouped)
+        make_grouped(child)
+
+
+def _conv_conv_dense(channels: int, image_size: int, maps: tuple[int, int], width: int) -> nn.Sequential:
+    """Return two unpadded 5x5 convolutions, each with ReLU and 2x2 pooling, then one dense layer with ReLU.
+
+    ReLU comes after pooling, as the larger of two is not changed by it: the same numbers, a quarter of the ReLUs.
+    """
+    side = ((image_size - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, maps[0], 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(maps[0], maps[1], 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(maps[1] * side * side, width), nn.ReLU(),
+    )  # fmt: skip
+
+
+def fedsld_cnn(channels: int, image_size: int) -> nn.Sequential:
+    """Build the network of Luo and Wu, "FedSLD", 2021: 500 features; 431,080 parameters with 10 classes at 1x28x28."""
+    return _conv_conv_dense(channels, image_size, maps=(20, 50), width=500)
+
+
+def femnist_cnn(channels: int, image_size: int) -> nn.Sequential:
+    """LEAF's FEMNIST network, "CNN" of Hassani and Rekik, "UniFed", 2024: 2048 features; 3,378,071 parameters
+    with 23 classes at 1x32x32.
+    """
+    return _conv_conv_dense(channels, image_size, maps=(32, 64), width=2048)
+
+
+def tiny_cnn(channels: int) -> nn.Sequential:
+    """Build our own, for demo and tests: 96 features, about 53,000 parameters, any image of 16 pixels or more."""
+    widths = (channels, 24, 48, 96)
+    blocks = [
+        nn.Sequential(
+            nn.Conv2d(narrow, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide), nn.MaxPool2d(2), nn.ReLU()
+        )
+        for narrow, wide in pairwise(widths)
+    ]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+_CONVOLUTIONS_BY_STAGE = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+
+
+def _convolutions(channels: int) -> nn.Sequential:
+    """Return the convolutional part; layers are numbered as in torchvision's ``vgg11_bn().features``."""
+    layers: list[nn.Module] = []
+    for stage in _CONVOLUTIONS_BY_STAGE:
+        for width in stage:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers)
+
+
+def vgg11(channels: int) -> nn.Sequential:
+    """Build VGG-11-BN with global average pooling to 512 features instead of the two dense layers of 4096.
+
+    Those layers hold 119 of its 128 million parameters, all of which would travel every round. Names and initialisation
+    of what is left are torchvision's.
+    """
+    convolutions = _convolutions(channels)
+    for layer in convolutions:
+        if isinstance(layer, nn.Conv2d):
+            assert layer.bias is not None
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+    return nn.Sequential(OrderedDict(features=convolutions, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()))
+
+
+def unifed_vgg11(channels: int) -> nn.Sequential:
+    """Build Hassani and Rekik's (UniFed, 2024): 4096 features; 28,201,623 parameters with 23 classes, one channel.
+
+    PyTorch's default initialisation. At 32 pixels, the paper's size, the pooling to 1x1 changes nothing; it is ours and
+    lets larger images in.
+    """
+    dense = nn.Sequential(
+        nn.Linear(512, 4096), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(0.5),
+    )  # fmt: skip
+    return nn.Sequential(
+        OrderedDict(features=_convolutions(channels), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dense=dense)
+    )
+
+
+def _convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(narrow, wide, 3, stride=stride, padding=1), nn.BatchNorm2d(wide))
+
+
+class _ResidualBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, narrow: int, wide: int, stride: int) -> None:
+        super().__init__()
+        self.first = _convolution(narrow, wide, stride)
+        self.second = _convolution(wide, wide, 1)
+        self.shortcut = nn.Identity() if stride == 1 else _convolution(narrow, wide, stride)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        inner: Tensor = self.second(functional.relu(self.first(maps)))
+        return functional.relu(inner + self.shortcut(maps))
+
+
+def unifed_resnet18(channels: int) -> nn.Sequential:
+    """512 globally pooled features."""
+    stages = [
+        nn.Sequential(_ResidualBlock(narrow, wide, stride), _ResidualBlock(wide, wide, 1))
+        for narrow, wide, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
+    ]
+    stem = nn.Sequential(
+        nn.Conv2d(channels, 64, 7, stride=2, padding=3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
+    )
+    return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+WIDTH = 1280
+
+
+@dataclass(frozen=True)
+class _Stage:
+    repeats: int
+    kernel: int
+    stride: int
+    expansion: int
+    narrow: int
+    wide: int
+
+
+_STAGES = (
+    _Stage(1, 3, 1, 1, 32, 16),
+    _Stage(2, 3, 2, 6, 16, 24),
+    _Stage(2, 5, 2, 6, 24, 40),
+    _Stage(3, 3, 2, 6, 40, 80),
+    _Stage(3, 5, 1, 6, 80, 112),
+    _Stage(4, 5, 2, 6, 112, 192),
+    _Stage(1, 3, 1, 6, 192, 320),
+)
+
+
+def _same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Return pixels to add before and after so that the output has ``ceil(side / stride)``."""
+    total = max((math.ceil(side / stride) - 1) * stride + kernel - side, 0)
+    return total // 2, total - total // 2
+
+
+class _SameConv2d(nn.Conv2d):
+    """A square convolution without bias, padded as TensorFlow's "SAME"."""
+
+    def __init__(self, narrow: int, wide: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(narrow, wide, kernel, stride=stride, groups=groups, bias=False)
+        fan_out = kernel * kernel * wide // groups
+        nn.init.normal_(self.weight, std=math.sqrt(2 / fan_out))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        vertical = _same_padding(maps.shape[2], kernel, stride)
+        horizontal = _same_padding(maps.shape[3], kernel, stride)
+        return super().forward(functional.pad(maps, (*horizontal, *vertical)))
+
+
+def _norm(width: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(width, eps=1e-3)
+
+
+class _Block(nn.Module):
+    """Inverted residual: widen by 1x1, convolve each channel by itself, narrow by 1x1."""
+
+    def __init__(self, narrow: int, wide: int, stride: int, stage: _Stage) -> None:
+        super().__init__()
+        inner = narrow * stage.expansion
+        self.widens = stage.expansion > 1
+        self.has_shortcut = stride == 1 and narrow == wide
+        if self.widens:
+            self.expand_conv = _SameConv2d(narrow, inner, 1)
+            self.bn0 = _norm(inner)
+        self.depthwise_conv = _SameConv2d(inner, inner, stage.kernel, stride=stride, groups=inner)
+        self.bn1 = _norm(inner)
+        self.project_conv = _SameConv2d(inner, wide, 1)
+        self.bn2 = _norm(wide)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        inner: Tensor = functional.relu6(self.bn0(self.expand_conv(maps))) if self.widens else maps
+        inner = functional.relu6(self.bn1(self.depthwise_conv(inner)))
+        inner = self.bn2(self.project_conv(inner))
+        return inner + maps if self.has_shortcut else inner
+
+
+def _blocks(stage: _Stage) -> list[_Block]:
+    """Return a stage's blocks; only the first of them strides and changes the width."""
+    first = _Block(stage.narrow, stage.wide, stage.stride, stage)
+    return [first, *(_Block(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1))]
+
+
+class EfficientNetLite0(nn.Module):
+    """Images ``(batch, channels, height, width)`` to globally pooled features ``(batch, 1280)``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv_stem = _SameConv2d(channels, 32, 3, stride=2)
+        self.bn0 = _norm(32)
+        self.blocks = nn.Sequential(*(block for stage in _STAGES for block in _blocks(stage)))
+        self.conv_head = _SameConv2d(320, WIDTH, 1)
+        self.bn1 = _norm(WIDTH)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.blocks(functional.relu6(self.bn0(self.conv_stem(images))))
+        maps = functional.relu6(self.bn1(self.conv_head(maps)))  # (batch, 1280, height / 32, width / 32)
+        return maps.mean((2, 3))

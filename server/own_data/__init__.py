@@ -1,1 +1,0 @@
-"""An experiment made from somebody's own table and pictures."""
