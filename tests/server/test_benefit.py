@@ -12,7 +12,7 @@ from client.site.site import Site
 from common.errors import BadInput
 from common.models.saved import read_description
 from common.system.formatting import number
-from common.wire.benefit import BenefitReply, BenefitRequest
+from common.wire.records import BenefitReply, BenefitRequest
 from server.reporting.pages.run import write_run_report
 from server.reporting.run_claims import limits
 from server.reporting.site_claims import UNTOLD, site_choices
