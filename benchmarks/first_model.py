@@ -15,8 +15,8 @@ from typing import Any
 
 from attacked import hospital
 
-from client.preview.attack.kinds.adversary import Adversary, drawn, training_on
-from client.preview.attack.kinds.images import imprinted
+from client.preview.attack.adversary import Adversary, drawn, training_on
+from client.preview.attack.images import imprinted
 from client.preview.attack.suite import MOST_IMAGES
 from client.preview.dry_run import experiment_of
 from client.site.policy import Policy
@@ -71,7 +71,7 @@ def main() -> None:
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
             result = imprinted(at)
-            rule = result.said.refusals[0].split(": ")[1]
+            rule = result.response.refusals[0].split(": ")[1]
             way = f"{at.distance:.1f}, {at.distance / at.length:.2g} own updates"
             print(f"| {rate:g} | {rule} | {at.length:.3g} | {way} | {result.recovered} of {result.of} |", flush=True)
 

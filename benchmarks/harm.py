@@ -27,7 +27,8 @@ from rich.table import Table
 
 from client import app
 from client.site.site import Site
-from client.training.private_round import private_round
+from client.training.layers import train_round
+from client.training.secure_aggregation import Masks
 from common.models.head import Head
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.rounds.participation.client_manager import Membership
@@ -52,7 +53,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 def permuted(site: Site, request: TrainRequest) -> TrainReply:
     """Train on each label as if it were the next class's."""
     labels = np.roll(site.train.labels, 1, axis=1)
-    return private_round(replace(site, train=replace(site.train, labels=labels)), request)
+    return train_round(replace(site, train=replace(site.train, labels=labels)), request)
 
 
 LIARS: Mapping[str, Answer] = {
@@ -87,10 +88,10 @@ def name_of(site: int, sites: int) -> str:
 def run(choices: Iterable[str], answer_of: Mapping[str, Answer], *, patched: bool = False) -> Result:
     """One run in which the named sites answer otherwise; a run that stops has an AUROC of 0."""
 
-    def answered(site: Site, request: TrainRequest) -> TrainReply:
-        return answer_of.get(site.name, private_round)(site, request)
+    def answered(site: Site, request: TrainRequest, masks: Masks) -> TrainReply:
+        return answer_of.get(site.name, train_round)(site, request)
 
-    vars(app)["private_round"] = answered
+    vars(app)["train_round"] = answered
     with tempfile.TemporaryDirectory() as folder:
         choices = tuple(choices)
         try:
@@ -220,7 +221,7 @@ def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
         drift = number % 2 == 1
         answer_of = {name_of(place, sites): unlike(place, drift=drift) for place in range(1, sites + 1)}
         with tempfile.TemporaryDirectory() as folder:
-            vars(app)["private_round"] = lambda site, request: answer_of[site.name](site, request)  # noqa: B023
+            vars(app)["train_round"] = lambda site, request, masks: answer_of[site.name](site, request)  # noqa: B023
             summary = federation(Path(folder), *choices)
             events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         back = sum(event["event"] == "rolled_back" for event in events)
@@ -240,7 +241,7 @@ def unlike(place: int, *, drift: bool) -> Answer:
         if drift:
             light = max(1.0 - 0.06 * place - 0.04 * request.round, 0.3)
             train = replace(train, stored=(train.images * light).astype(np.uint8), places=None)
-        return replace(private_round(replace(site, train=train), request), train_samples=site.train_samples)
+        return replace(train_round(replace(site, train=train), request), train_samples=site.train_samples)
 
     return answer
 

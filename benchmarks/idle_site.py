@@ -16,11 +16,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from rich.console import Console
 
-from client.app import SiteOf
+from client.app import SiteOf, answer_roll_call
 from client.connection.service import Service, alone_in
 from client.connection.status import Status
 from client.gate.gate import gate
-from client.roll_call import answer
 from client.site.settings import open_site, read_settings
 from client.site.site_file import read_credentials
 from common.models.state import Head
@@ -32,10 +31,11 @@ from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
     Groups,
+    Refusal,
+    RollCall,
     TrainReply,
     TrainRequest,
 )
-from common.wire.roll_call import Refusal, RollCall
 
 CHANGED = 1000
 """Every so many numbers one is new."""
@@ -54,7 +54,7 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
 
     @app.query("roll_call")
     def _(message: Message, context: Context) -> Message:
-        return Message(encode(answer(site_of(context), decode(message.content, RollCall))), reply_to=message)
+        return Message(encode(answer_roll_call(site_of(context), decode(message.content, RollCall))), reply_to=message)
 
     @app.train()
     def _(message: Message, context: Context) -> Message:

@@ -20,8 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.gate.gate import gate
-from client.gate.policy_rules import of_reply, of_request
-from client.gate.requested_work import RequestedWork
+from client.gate.policy_rules import RequestedWork, of_reply, of_request
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan

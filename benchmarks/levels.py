@@ -12,7 +12,6 @@ hides patients excludes.
 import argparse
 import statistics
 import tempfile
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from unittest.mock import patch
@@ -42,17 +41,13 @@ def auroc(level: str, overrides: tuple[str, ...]) -> float:
     with tempfile.TemporaryDirectory() as name:
         file = read_experiment(DEMO, [*overrides, "simulation.backend=inline"])
         policy = Policy.model_validate({"level": level})
-        with patch("client.simulation.Policy", partial(_given, policy)), patch("server.federation.set_up.write_pages"):
+        with patch("client.simulation.POLICY", policy), patch("server.federation.set_up.write_pages"):
             simulate(file, Path(name) / "run", Console(quiet=True))
         test = whole_data(file.experiment, file.base).test
         told = polyclinic.predict(Path(name) / "run", test.images)
         found = mean_auroc(told[list(test.class_names)].to_numpy(), test.labels)
     assert found is not None, "the demo's test part shows every class"
     return found
-
-
-def _given(policy: Policy, **_: object) -> Policy:
-    return policy
 
 
 def main() -> None:

@@ -1,23 +1,36 @@
-"""The ClientApp: what a coordinator may ask or tell, answered by typed records."""
+"""The hospital's ClientApp: one handler a record that a coordinator may send."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client.benefit.compare import compare
-from client.gate.gate import gate
-from client.roll_call import answer
+from client.gate.gate import Mod, gate
+from client.site.disclosure import patients_in, rounded_down
 from client.site.site import Site
-from client.training.private_round import private_evaluation, private_round
+from client.site.site_file import keep_plan
+from client.training.layers import evaluate_round, train_round
+from client.training.privacy import refuse_unaffordable
 from client.training.secure_aggregation import Masks
-from common.wire.benefit import BenefitRequest
+from client.training.task import empty_network
+from common import __version__
+from common.config import plan_of_text
+from common.models.state import layout_of
 from common.wire.codec import decode, encode
-from common.wire.records import EvaluateRequest, TrainReply, TrainRequest
-from common.wire.roll_call import Refusal, RefusalNoted, RollCall
+from common.wire.records import (
+    UNKNOWN_COUNT,
+    BenefitRequest,
+    EvaluateRequest,
+    Refusal,
+    RefusalNoted,
+    RollCall,
+    RollCallAnswer,
+    TrainRequest,
+)
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from strategies.registry import method_of
 from strategies.rounds.secure_aggregation import STAGES
 
 SiteOf = Callable[[Context], Site]
@@ -27,6 +40,7 @@ def client_app(
     site_of: SiteOf,
     on_refusal: Callable[[Refusal], None] = lambda refusal: None,
     tell: Callable[[str], None] = lambda text: None,
+    mods: Sequence[Mod] | None = None,
 ) -> ClientApp:
     """Build the app of a process that serves one site, or, in simulation, the site that is asked for.
 
@@ -34,30 +48,65 @@ def client_app(
         site_of: Finds the site that a message is for.
         on_refusal: Called when the coordinator does not take the site.
         tell: Called with what a site's people should know, in words.
+        mods: Flower's mods around every handler; where left out the gate, which holds the site's policy and writes its
+            audit.
     """
-    app, masks = ClientApp(mods=[gate(site_of)]), Masks(tell)
+    app, masks = ClientApp(mods=[gate(site_of)] if mods is None else list(mods)), Masks(tell)
 
-    def answered(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
-        """A handler: decode the one record that is expected, do the work, encode its result."""
+    def handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
+        """Decode the one record that is expected, do the work, encode its result."""
         return lambda message, context: Message(
             encode(work(site_of(context), decode(message.content, kind))), reply_to=message
         )
-
-    def train(site: Site, request: TrainRequest) -> TrainReply:
-        masks.let_go(site)
-        return masks.held_back(site, request, private_round(site, request))
 
     def note_refusal(site: Site, refusal: Refusal) -> RefusalNoted:
         on_refusal(refusal)
         return RefusalNoted(refusal.run, site.name)
 
-    app.query("roll_call")(answered(RollCall, answer))
-    app.query("refusal")(answered(Refusal, note_refusal))
-    app.train()(answered(TrainRequest, train))
-    app.evaluate()(answered(EvaluateRequest, partial(private_evaluation, hold=masks.hold_histograms)))
-    app.query("benefit")(answered(BenefitRequest, compare))
-    app.query(STAGES[KeysRequest])(answered(KeysRequest, masks.keys))
-    app.query(STAGES[SharesRequest])(answered(SharesRequest, masks.shares))
-    app.query(STAGES[MaskedRequest])(answered(MaskedRequest, masks.masked))
-    app.query(STAGES[RevealRequest])(answered(RevealRequest, masks.reveal))
+    app.query("roll_call")(handler(RollCall, answer_roll_call))
+    app.query("refusal")(handler(Refusal, note_refusal))
+    app.train()(handler(TrainRequest, lambda site, request: train_round(site, request, masks)))
+    app.evaluate()(handler(EvaluateRequest, lambda site, request: evaluate_round(site, request, masks)))
+    app.query("benefit")(handler(BenefitRequest, compare))
+    app.query(STAGES[KeysRequest])(handler(KeysRequest, masks.keys))
+    app.query(STAGES[SharesRequest])(handler(SharesRequest, masks.shares))
+    app.query(STAGES[MaskedRequest])(handler(MaskedRequest, masks.masked))
+    app.query(STAGES[RevealRequest])(handler(RevealRequest, masks.reveal))
     return app
+
+
+def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
+    """Say who the site is, what it annotates and how many images it has."""
+    plan, policy = plan_of_text(call.plan), site.policy
+    method = method_of(plan)
+    site.refuse_few()
+    refuse_unaffordable(site, plan, method)
+    if site.durable:
+        keep_plan(site.folder, call.plan)
+    counts_leave = method.traffic.label_counts and policy.label_counts
+    layout = layout_of(empty_network(plan.model, site.declaration.canonical, site.device))
+    return RollCallAnswer(
+        run=call.run,
+        site=site.name,
+        names=site.declaration.names,
+        class_names=site.declaration.canonical,
+        train_samples=site.train_samples,
+        validation_samples=rounded_down(len(site.validation), policy) if site.reports("validation") else UNKNOWN_COUNT,
+        patients=rounded_down(patients_in(site.reported_train), policy),
+        layout=layout.signature,
+        version=__version__,
+        positives=label_counts(site, 1) if counts_leave else (),
+        negatives=label_counts(site, 0) if counts_leave else (),
+        smallest_count=policy.smallest_count,
+        holds_frozen=site.frozen_parts.holds(plan.model),
+    )
+
+
+def label_counts(site: Site, value: int) -> tuple[int, ...]:
+    """Count training images whose label of each class has a value, in the site's own order; hidden ones are unknown."""
+    counts = (site.reported_train.labels == value).sum(axis=0).tolist()
+    hidden = site.hides("train")
+    return tuple(
+        UNKNOWN_COUNT if name in hidden else rounded_down(count, site.policy)
+        for name, count in zip(site.train.class_names, counts, strict=True)
+    )

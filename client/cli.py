@@ -55,9 +55,9 @@ def init(
 
     Example: flwr-client init north --name north
     """
-    from client.site.init import prepare
+    from client.site.site_file import make_site
 
-    for line in prepare(folder, name):
+    for line in make_site(folder, name):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -117,16 +117,15 @@ def _given(experiment: Path | None) -> "Experiment | None":
 
 def _attack(site: "Site", planned: "Experiment", out: Path, *, as_json: bool) -> None:
     """Attack a copy of the site; print what was found, attack by attack, and write the page."""
-    from client.preview.attack.page import as_json as figures
-    from client.preview.attack.page import write_page
-    from client.preview.attack.suite import attempts
+    from client.preview.attack.suite import as_json as figures
+    from client.preview.attack.suite import attempts, write_page
     from common.config import plan_of
 
     plan, found = plan_of(planned), []
-    for one in attempts(site, plan):
-        found.append(one)
+    for attempt in attempts(site, plan):
+        found.append(attempt)
         if not as_json:
-            console.print(f"{one.title}: {one.sentence}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"{attempt.title}: {attempt.sentence}", soft_wrap=True, highlight=False, markup=False)
     page = write_page(site, plan, found, out)
     if as_json:
         print(json_text(figures(site, plan, found), indent=1))
@@ -166,7 +165,7 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
         from client.gate.gate import begin
         from client.site.settings import open_site, read_settings
         from client.site.site_file import read_credentials
-        from client.training.private_round import spent_by
+        from client.training.privacy import privacy_status
 
     keep_large_buffers()
     settings = read_settings(folder)
@@ -174,7 +173,7 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     status = Status(site=settings.file.name, coordinator=kit.coordinator)
     with alone_in(settings.state), status_file(status, settings.state):
         site = replace(open_site(settings), tell=tell)
-        status.privacy = spent_by(site)
+        status.privacy = privacy_status(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical)}")
         for part in (site.train, site.validation, site.test):
@@ -301,7 +300,7 @@ def audit_verify(
     stop_on([no_such_file(receipt)] if receipt and not is_file(receipt) else [])  # before torch is imported
     from cryptography import x509
 
-    from client.gate.audit_report import verified
+    from client.gate.audit_report import audit_report
     from client.site.settings import read_settings
     from common.security.identity import public_line, read_key, read_kit
 
@@ -311,7 +310,7 @@ def audit_verify(
         known[settings.file.name] = public_line(read_key(settings.key_path), "")
     kit = read_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
-    lines, right = verified(settings.state, settings.file.name, receipt, known, authority)
+    lines, right = audit_report(settings.state, settings.file.name, receipt, known, authority)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     raise SystemExit(0 if right else 1)
@@ -330,13 +329,13 @@ def audit_show(
     from client.site.site_file import read_with_faults
 
     read_with_faults(folder)  # before torch is imported
-    from client.gate.audit_report import in_words
+    from client.gate.audit_report import describe_entry
     from client.site.settings import read_settings
     from common.security.audit import Audit
 
     entries = list(Audit(read_settings(folder).state).entries())
     for entry in entries[-last:]:
-        print(json_text(entry) if as_json else in_words(entry))
+        print(json_text(entry) if as_json else describe_entry(entry))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,19 +5,22 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client.app import client_app
-from client.site.policy import WITHOUT_LIMITS, Policy
+from client.gate.gate import Handler, gate
+from client.site.policy import UNLIMITED
 from client.site.site import Site
-from common.config import Experiment, TrainingSection
+from common.config import Experiment
 from common.simulation import SimulatedData, images_of, simulated_data
-from strategies.local.arithmetic import Arithmetic, arithmetic_in
+from strategies.local.arithmetic import arithmetic_in
 from strategies.registry import method_of
 
-MOST_KEPT = 1000
+MOST_SITES = 1000
 """Sites that a process keeps with what it made of their images: of more, those used last."""
+POLICY = UNLIMITED
+"""The policy of every simulated site."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,12 @@ class SimulatedSites:
 
 
 def _site(sites: SimulatedSites, index: int) -> Site:
-    """A site of the data as they are now; it lasts until another run asks for one of its own, or for many others."""
+    """Return a site of the data as they are now; it lasts until another run asks for its own, or for many others."""
     experiment = _experiment(sites.experiment)
     data = simulated_data(experiment, sites.base)
     kept = _kept_sites(sites, data)
     kept[index] = site = kept.pop(index, None) or _new_site(sites, experiment, data, index)  # now the last one used
-    if len(kept) > MOST_KEPT:
+    if len(kept) > MOST_SITES:
         del kept[next(iter(kept))]
     return site
 
@@ -61,7 +64,10 @@ def _kept_sites(sites: SimulatedSites, data: SimulatedData) -> dict[int, Site]:
 
 def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
     images = images_of(data, index, method_of(experiment).pooled)
+    # The process that leads the run has chosen, so that all sites compute alike; each GPU is measured by itself.
+    training = experiment.training
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
+    arithmetic = None if use_gpu or training.precision == "fastest" else arithmetic_in(training, "cpu")
     return Site(
         declaration=images.declaration,
         train=images.train,
@@ -70,25 +76,20 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
         folder=sites.run_folder / "sites" / images.declaration.site,
         device="cuda" if use_gpu else "cpu",
         gpus=experiment.simulation.gpus_a_batch,
-        policy=Policy(
-            label_counts=True,
-            score_histograms=True,
-            smallest_count=0,
-            metrics_outside_privacy=True,
-            **WITHOUT_LIMITS,
-        ),
+        policy=POLICY,
         durable=False,
         simulated=True,
         frozen_folder=sites.run_folder / "frozen",
-        arithmetic=None if use_gpu else _as_chosen(experiment.training),
+        arithmetic=arithmetic,
     )
 
 
-def _as_chosen(training: TrainingSection) -> Arithmetic | None:
-    """What the process that leads the run has chosen, so that all sites compute alike; None where nobody has."""
-    return None if training.precision == "fastest" else arithmetic_in(training, "cpu")
-
-
 def simulated_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
-    """Build the ClientApp that serves every site of a simulation."""
-    return client_app(SimulatedSites(experiment, base, run_folder))
+    """Build the ClientApp that serves every site of a simulation; only sites with limits have a gate and an audit."""
+    sites = SimulatedSites(experiment, base, run_folder)
+    gated = gate(sites)
+
+    def gate_of_limited(message: Message, context: Context, answer: Handler) -> Message:
+        return answer(message, context) if sites(context).unlimited else gated(message, context, answer)
+
+    return client_app(sites, mods=[gate_of_limited])

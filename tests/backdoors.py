@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site import Site
-from client.training.private_round import private_round
+from client.training.layers import train_round
 from common.data.base.image_set import ImageSet, joined
 from common.data.images.pixels import channels_first
 from common.models.inference import scores_of
@@ -43,9 +43,9 @@ def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = Fal
 
     def answer(site: Site, request: TrainRequest) -> TrainReply:
         if request.round < from_round:
-            return private_round(site, request)
-        honest = private_round(site, request).update if honest_norm else None
-        reply = private_round(replace(site, train=poisoned(site.train)), request)
+            return train_round(site, request)
+        honest = train_round(site, request).update if honest_norm else None
+        reply = train_round(replace(site, train=poisoned(site.train)), request)
         longer = reply.update.changed(lambda array: np.float32(times) * array)
         norm = reply.update.norm if honest is None else honest.norm
         return replace(reply, update=replace(longer, norm=norm), train_samples=site.train_samples)

@@ -15,12 +15,15 @@ from flwr.app import Message, RecordDict
 from rich.console import Console
 from safetensors.torch import save_file
 
+from client.site.policy import UNLIMITED
 from common.config import ExperimentFile, read_experiment
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from server.simulation.backends import inline as backends
 from server.simulation.simulate import simulate
 
+GATED = UNLIMITED.model_copy(update={"maximum_rounds": 10_000})
+"""A policy that somebody sets for simulated sites (``client.simulation.POLICY``): they have a gate and an audit."""
 VECTORS = Path(__file__).parents[2] / "shared" / "vectors"
 
 DIGITS = """

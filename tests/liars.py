@@ -7,9 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site import Site
-from client.training.private_round import private_round
+from client.training.layers import SecureAggregation, train_round
+from client.training.secure_aggregation import Masks
+from common.config import plan_of_text
 from common.models.state import Head
 from common.wire.records import TrainReply, TrainRequest
+from strategies.registry import method_of
 
 Array = NDArray[np.float32]
 Change = Callable[[Array, int], Array]
@@ -22,7 +25,7 @@ def changed(change: Change) -> Answer:
     """Train, and change what is sent."""
 
     def answer(site: Site, request: TrainRequest) -> TrainReply:
-        reply = private_round(site, request)
+        reply = train_round(site, request)
         as_sent = reply.update.changed(lambda array: change(array, request.round).astype(np.float32))
         return replace(reply, update=as_sent)
 
@@ -32,12 +35,12 @@ def changed(change: Change) -> Answer:
 def flipped(site: Site, request: TrainRequest) -> TrainReply:
     """Train on the opposite of every label; NaN stays NaN."""
     train = site.train
-    return private_round(replace(site, train=replace(train, labels=1 - train.labels)), request)
+    return train_round(replace(site, train=replace(train, labels=1 - train.labels)), request)
 
 
 def one_row(site: Site, request: TrainRequest) -> TrainReply:
     """Send the row of its first class turned round and fifty times as long, the rest as trained."""
-    reply = private_round(site, request)
+    reply = train_round(site, request)
     assert reply.update.head is not None
     weight, bias = reply.update.head.weight.copy(), reply.update.head.bias.copy()
     weight[0], bias[0] = -50 * weight[0], -50 * bias[0]
@@ -46,7 +49,7 @@ def one_row(site: Site, request: TrainRequest) -> TrainReply:
 
 def negative_variances(site: Site, request: TrainRequest) -> TrainReply:
     """Make every running variance, and all else in batch normalisation, negative."""
-    reply = private_round(site, request)
+    reply = train_round(site, request)
     assert request.model.norm is not None
     return replace(reply, update=replace(reply.update, norm=-2 * np.abs(request.model.norm)))
 
@@ -77,7 +80,7 @@ LIES: Mapping[str, Answer] = {
 
 @dataclass(frozen=True)
 class Lying:
-    """In the place of ``client.app.private_round``: one site lies, the others train.
+    """In the place of ``client.app.train_round``: one site lies, the others train.
 
     Attributes:
         liar: Its name.
@@ -87,13 +90,19 @@ class Lying:
     liar: str
     answer: Answer
 
-    def __call__(self, site: Site, request: TrainRequest) -> TrainReply:
-        return self.answer(site, request) if site.name == self.liar else private_round(site, request)
+    def __call__(self, site: Site, request: TrainRequest, masks: Masks) -> TrainReply:
+        if site.name != self.liar:
+            return train_round(site, request, masks)
+        plan = plan_of_text(request.plan)
+        if not plan.privacy.secure_aggregation:
+            return self.answer(site, request)
+        masked = SecureAggregation(masks, site, plan, method_of(plan))
+        return masked.answer(lambda asked: self.answer(site, asked), request)
 
 
 def shifted_trunk(site: Site, request: TrainRequest) -> TrainReply:
     """Turn the trunk round from round 2 on, three and a half times as long."""
-    reply = private_round(site, request)
+    reply = train_round(site, request)
     if request.round < 2 or reply.update.trunk is None:
         return reply
     return replace(reply, update=replace(reply.update, trunk=np.float32(-3.5) * reply.update.trunk))

@@ -138,7 +138,7 @@ def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str
 @pytest.mark.parametrize(
     "module",
     [
-        "client.site.init",
+        "client.site.site_file",
         "client.connection.status",
         "server.coordinator.init",
         "server.coordinator.admission",

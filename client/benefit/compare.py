@@ -6,33 +6,41 @@ best validation figures of the site is taken, that before the first included. Th
 probabilities of the model trained alone and of the federated one.
 """
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client.benefit.home_training import HomeTraining, plan_at_home
-from client.benefit.page import FOLDER, write_page
 from client.site.site import Site
-from client.training.evaluate_round import put_best
 from client.training.figures import covers_local_parts, scored
-from client.training.model_and_images import Work, unpack, validated
+from client.training.local_round import load_best_parts
+from client.training.task import LocalTask, prepare_task
 from common.data.base.image_set import are_known
 from common.metrics.auroc import per_class
-from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
+from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, Benefit, SiteModel, benefit_sentence
 from common.metrics.bootstrap import Estimate, paired_means
 from common.models.inference import label_matrix
 from common.models.state import ModelState, read_state
+from common.system.files import write_atomically
+from common.system.formatting import counted, number, signed, span
 from common.system.seeds import seed_of
-from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.errors import WireError
-from common.wire.records import Groups
-from common.wire.roll_call import check_rows
+from common.wire.records import BenefitReply, BenefitRequest, Groups, check_rows
 from strategies.local.training import reproducible
 from strategies.rounds.messages.plausible_figures import most_epochs
 
+FOLDER = "alone"
+"""In the site's own folder: page, figures, and the two models, each of the run that was compared last."""
+PAGE, FIGURES = "does-it-help.txt", "does-it-help.json"
+ABOUT_THE_MODELS = (
+    "",
+    "Both models that were trained here lie beside this page: model/ (alone) and fine-tuned/. They never leave.",
+    "One comparison in 40 calls a site better off alone by chance, where both models are equally good.",
+)
 FINE_TUNED_SHARE = 4
 """Fine-tuning takes one of so many of the rounds that training alone takes."""
 
@@ -75,8 +83,8 @@ class Scored:
 
 
 def _aurocs(scores: NDArray[np.floating], labels: NDArray[np.floating], names: tuple[str, ...]) -> dict[str, float]:
-    found = per_class(scores, labels, names)
-    return {name: one.auroc for name, one in found.items() if one.auroc is not None}
+    metrics = per_class(scores, labels, names)
+    return {name: row.auroc for name, row in metrics.items() if row.auroc is not None}
 
 
 def compare(site: Site, request: BenefitRequest) -> BenefitReply:
@@ -87,20 +95,20 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
             than the site's own classes.
         FloatingPointError: If training alone diverged in a simulation.
     """
-    work = unpack(site, request)
-    plan, method = work.plan, work.method
+    task = prepare_task(site, request)
+    plan, method = task.plan, task.method
     if not plan.evaluation.alone:
         raise WireError("the plan does not ask for a comparison with training alone.")
     if not 0 < request.epochs <= (most := plan.run.rounds * most_epochs(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
     check_rows(request.initial.head, site.declaration.canonical)
-    figures_leave = _figures_leave(work)
+    figures_leave = _figures_leave(task)
     if not len(site.test):
         write_page(site, request.run, request.epochs, None)
         return no_figures(site, request)
     seed = plan.run.seed
     try:
-        scores = _scored(work, request, figures_leave=figures_leave)
+        scores = _scored(task, request, figures_leave=figures_leave)
         benefit = scores.benefit(site, seed)
     except Exception as error:
         if site.simulated:
@@ -138,24 +146,24 @@ def _reply(site: Site, request: BenefitRequest, benefit: Benefit | None) -> Bene
 
 def _columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[float, ...]]:
     return {
-        name: tuple(one.value for one in estimates),
-        f"{name}_low": tuple(one.interval[0] for one in estimates),
-        f"{name}_high": tuple(one.interval[1] for one in estimates),
+        name: tuple(estimate.value for estimate in estimates),
+        f"{name}_low": tuple(estimate.interval[0] for estimate in estimates),
+        f"{name}_high": tuple(estimate.interval[1] for estimate in estimates),
     }
 
 
-def _figures_leave(work: Work) -> bool:
+def _figures_leave(task: LocalTask) -> bool:
     """Check whether figures of models that are trained here, on bare data, may leave in such a run."""
-    policy, privacy = work.site.policy, work.plan.privacy
+    policy, privacy = task.site.policy, task.plan.privacy
     outside = privacy.level != "none" and not policy.metrics_outside_privacy
-    masked = privacy.secure_aggregation and not work.site.simulated  # what masks cover these would tell
-    return policy.test_metrics and not (outside or masked or covers_local_parts(work))
+    masked = privacy.secure_aggregation and not task.site.simulated  # what masks cover these would tell
+    return policy.test_metrics and not (outside or masked or covers_local_parts(task))
 
 
-def _scored(work: Work, request: BenefitRequest, *, figures_leave: bool) -> Scored:
+def _scored(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> Scored:
     """Score the test part with all four models; two of them are trained here."""
-    site, plan, method = work.site, work.plan, work.method
-    federated, model, held = _federated(work, request)
+    site, plan, method = task.site, task.plan, task.method
+    federated, model, held = _federated(task, request)
     tuned_from = Groups(model.trunk, model.norm, model.head.rows(site.declaration.canonical))
     home = site.for_itself(site.folder / FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
@@ -170,13 +178,51 @@ def _scored(work: Work, request: BenefitRequest, *, figures_leave: bool) -> Scor
     return Scored(scores, label_matrix(site.test, names).numpy(), names, site.test.patients)
 
 
-def _federated(work: Work, request: BenefitRequest) -> tuple[NDArray[np.floating], ModelState, tuple[str, ...]]:
-    """Scores of the run's model, with the site's own parts where the method leaves any there; the model; its classes.
+def _federated(task: LocalTask, request: BenefitRequest) -> tuple[NDArray[np.floating], ModelState, tuple[str, ...]]:
+    """Score with the run's model and the site's own parts of it; return scores, model and classes.
 
     They are copies: the networks that are trained next share its tensors.
     """
-    with reproducible(seed_of(work.plan.run.seed, work.site.name, "home"), work.plan.training.threads):
-        if work.method.keeps_local_parts:
-            put_best(work, request, validated(work, work.examples("validation")))
-        scores, _, names = scored(work, "test")
-    return scores, read_state(work.network), names
+    with reproducible(seed_of(task.plan.run.seed, task.site.name, "home"), task.plan.training.threads):
+        if task.method.keeps_local_parts:
+            load_best_parts(task, request, task.validated())
+        scores, _, names = scored(task, "test")
+    return scores, read_state(task.network), names
+
+
+# ---------------------------------------------------------------------- the site's own page
+
+
+def write_page(site: Site, run: str, epochs: int, benefit: Benefit | None) -> None:
+    """Write page and figures, and tell the person who looks after the site.
+
+    Args:
+        epochs: Local epochs that it trained alone.
+        benefit: Over all classes of the site; None where no class has both kinds of image on its test part.
+    """
+    annotated = site.declaration.canonical
+    if benefit is None:
+        none = "no class has both a positive and a negative test image here"
+        sentence = f"Whether {site.name} is better off alone or with the federation cannot be told: {none}."
+    else:
+        sentence = benefit_sentence(site.name, benefit, annotated)
+    folder = site.folder / FOLDER
+    about = f"Run {run}. Trained alone for {counted(epochs, 'local epoch')}, as many as in the run."
+    text = "\n".join([sentence, "", about, "", *([] if benefit is None else _table(benefit)), *ABOUT_THE_MODELS])
+    figures = {"run": run, "site": site.name, "epochs": epochs, "benefit": benefit and asdict(benefit)}
+    write_atomically(folder / PAGE, f"{text}\n".encode(), durable=site.durable, private=True)
+    write_atomically(folder / FIGURES, json.dumps(figures, indent=2).encode(), durable=site.durable, private=True)
+    site.tell(f"{sentence} More in {folder / PAGE}")
+
+
+def _table(benefit: Benefit) -> list[str]:
+    """Write a line for each model, and one for each of its classes, in columns."""
+    heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.classes)
+    rows = [heads]
+    for model in MODELS:
+        mean, gain = benefit.mean[model], benefit.gain.get(model)
+        over = ("", "") if gain is None else (signed(gain.value), " to ".join(map(signed, gain.interval)))
+        aurocs = [number(benefit.auroc[model][name]) for name in benefit.classes]
+        rows.append((WORDS[model], number(mean.value), span(mean.interval), *over, *aurocs))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from client.site.memory import MemoryFolder, forget_other_runs
 from client.site.site import Site
-from client.training.evaluate_round import put_best
 from client.training.figures import scored
-from client.training.model_and_images import unpack, validated
-from client.training.train_round import train_round
+from client.training.layers import train_round
+from client.training.local_round import load_best_parts
+from client.training.task import prepare_task
 from common.config import EvaluationSection, Plan, PrivacySection
 from common.models.saved import save_model
 from common.system.seeds import seed_of
@@ -30,7 +30,7 @@ WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
 def plan_at_home(plan: Plan, method: Method, rounds: int, *, warm_up: bool) -> Plan:
-    """The run's plan, changed to training alone: everything that is not about other sites stays.
+    """Change the run's plan to training alone: everything that is not about other sites stays.
 
     Args:
         method: Of the run.
@@ -67,12 +67,12 @@ class HomeTraining:
         """Train what is left to train, save the model, and score the test part with it, ``(n, classes)``."""
         folder = self._trained()
         request = self._asked(folder, self.plan.run.rounds, self.plan.run.rounds)
-        work = unpack(self.site, request)
+        task = prepare_task(self.site, request)
         with reproducible(seed_of(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
-            found = validated(work, work.examples("validation"))
-            put_best(work, request, found)
-            save_model(model_folder, work.whole, label_contract_sha256=contract)
-            scores, _, names = scored(work, "test")
+            found = task.validated()
+            load_best_parts(task, request, found)
+            save_model(model_folder, task.whole, label_contract_sha256=contract)
+            scores, _, names = scored(task, "test")
         return scores, names
 
     def _trained(self) -> MemoryFolder:
@@ -99,7 +99,7 @@ class HomeTraining:
 
     @property
     def _name(self) -> str:
-        """A name for exactly this training, so that one that was interrupted goes on, and no other."""
+        """Name exactly this training, so that one that was interrupted goes on, and no other."""
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
         # Which labels it learns: with hidden ones where no figure leaves, without where some do.
         digest.update(np.isnan(self.site.train.labels).tobytes())

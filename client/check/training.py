@@ -13,9 +13,8 @@ from client.check.needs import Needs, in_words, needs_of
 from client.check.pictures import PictureFacts
 from client.check.source import Source
 from client.connection.exit_codes import ExitCode
-from client.site.last_plan import last_plan
-from client.site.site_file import Settings
-from client.training.train_round import difference
+from client.site.site_file import Settings, last_plan
+from client.training.local_round import difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first

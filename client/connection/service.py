@@ -36,11 +36,11 @@ from client.connection.pending_message import MAX_ATTEMPTS, InHand
 from client.connection.status import Status
 from client.connection.tls import days_valid
 from client.gate.gate import note_refused
-from client.gate.plan_text import PlanRefused, read_plan
+from client.gate.incoming_request import PlanRefused, read_plan
 from client.site.site import Site
 from client.site.site_file import Settings
 from client.site.statements import Statements
-from client.training.private_round import spent_by
+from client.training.privacy import privacy_status
 from common import __version__
 from common.errors import BadInput
 from common.security.identity import SiteKit, public_line, read_key
@@ -51,7 +51,7 @@ from common.wire.canonical_bytes import small_fields
 from common.wire.codec import payload_bytes
 from common.wire.errors import WireError, WireVersionError
 from common.wire.hello import WIRE_VERSION
-from common.wire.roll_call import Refusal
+from common.wire.records import Refusal
 from strategies.privacy.secure_aggregation.site import Identity
 
 WAIT_S = 5.0
@@ -377,7 +377,7 @@ class Service:
             return
         status.rounds_done += 1
         if "epsilon" in fields:
-            status.privacy = spent_by(self.site)
+            status.privacy = privacy_status(self.site)
         sent = payload_bytes(reply.content) / 1e6
         loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
         where += f": round {status.round} of {status.rounds}"

@@ -1,9 +1,9 @@
 """The gate: between what a coordinator asks and the site's work, and between what the work made and the wire.
 
-It lies around every handler of the ClientApp, over the network and in simulation alike. A request that the policy does
-not allow is declined before anything is done; a reply is read back from the very records that would be sent, and one
-that says more than the method declares and the policy allows is not sent. Either way the coordinator gets the reason,
-and the site goes on. Each passage is a line of the site's audit, on its disk before the reply leaves.
+It is a Flower mod around every handler of a hospital's ClientApp, and of a simulated site with limits. A request that
+the policy does not allow is declined before anything is done; a reply is read back from the very records that would be
+sent, and one that says more than the method declares and the policy allows is not sent. Either way the coordinator gets
+the reason, and the site goes on. Each passage is a line of the site's audit, on its disk before the reply leaves.
 """
 
 import hashlib
@@ -12,21 +12,17 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from client.gate.incoming_request import Incoming
-from client.gate.policy_rules import Verdict, of_reply
-from client.gate.requested_work import RequestedWork
-from client.gate.time_limit import OutOfTime
+from client.gate.incoming_request import IncomingRequest, OutOfTime
+from client.gate.policy_rules import RequestedWork, Verdict, of_reply
 from client.site.site import Site
 from common import __version__
 from common.security.audit import Audit, Torn
 from common.security.signatures import SignatureFault, about, signature_of
 from common.system.plain_text import json_text, shown
-from common.wire.benefit import BenefitReply
-from common.wire.canonical_bytes import RecordField, parts, record_sha256, small_fields
+from common.wire.canonical_bytes import RecordField, fields_of, record_sha256, small_fields
 from common.wire.codec import decode, payload_bytes
 from common.wire.errors import WireError
-from common.wire.records import EvaluateReply, TrainReply
-from common.wire.roll_call import RefusalNoted, RollCallAnswer
+from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
 
 DECLINED = 202
@@ -48,10 +44,12 @@ MOST_NAME, LISTED_BYTES, MOST_DIMENSIONS_LISTED = 80, 8_000, 8
 """What a line of the audit repeats of somebody else's record: characters of a name, bytes of the list of its fields."""
 
 Handler = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Handler], Message]
+"""A layer around the handlers of an app, as Flower has it."""
 
 
-def gate(site_of: Callable[[Context], Site]) -> Callable[[Message, Context, Handler], Message]:
-    """What lies around the handlers of an app whose messages are for these sites."""
+def gate(site_of: Callable[[Context], Site]) -> Mod:
+    """Make the mod that lies around the handlers of an app whose messages are for these sites."""
 
     def passage(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
@@ -84,10 +82,7 @@ def note_refused(site: Site, message: Message, reason: str) -> None:
 
 
 def signature(content: RecordDict) -> dict[str, str]:
-    """What the coordinator signed about a request, for the audit: by it a site can show what it was asked, and by whom.
-
-    Empty in simulation.
-    """
+    """Return what the coordinator signed about a request: by it a site can show what it was asked."""
     try:
         signed, certificate = signature_of(content)
     except SignatureFault:
@@ -108,10 +103,10 @@ class Passage:
         }
 
     def reply(self, context: Context, answer: Handler) -> Message:
-        """What is sent: the handler's reply, or the reason why there is none."""
-        incoming = Incoming(self._site, self._message.content)
+        """Return what is sent: the handler's reply, or the reason why there is none."""
+        incoming = IncomingRequest(self._site, self._message.content)
         try:
-            asked, verdict = incoming.judged()
+            work, verdict = incoming.judged()
         except Exception as error:
             self._note_error(type(error).__name__)
             raise
@@ -128,13 +123,13 @@ class Passage:
         except Exception as error:
             self._note_error(type(error).__name__)
             raise
-        verdict = self._verdict(asked, reply.content)
+        verdict = self._verdict(work, reply.content)
         self._note_record("out", reply.content, verdict)
         if not verdict.allowed:
             return self._declined(f"does not send this: {verdict}")
         return reply
 
-    def _verdict(self, asked: RequestedWork | None, content: RecordDict) -> Verdict:
+    def _verdict(self, work: RequestedWork | None, content: RecordDict) -> Verdict:
         """Judge the records as they would leave; a record that the wire does not know is refused."""
         try:
             record = decode(content, ANSWERS[str(self._fields.get("wire.record"))])
@@ -142,9 +137,9 @@ class Passage:
             return Verdict("wire", str(error).removesuffix("."))
         if isinstance(record, MaskingAnswer):
             return Verdict("secure aggregation")  # of an update that the policy allowed when it was held back
-        if asked is None:
+        if work is None:
             return Verdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
-        return of_reply(self._site.policy, asked, record)
+        return of_reply(self._site.policy, work, record)
 
     def _declined(self, reason: str) -> Message:
         self._note_error("declined", reason)
@@ -155,7 +150,7 @@ class Passage:
             **self._about,
             direction=direction,
             record=shown(str(small_fields(content).get("wire.record", "")), MOST_NAME),
-            fields=listed(parts(content)),
+            fields=listed(fields_of(content)),
             bytes=payload_bytes(content),
             sha256=record_sha256(content),
             decision="allow" if verdict.allowed else "deny",
@@ -166,24 +161,24 @@ class Passage:
 
     def _note_error(self, kind: str, reason: str = "") -> None:
         """Write down an error that leaves as words: ours, or else only its kind."""
-        said = reason.encode()
-        facts = {"bytes": len(said), "sha256": hashlib.sha256(said).hexdigest()} if said else {}
+        text = reason.encode()
+        facts = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} if text else {}
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
 
 
-def listed(found: Sequence[RecordField]) -> list[Any]:
-    """A record's parts for one line of the audit: name, shape and bytes of each, at most ``LISTED_BYTES`` of JSON.
+def listed(fields: Sequence[RecordField]) -> list[Any]:
+    """List a record's fields for a line of the audit: name, shape and bytes of each, at most ``LISTED_BYTES`` of JSON.
 
     An ordinary record has some thirty. Of a longer list the rest is counted: the sender of a record must not decide how
     long a line of this site's audit is.
     """
     lines: list[Any] = []
     size = 0
-    for place, part in enumerate(found):
+    for place, part in enumerate(fields):
         shape = None if part.shape is None else [*part.shape[:MOST_DIMENSIONS_LISTED]]
         lines.append([shown(part.name, MOST_NAME), shape, part.size])
         size += len(json_text(lines[-1]).encode())
         if size > LISTED_BYTES:
-            rest = found[place:]
-            return [*lines[:-1], [f"... {len(rest):,} more", None, sum(one.size for one in rest)]]
+            rest = fields[place:]
+            return [*lines[:-1], [f"... {len(rest):,} more", None, sum(field.size for field in rest)]]
     return lines

@@ -1,34 +1,57 @@
-"""A request as it comes in: what it asks, whether the site takes part, and how long it may take."""
+"""A request as it comes in: what it asks, whether the site takes part, and how long it may take.
 
+A plan is looked at as text before anything parses it whole: pydantic takes the last of two equal keys, NaN in a place
+without a schema, and as much of each as there is.
+
+A run's plan is settled by the first request that the site's policy allows. After that the site refuses another plan
+under the same run: what was declined at the roll call cannot come in later.
+
+A site builds the first model of a run itself, and trains from no other. The model follows from the plan: from its
+seed, or from a weights file that the plan names by its hash. What this does not stop is in docs/privacy.md: a later
+model, and a coordinator that calls a first request a later one.
+"""
+
+import hashlib
+import json
+import re
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import RecordDict
+from pydantic import ValidationError
 
-from client.gate.first_model import begins_with_it, first_model_fault
-from client.gate.known_runs import Runs, digest
-from client.gate.plan_text import PlanRefused, read_plan, refused
-from client.gate.policy_rules import Verdict, method_fault, of_request
-from client.gate.requested_work import RequestedWork
-from client.gate.time_limit import at_most
+from client.gate.policy_rules import RequestedWork, Verdict, method_fault, of_request
 from client.site.memory import forget_other_runs, forget_run
 from client.site.site import Site
-from common.errors import BadInput
+from common.config import Plan, plan_of_text
+from common.errors import BadInput, Fault
+from common.models.network import build
+from common.models.state import FrozenPart, read_state
+from common.models.zoo.spec import is_external
+from common.plugins import PLUGIN
+from common.system.files import write_atomically
+from common.system.toml import explained
 from common.wire.canonical_bytes import small_fields
 from common.wire.codec import decode
 from common.wire.errors import WireError
 from common.wire.hello import WIRE_VERSION
-from common.wire.records import TrainRequest
-from common.wire.roll_call import is_run
+from common.wire.records import Groups, TrainRequest, is_run
 from strategies.registry import method_of
 
 HOUR_S = 3600.0
 ALLOWED = Verdict("policy")
 
 
-class Incoming:
+class IncomingRequest:
     """One request to a site."""
 
     def __init__(self, site: Site, content: RecordDict) -> None:
@@ -37,47 +60,51 @@ class Incoming:
         self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
         self._runs = Runs(site.folder, durable=site.durable)
-        self._known = self._runs.known(self._run)
+        self._record = self._runs.of(self._run)
 
     def judged(self) -> tuple[RequestedWork | None, Verdict]:
-        """What is asked, and whether the site takes part in it."""
+        """Return what is asked, and whether the site takes part in it."""
         try:
-            asked = asked_of(self._fields, self._site)
+            work = requested_work(self._fields, self._site)
         except PlanRefused as error:
             return None, Verdict(error.rule, str(error))
-        if asked is None:
+        if work is None:
             return None, Verdict("no plan")
-        verdict = of_request(self._policy, asked)
+        verdict = of_request(self._policy, work)
         if verdict.allowed:
-            verdict = self._as_announced()
-        # In a simulation, who writes the plan owns the machine.
-        if verdict.allowed and not self._site.simulated and begins_with_it(asked):
-            verdict = self._with_its_first_model(asked)
-        return asked, verdict
+            verdict = self._announced()
+        if verdict.allowed:
+            verdict = self._first_model(work)
+        return work, verdict
 
-    def _with_its_first_model(self, asked: RequestedWork) -> Verdict:
-        """Whether this is the model that a run of this plan begins with; any other kind of request passes."""
-        if self._fields.get("wire.record") != TrainRequest.__name__:
+    def _first_model(self, work: RequestedWork) -> Verdict:
+        """Check that a run of this plan begins with its own first model: in round 1, and where sites are ranked before.
+
+        A model that is passed on comes from the site before. In a simulation, who writes the plan owns the machine.
+        """
+        begins = work.round == 0 or (work.round == 1 and not work.method.sequential)
+        trains = self._fields.get("wire.record") == TrainRequest.__name__
+        if self._site.simulated or not begins or not trains:
             return ALLOWED
         try:
             request = decode(self._content, TrainRequest)
         except WireError:
             return ALLOWED  # its handler says what is wrong
-        reason = first_model_fault(self._site, asked, request)
+        reason = first_model_fault(self._site, work.plan, request)
         return Verdict("run.first_model", reason) if reason else ALLOWED
 
-    def _as_announced(self) -> Verdict:
-        """Whether this is the plan that the run was announced with, and the run may take more of the site's time."""
+    def _announced(self) -> Verdict:
+        """Check that this is the plan that the run was announced with, and that the run may take more time."""
         if not is_run(self._run):
             return ALLOWED  # the record cannot be read: its handler says what is wrong
         plan = str(self._fields["plan"])
-        if self._known is None:
+        if self._record is None:
             forget_run(self._site.folder / "memory", self._run)
             forget_other_runs(self._site.folder / "memory", self._run)
-            self._known = self._runs.settle(self._run, plan)
-        if self._known.plan != digest(plan):
+            self._record = self._runs.settle(self._run, plan)
+        if self._record.plan != digest(plan):
             return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
-        return self.out_of_time() if self._left() == 0 else ALLOWED
+        return self.out_of_time() if self._seconds_left() == 0 else ALLOWED
 
     @contextmanager
     def within_its_time(self) -> Iterator[None]:
@@ -88,33 +115,33 @@ class Incoming:
         """
         began = time.monotonic()
         try:
-            with at_most(self._left()):
+            with interrupted_after(self._seconds_left()):
                 yield
         finally:
             if self._site.durable:  # in a simulation nobody waits for what is not needed
-                self._known = self._runs.worked(self._run, time.monotonic() - began)
+                self._record = self._runs.worked(self._run, time.monotonic() - began)
 
     def out_of_time(self) -> Verdict:
-        """Which limit of time stands against more work."""
+        """Return the limit of time that stands against more work."""
         whole = self._policy.maximum_run_hours
         if whole is not None and self._worked() >= whole * HOUR_S:
             return Verdict("policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long")
         most = self._policy.maximum_hours or 0.0
         return Verdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
 
-    def _left(self) -> float | None:
-        """Seconds for this request: of its own limit and of its run's, what is less; None for no limit."""
+    def _seconds_left(self) -> float | None:
+        """Return the time for this request: of its own limit and of its run's, what is less; None for no limit."""
         request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
         limits = [] if request is None else [request * HOUR_S]
         limits += [] if whole is None else [max(whole * HOUR_S - self._worked(), 0.0)]
         return min(limits, default=None)
 
     def _worked(self) -> float:
-        return self._known.seconds if self._known else 0.0
+        return self._record.seconds if self._record else 0.0
 
 
-def asked_of(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
-    """What is asked; None where the record has no plan, or is of another release: its handler says what is wrong.
+def requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
+    """Return what is asked; None where the record has no plan or is of another release: its handler says what is wrong.
 
     Raises:
         PlanRefused: If a site does not read such a plan.
@@ -127,7 +154,7 @@ def asked_of(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
     try:
         method = method_of(plan)
     except BadInput as error:
-        raise refused(error) from None
+        raise PlanRefused("plan.method", first_of(error.faults)) from None
     names, server_round = fields.get("class_names"), fields.get("round", 0)
     return RequestedWork(
         plan,
@@ -138,4 +165,267 @@ def asked_of(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
         site.train_samples + site.policy.round_counts_to - 1,  # which plans fit must not say the last digits
         site.device,
         site.gpus,
+    )
+
+
+# ---------------------------------------------------------------------- time
+
+
+class OutOfTime(BaseException):
+    """The time for one request is over; like a signal to stop, no handler of errors on the way takes it."""
+
+
+@contextmanager
+def interrupted_after(seconds: float | None) -> Iterator[None]:
+    """Interrupt the work inside after so many seconds; no limit where None, or outside the main thread.
+
+    Only the main thread of a process can be interrupted; there a hospital's program does all its work.
+
+    Raises:
+        OutOfTime: From wherever the work is.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began, (left, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
+    before = signal.signal(signal.SIGALRM, _stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:  # somebody else's alarm goes on
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3))
+
+
+def _stop(number: int, frame: object) -> None:
+    raise OutOfTime
+
+
+# ---------------------------------------------------------------------- runs
+
+RUNS_FILE = "runs.json"
+RUNS_KEPT = 200
+"""Of more, those that the site heard of last stay. One that is forgotten begins anew, and its plan is settled anew."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run that the site takes part in.
+
+    Attributes:
+        plan: SHA-256 of its plan.
+        seconds: The site's work for it so far.
+    """
+
+    plan: str
+    seconds: float = 0.0
+
+
+class Runs:
+    """``runs.json`` in a site's state folder."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self._path, self._durable = folder / RUNS_FILE, durable
+
+    def of(self, run: str) -> RunRecord | None:
+        """Return the run, if the site has heard of it."""
+        return self._all().get(run)
+
+    def settle(self, run: str, plan: str) -> RunRecord:
+        """Note a run with its plan, if it is not known yet."""
+        return self.of(run) or self._note(run, RunRecord(digest(plan)), durable=self._durable)
+
+    def worked(self, run: str, seconds: float) -> RunRecord | None:
+        """Add to the time that the site has worked for a known run."""
+        if (known := self.of(run)) is None:
+            return None
+        return self._note(run, RunRecord(known.plan, known.seconds + seconds), durable=False)
+
+    def _note(self, run: str, known: RunRecord, *, durable: bool) -> RunRecord:
+        runs = self._all()
+        runs.pop(run, None)  # it goes to the end: heard of last
+        runs[run] = known
+        newest = dict(list(runs.items())[-RUNS_KEPT:])
+        content = json.dumps({name: asdict(record) for name, record in newest.items()})
+        write_atomically(self._path, content.encode(), durable=durable)
+        return known
+
+    def _all(self) -> dict[str, RunRecord]:
+        """Read all runs; none where the file is damaged: the next plan is then settled anew."""
+        try:
+            tree = json.loads(self._path.read_bytes())
+            return {str(name): RunRecord(str(entry["plan"]), float(entry["seconds"])) for name, entry in tree.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+
+def digest(plan: str) -> str:
+    """Hash a plan without what may change when its run is resumed: its name, and rounds unless noise is for them."""
+    try:
+        tree = json.loads(plan)
+        private = tree.get("privacy", {}).get("level", "none") != "none"
+        for key in ("name",) if private else ("rounds", "name"):
+            tree["run"].pop(key, None)
+        plan = json.dumps(tree, sort_keys=True)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass  # it is no plan of ours: every letter counts
+    return hashlib.sha256(plan.encode(errors="replace")).hexdigest()
+
+
+# ---------------------------------------------------------------------- the plan's text
+
+KB = 1000
+DEEPEST = 8
+"""Tables and lists in one another; an experiment's plan has three."""
+MOST_DIGITS = 40
+LONGEST_TEXT = 500
+LONGEST_REASON = 400
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+class PlanRefused(ValueError):
+    """A plan that a site does not read.
+
+    Attributes:
+        rule: The rule's name, for the audit.
+    """
+
+    def __init__(self, rule: str, reason: str) -> None:
+        self.rule = rule
+        super().__init__(plain(reason))
+
+
+def read_plan(text: object, maximum_kb: float | None) -> Plan:
+    """Read a plan that a coordinator sent.
+
+    Args:
+        text: JSON.
+        maximum_kb: Of the site's policy; None for no limit.
+
+    Raises:
+        PlanRefused: With the rule that it breaks.
+    """
+    if not isinstance(text, str):
+        raise PlanRefused("plan.form", "it is not text")
+    length = len(text.encode(errors="replace"))
+    if maximum_kb is not None and length > maximum_kb * KB:
+        raise PlanRefused("policy.maximum_plan_kb", f"it is {maximum_kb:g}, and the plan has {length / KB:.1f} kB")
+    return _plan_in(text)
+
+
+@lru_cache(maxsize=4)
+def _plan_in(text: str) -> Plan:
+    """Read a plan once, for every request of a run holds the same."""
+    if (deep := _depth(text)) > DEEPEST:
+        raise PlanRefused("plan.form", f"it is nested {deep} deep; {DEEPEST} is the most")
+    try:
+        json.loads(text, object_pairs_hook=_table, parse_constant=_no_number, parse_int=_whole, parse_float=_fraction)
+        return plan_of_text(text)
+    except ValidationError as error:
+        raise PlanRefused("plan.form", first_of(explained(error, Plan, "plan"))) from None
+    except (ValueError, RecursionError) as error:
+        raise error if isinstance(error, PlanRefused) else PlanRefused("plan.form", f"it is no JSON: {error}") from None
+
+
+def first_of(faults: Sequence[Fault]) -> str:
+    """Return the first of a plan's faults in one line."""
+    more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{faults[0]}".removesuffix(".") + more
+
+
+def plain(text: str) -> str:
+    """Write a coordinator's words as they may stand in a log: short, one line, nothing but ASCII that shows."""
+    escaped = text.encode("ascii", "backslashreplace").decode()
+    shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in escaped)
+    return shown if len(shown) <= LONGEST_REASON else f"{shown[:LONGEST_REASON]}..."
+
+
+def _depth(text: str) -> int:
+    """Count how deep tables and lists stand in one another; brackets within texts do not count."""
+    depth = deepest = 0
+    for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
+        depth += 1 if letter in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PlanRefused("plan.form", f'it has the key "{twice}" twice in one table')
+    for text in (*table, *(value for value in table.values() if isinstance(value, str))):
+        if len(text) > LONGEST_TEXT:
+            raise PlanRefused("plan.form", f"it has a text of {len(text)} characters; {LONGEST_TEXT} is the most")
+    return table
+
+
+def _no_number(name: str) -> Any:
+    raise PlanRefused("plan.form", f"it has {name} in the place of a number")
+
+
+def _whole(digits: str) -> int:
+    return int(_bounded(digits))
+
+
+def _fraction(digits: str) -> float:
+    value = float(_bounded(digits))
+    return value if abs(value) != float("inf") else _no_number(digits)
+
+
+def _bounded(digits: str) -> str:
+    if len(digits) > MOST_DIGITS:
+        raise PlanRefused("plan.form", f"it has a number of {len(digits)} digits; {MOST_DIGITS} is the most")
+    return digits
+
+
+# ---------------------------------------------------------------------- the first model
+
+ABSOLUTE, RELATIVE = 1e-6, 1e-5
+"""By so much two honest machines may differ in a number. The normal numbers that torch draws from one seed differ in
+their last bits between kinds of CPU: by 9e-7 at most with and without AVX2, in 13 networks."""
+
+
+def first_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
+    """Say why a model is not the first one of its plan, or return an empty string.
+
+    Where the plan names a weights file that is not in the site's ``weights/``, nobody here can know; a line says so.
+    """
+    spec, source = plan.model, "seed"
+    if plan.weights_sha256 is not None:
+        path = site.frozen_parts.weights_file(spec, plan.weights_sha256)
+        if path is None:
+            file = f"the weights file with SHA-256 {plan.weights_sha256}"
+            site.tell(f"the first model of this run is taken as it came: it begins with {file}, not in weights/ here")
+            return ""
+        spec, source = spec.model_copy(update={"weights": str(path)}), "weights file"
+    try:
+        network = build(spec, request.class_names, plan.run.seed)
+        received = request.model.named()
+        own = Groups.of_model(read_state(network)).named()
+        if spec.frozen_sha256 is not None:
+            sent = request.frozen.trunk
+            received["frozen"] = site.frozen_parts.read(spec.frozen_sha256).values if sent is None else sent
+            own["frozen"] = FrozenPart.of(network).values
+    except BadInput as bad:
+        return f"it cannot be built here: {bad.faults[0]}".removesuffix(".")
+    except WireError:
+        return ""  # the frozen part is not here: the handler asks for it
+    if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in own.items()}:
+        return ""  # of another network: the handler says which part does not fit
+    alike = [np.isclose(received[name], array, rtol=RELATIVE, atol=ABSOLUTE).ravel() for name, array in own.items()]
+    wrong = ~np.concatenate(alike)
+    if not wrong.any():
+        return ""
+    libraries = ["torch", "torchvision"]
+    if is_external(spec.architecture) and not spec.architecture.startswith(PLUGIN):
+        libraries.append(spec.architecture.partition(":")[0])
+    here = ", ".join(f"{name} {version(name)}" for name in dict.fromkeys(libraries))
+    return (
+        f"{wrong.sum():,} of {wrong.size:,} numbers of the model are not those that this site builds from the plan's "
+        f"{source}. Compare versions: here {here}. If the coordinator has the same, its program is not the published "
+        "one, and this site must not take part"
     )

@@ -7,6 +7,7 @@ that lays each network out on torch's "meta" device, whose tensors have shapes a
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -30,46 +31,35 @@ FILES_AT_ONCE = 2
 """A site's memory of a round lies beside that of the round before until that round has counted."""
 
 
-WIDTHS: Mapping[Architecture, int] = {
-    "densenet121": 1024,
-    "resnet18": 512,
-    "vgg11": 512,
-    "efficientnet_lite0": 1280,
-    "fedsld_cnn": 500,
-    "femnist_cnn": 2048,
-    "unifed_vgg11": 4096,
-    "unifed_resnet18": 512,
-    "tiny_cnn": 96,
-}
-"""Features of a backbone."""
+class Backbone(NamedTuple):
+    """Sizes of a backbone.
 
-PARAMETERS: Mapping[Architecture, int] = {
-    "densenet121": 6_950_000,
-    "resnet18": 11_170_000,
-    "vgg11": 9_220_000,
-    "efficientnet_lite0": 3_370_000,
-    "unifed_vgg11": 28_100_000,
-    "unifed_resnet18": 12_550_000,
-    "tiny_cnn": 52_000,
-}
-"""Numbers of a backbone, rounded down."""
+    Attributes:
+        width: Its features.
+        activations: Bytes for each pixel of an image that it holds until the gradient is known, rounded down.
+        parameters: Its numbers, rounded down; None where a dense layer is as wide as the image.
+    """
 
-ACTIVATIONS: Mapping[Architecture, int] = {
-    "densenet121": 2590,
-    "resnet18": 440,
-    "vgg11": 1550,
-    "efficientnet_lite0": 1580,
-    "fedsld_cnn": 180,
-    "femnist_cnn": 280,
-    "unifed_vgg11": 1550,
-    "unifed_resnet18": 440,
-    "tiny_cnn": 470,
+    width: int
+    activations: int
+    parameters: int | None = None
+
+
+BACKBONES: Mapping[Architecture, Backbone] = {
+    "densenet121": Backbone(1024, 2590, 6_950_000),
+    "resnet18": Backbone(512, 440, 11_170_000),
+    "vgg11": Backbone(512, 1550, 9_220_000),
+    "efficientnet_lite0": Backbone(1280, 1580, 3_370_000),
+    "fedsld_cnn": Backbone(500, 180),
+    "femnist_cnn": Backbone(2048, 280),
+    "unifed_vgg11": Backbone(4096, 1550, 28_100_000),
+    "unifed_resnet18": Backbone(512, 440, 12_550_000),
+    "tiny_cnn": Backbone(96, 470, 52_000),
 }
-"""Bytes for each pixel of an image that a backbone holds until the gradient is known, rounded down."""
 
 
 @dataclass(frozen=True)
-class Footprint:
+class NetworkCost:
     """Memory that a network takes.
 
     Attributes:
@@ -83,8 +73,8 @@ class Footprint:
     activations: int
 
 
-def footprint(spec: ModelSpec, rows: int) -> Footprint:
-    """The size of a plan's network.
+def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
+    """Estimate the size of a plan's network.
 
     Args:
         rows: Of its head.
@@ -92,17 +82,18 @@ def footprint(spec: ModelSpec, rows: int) -> Footprint:
     if is_external(spec.architecture):
         width, backbone, activations = _measured(spec)
     else:
-        width, backbone = WIDTHS[spec.architecture], _backbone_parameters(spec)
-        activations = ACTIVATIONS[spec.architecture] * spec.image_size**2
+        width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
+        backbone = _parameters_of_outline(spec) if listed is None else listed
+        activations = bytes_a_pixel * spec.image_size**2
     features = spec.neck or width
     behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
     trained = behind + (backbone if spec.train == "all" else _trained_of_backbone(spec))
-    return Footprint(backbone + behind, trained, activations if spec.train == "all" else 0)
+    return NetworkCost(backbone + behind, trained, activations if spec.train == "all" else 0)
 
 
 @lru_cache(maxsize=8)
 def _trained_of_backbone(spec: ModelSpec) -> int:
-    """Numbers of the backbone that are trained where not all are.
+    """Count numbers of the backbone that are trained where not all are.
 
     Raises:
         BadInput: If ``model.train`` names more layers, or a higher rank, than there are.
@@ -116,7 +107,7 @@ def _trained_of_backbone(spec: ModelSpec) -> int:
 
 @lru_cache(maxsize=8)
 def _measured(spec: ModelSpec) -> tuple[int, int, int]:
-    """Width, parameters and activations of a network that is not ours.
+    """Measure width, parameters and activations of a network that is not ours.
 
     Raises:
         BadInput: If it cannot be made.
@@ -137,14 +128,14 @@ def _measured(spec: ModelSpec) -> tuple[int, int, int]:
 
 
 def memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1) -> int:
-    """The least memory that training by this plan takes at a site: of the machine, or of the GPU that needs the most.
+    """Estimate the least memory that training by this plan takes at a site: of the machine, or of its fullest GPU.
 
     Args:
         images: Of the site's training part; no batch holds more.
         device: ``cpu`` or ``cuda``, where activations may be half as wide.
         gpus: How many GPUs each batch is split across; all of it goes through one where noise is added to each step.
     """
-    size, training = footprint(plan.model, rows), plan.training
+    size, training = estimate_cost(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
     batch = pack_size(training.batch_size) if private else min(training.batch_size, images)
     narrow = precision_on(device, training.precision) != "float32"
@@ -157,38 +148,32 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1)
 
 
 def disk_bytes(plan: Plan, method: Method, rows: int) -> int:
-    """The most that one run leaves on a site's disk.
+    """Estimate the most that one run leaves on a site's disk.
 
     The message at work, its memory of two rounds, its own model; of a frozen part, the message and the file.
     """
-    size = footprint(plan.model, rows)
+    size = estimate_cost(plan.model, rows)
     model, frozen = size.trained * FLOAT32, (size.parameters - size.trained) * FLOAT32
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
-    if not plan.training.reset_optimizer:
-        copies += 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
+    moments = 0 if plan.training.reset_optimizer else 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
+    copies += moments
     copies += method.parameters.compress_update != "float32"
     whole = frozen * (2 + method.keeps_local_parts)
-    own = _disk_of_own_models(plan, model, frozen) if plan.evaluation.alone else 0
+    own = 0
+    if plan.evaluation.alone:  # two models that the site trains for itself, and its memory of both trainings
+        own = 2 * (model * (1 + FILES_AT_ONCE * (3 + moments)) + frozen)
     return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts) + whole + own
-
-
-def _disk_of_own_models(plan: Plan, model: int, frozen: int) -> int:
-    """Bytes of the two models that a site trains for itself, and of its memory of both trainings."""
-    moments = 0 if plan.training.reset_optimizer else 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
-    return 2 * (model * (1 + FILES_AT_ONCE * (3 + moments)) + frozen)
 
 
 @lru_cache(maxsize=8)
 def machine_memory(device: str) -> int:
-    """Bytes of the machine's memory, or of its GPU's."""
+    """Return the bytes of the machine's memory, or of its GPU's."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[1])
     return physical_memory()
 
 
-def _backbone_parameters(spec: ModelSpec) -> int:
-    """Count parameters: built without memory where a dense layer is as wide as the image, else as listed."""
-    if (listed := PARAMETERS.get(spec.architecture)) is not None:
-        return listed
+def _parameters_of_outline(spec: ModelSpec) -> int:
+    """Count the parameters of a backbone that is built without memory."""
     backbone = outline(spec.architecture, spec.channels, spec.image_size).module
     return sum(value.numel() for value in backbone.parameters())

@@ -1,88 +1,184 @@
 """The rules that hold a site's policy: of a request, whether the site takes part; of a reply, whether it may leave.
 
-A rule says in words what stands against it, or nothing. Each is looked up under the name that an audit gives for a
-refusal. The rules of requests see what the coordinator asks, at the roll call and again with every request; those of
-replies see the record itself, as it would leave, no matter what made it.
+Each rule has the name that an audit gives for a refusal, and says in words what stands against a record, or nothing.
+The rules of requests see what the coordinator asks, at the roll call and again with every request; those of replies see
+the record itself, as it would leave, no matter what made it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
-from client.gate.cost_limits import LIMIT_RULES
-from client.gate.plan_costs import footprint
-from client.gate.requested_work import RequestedWork
+from client.gate.plan_costs import disk_bytes, estimate_cost, machine_memory, memory_bytes
 from client.site.policy import GROUPS, Policy
 from common.config import Plan
 from common.errors import BadInput, quoted
 from common.models.zoo.spec import is_external
 from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, stamp_of
-from common.wire.benefit import BenefitReply
-from common.wire.records import EvaluateReply, Groups, TrainReply
-from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
+from common.system.formatting import size
+from common.wire.records import (
+    UNKNOWN_COUNT,
+    BenefitReply,
+    EvaluateReply,
+    RefusalNoted,
+    RollCallAnswer,
+    TrainReply,
+)
+from strategies.base.method import Method
 from strategies.local.clipping import norm_of
 
+GB = 10**9
+PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {
+    "epsilon": (0.001, 1000.0),
+    "delta": (1e-12, 0.1),
+    "noise_multiplier": (0.001, 1e6),
+}
+"""Smallest and largest of each, in a plan with privacy; a noise multiplier of 0 stands for no noise. Accountants find
+noise for these in seconds; beyond, some search for ever."""
 ROUNDING = 1e-5
 """By this part a clipped update may be longer than its bound: float32."""
 
 Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply | BenefitReply
 
 
-RequestRule = Callable[[Policy, RequestedWork], str]
-ReplyRule = Callable[[Policy, RequestedWork, Reply], str]
+@dataclass(frozen=True)
+class RequestedWork:
+    """The work that a coordinator asks for, as the rules of a policy see it.
+
+    Attributes:
+        round: 0 at the roll call.
+        test: The model is to be tested, too.
+        rows: Of the model's head: the site's own classes at the roll call, later those of the request.
+        images: At least as many as the site's training part has; it follows from the number that the site tells.
+        device: The site's: ``cpu`` or ``cuda``.
+        gpus: How many GPUs each batch is split across there.
+    """
+
+    plan: Plan
+    method: Method
+    round: int = 0
+    test: bool = False
+    rows: int = 1
+    images: int = 0
+    device: str = "cpu"
+    gpus: int = 1
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the groups of the network whose change the method needs."""
+        method = self.method
+        sends = {"trunk": method.traffic.trunk, "norm": method.sends_norm, "head": method.traffic.head}
+        return tuple(name for name in GROUPS if sends[name])
+
+    @property
+    def epochs(self) -> int:
+        """Return the local epochs in one round: the most, where a method trains until its loss settles."""
+        settling = self.method.settling
+        return self.plan.training.epochs if settling is None else settling.cap
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rule that a record was held to, and the reason against it; ``reason`` is empty where it is allowed."""
+
+    rule: str
+    reason: str = ""
+
+    @property
+    def allowed(self) -> bool:
+        """True where nothing stands against the record."""
+        return not self.reason
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.reason}."
+
+
+def of_request(policy: Policy, work: RequestedWork) -> Verdict:
+    """Decide whether the site takes part; the first rule that is broken counts."""
+    return next((Verdict(*broken) for broken in request_rules(policy, work) if broken[1]), Verdict("policy"))
+
+
+def of_reply(policy: Policy, work: RequestedWork, reply: Reply) -> Verdict:
+    """Decide whether this record may leave; the first rule that is broken counts."""
+    return next((Verdict(*broken) for broken in reply_rules(policy, work, reply) if broken[1]), Verdict("policy"))
 
 
 # ---------------------------------------------------------------------- requests
 
 
-def _method(policy: Policy, asked: RequestedWork) -> str:
-    return method_fault(policy, asked.plan)
+def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
+    """Yield each rule of a request with the reason against it; cheap ones first, and none builds the network."""
+    plan, method = work.plan, work.method
+    training, last = plan.training, plan.run.rounds
+    yield "policy.methods", method_fault(policy, plan)
+    yield "policy.networks", _network_fault(policy, work)
+    for key, group, names in (
+        ("losses", LOSSES, [training.loss]),
+        ("metrics", METRICS, plan.evaluation.metrics),
+        ("transforms", TRANSFORMS, [plan.augmentation.transform or ""]),
+        ("optimizers", OPTIMIZERS, [training.optimizer]),
+        ("schedules", SCHEDULES, [training.schedule]),
+    ):
+        plugins = (name for name in names if name.startswith(PLUGIN))  # Polyclinic's own need no entry
+        faults = (_plugin_fault(group, name, getattr(policy, key), plan) for name in plugins)
+        yield f"policy.{key}", next(filter(None, faults), "")
+    rounds, most = max(last, work.round), policy.maximum_rounds
+    too_long = most is not None and rounds > most
+    yield "policy.maximum_rounds", f"it is {most}, and the run has {rounds} rounds" if too_long else ""
+    announced = 0 <= work.round <= last
+    yield "plan.rounds", "" if announced else f"the run has {last} rounds, and this is round {work.round}"
+    warm_up = method.warm_up.epochs
+    yield "policy.maximum_epochs", _beyond(max(work.epochs, warm_up), policy.maximum_epochs, "epochs a round")
+    # A comparison with training alone trains the same again alone, and at most the same to fine-tune.
+    epochs = (last * work.epochs + warm_up) * (3 if plan.evaluation.alone else 1)
+    yield "policy.maximum_total_epochs", _beyond(epochs, policy.maximum_total_epochs, "epochs in all")
+    yield "policy.maximum_batch_size", _beyond(training.batch_size, policy.maximum_batch_size, "images a batch")
+    yield "policy.maximum_image_size", _beyond(plan.model.image_size, policy.maximum_image_size, "pixels a side")
+    yield "policy.maximum_threads", _beyond(training.threads, policy.maximum_threads, "threads")
+    yield "policy.maximum_classes", _beyond(work.rows, policy.maximum_classes, "head rows")
+    largest = max(_whole_numbers(plan.method), default=0)
+    yield (
+        "policy.maximum_method_number",
+        _beyond(largest, policy.maximum_method_number, "in [method] as one of its numbers"),
+    )
+    tests = plan.evaluation.test_each_round and not policy.test_each_round
+    yield "policy.test_each_round", "it is false, and the plan tests every round" if tests else ""
+    yield "plan.privacy", _privacy_range_fault(plan)
+    yield from _size_rules(policy, work)
+    yield "policy.parts", _not_listed(work.parts, policy.parts, f"{method.name} needs the change of")
+    yield "policy.statistics", _not_listed(method.traffic.names, policy.statistics, f"{method.name} needs")
+    yield "policy.maximum_update_norm", _clipping_fault(policy, work)
+    yield from _privacy_rules(policy, plan)
 
 
 def method_fault(policy: Policy, plan: Plan) -> str:
-    """Why a plan's method is not run here; empty for one that is allowed.
+    """Return why a plan's method is not run here; empty for one that is allowed.
 
     A plug-in has to be listed, and its files have to be the coordinator's; nothing of it is imported before.
     """
     name = plan.run.method
     if name.startswith(PLUGIN):
-        listed = tuple(one for one in policy.methods or () if one.startswith(PLUGIN))
+        listed = tuple(method for method in policy.methods or () if method.startswith(PLUGIN))
         return _plugin_fault(METHODS, name, listed, plan)
     return "" if policy.methods is None or {name, "*"} & set(policy.methods) else f'it does not have "{name}"'
 
 
-def _networks(policy: Policy, asked: RequestedWork) -> str:
-    """Plug-ins are the coordinator's word against this site's own files, which it compares."""
-    name = asked.plan.model.architecture
+def _network_fault(policy: Policy, work: RequestedWork) -> str:
+    name = work.plan.model.architecture
     if not is_external(name):
         return ""
-    if fault := _plugin_fault(MODELS, name, policy.networks, asked.plan):
+    if fault := _plugin_fault(MODELS, name, policy.networks, work.plan):
         return fault
     try:
-        footprint(asked.plan.model, asked.rows)
+        estimate_cost(work.plan.model, work.rows)
     except BadInput as bad:
         return f"it cannot be made here: {bad.faults[0]}"
     return ""
 
 
-def _listed(group: str, key: str, named: Callable[[Plan], Iterable[str]]) -> RequestRule:
-    """The rule that holds plug-ins of one kind to a list of the policy and to this site's own files.
-
-    Args:
-        key: The list's.
-        named: What a plan names of this kind; Polyclinic's own names need no entry.
-    """
-
-    def rule(policy: Policy, asked: RequestedWork) -> str:
-        plugins = (name for name in named(asked.plan) if name.startswith(PLUGIN))
-        faults = (_plugin_fault(group, name, getattr(policy, key), asked.plan) for name in plugins)
-        return next(filter(None, faults), "")
-
-    return rule
-
-
 def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:
-    """Why a name is not built or run here; empty for one that is allowed and means the same at both ends."""
+    """Return why a name is not built or run here; empty for one that is allowed and means the same at both ends."""
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
     inner = name.removeprefix(PLUGIN)
@@ -96,255 +192,180 @@ def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -
     return f"the coordinator has {quoted(map(str, theirs)) or 'none'}, this site {quoted(map(str, own)) or 'none'}"
 
 
-def _parts(policy: Policy, asked: RequestedWork) -> str:
-    return _beyond(asked.parts, policy.parts, f"{asked.method.name} needs the change of")
+def _privacy_range_fault(plan: Plan) -> str:
+    for name, (least, most) in PRIVACY_RANGES.items() if plan.privacy.level != "none" else ():
+        value = getattr(plan.privacy, name)
+        if value and not least <= value <= most:
+            return f"{name} is {value:g}; it must be from {least:g} to {most:g}"
+    return ""
 
 
-def _statistics(policy: Policy, asked: RequestedWork) -> str:
-    return _beyond(asked.method.traffic.names, policy.statistics, f"{asked.method.name} needs")
+def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
+    """Yield the rules that estimate a network: only those whose key is set."""
+    plan, rows = work.plan, work.rows
+    if (parameters := policy.maximum_parameters) is not None:
+        numbers = estimate_cost(plan.model, rows).parameters
+        yield "policy.maximum_parameters", _beyond(numbers, parameters, "numbers a model")
+    for key, most in (("memory", policy.maximum_memory_gb), ("disk", policy.maximum_disk_gb)):
+        if most is None:
+            continue
+        room = machine_memory(work.device) if most == "machine" else int(most * GB)
+        needed = (
+            memory_bytes(plan, rows, work.images, work.device, work.gpus)
+            if key == "memory"
+            else disk_bytes(plan, work.method, rows)
+        )
+        reason = f"it is {size(room)}, and this plan takes {size(needed)} of {key} or more" if needed > room else ""
+        yield f"policy.maximum_{key}_gb", reason
 
 
-def _clipping(policy: Policy, asked: RequestedWork) -> str:
-    bound, method = policy.maximum_update_norm, asked.method
-    if bound is None or not asked.parts:
+def _clipping_fault(policy: Policy, work: RequestedWork) -> str:
+    bound, parameters, privacy = policy.maximum_update_norm, work.method.parameters, work.plan.privacy
+    if bound is None or not work.parts:
         return ""
-    clips = (
-        asked.plan.privacy.max_update_norm if asked.plan.privacy.level == "update" else method.parameters.clip_update
-    )
+    clips = privacy.max_update_norm if privacy.level == "update" else parameters.clip_update
     if clips is None:
         return f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
     if clips > bound:
         return f"it is {bound:g}, and the plan clips to {clips:g}"
-    if method.parameters.compress_update != "float32":
+    if parameters.compress_update != "float32":
         return "with compress_update an update also carries what rounding left of earlier ones, and has no bound"
     return ""
 
 
-def _masked(policy: Policy, asked: RequestedWork) -> str:
-    bare = policy.masked_only and not asked.plan.privacy.secure_aggregation
+def _privacy_rules(policy: Policy, plan: Plan) -> Iterator[tuple[str, str]]:
+    privacy = plan.privacy
+    bare = policy.masked_only and not privacy.secure_aggregation
     why = ' (level = "masked" sets it)' if policy.level == "masked" else ""
-    return f"it is true{why}, and the plan has updates bare: privacy.secure_aggregation is not set" if bare else ""
+    reason = f"it is true{why}, and the plan has updates bare: privacy.secure_aggregation is not set"
+    yield "policy.masked_only", reason if bare else ""
+    bare = policy.epsilon is not None and privacy.level == "none"
+    why = f' (level = "private" sets it to {policy.epsilon:g})' if policy.level == "private" and bare else ""
+    reason = f"it takes part only in runs with privacy{why}, and the plan has no [privacy] level"
+    yield "policy.epsilon", reason if bare else ""
+    by_image = policy.privacy_unit == "patient" and privacy.level == "sample"
+    reason = 'it is "patient", and privacy.level = "sample" hides single images'
+    yield "policy.privacy_unit", reason if by_image else ""
+    needed, trusted = privacy.honest_sites, policy.honest_sites
+    if needed is None or trusted is None:
+        return
+    reason = f"it is {trusted}, and the plan's epsilon holds only while {needed} sites of a sum add their noise"
+    yield "policy.honest_sites", reason if needed > trusted else ""
+    listed = len(policy.peers)
+    reason = f"it lists {listed} sites, and of {needed} that add their noise the coordinator could make up the rest"
+    yield "policy.peers", reason if listed < needed - 1 else ""
 
 
-def _budget(policy: Policy, asked: RequestedWork) -> str:
-    if policy.epsilon is None or asked.plan.privacy.level != "none":
-        return ""
-    why = f' (level = "private" sets it to {policy.epsilon:g})' if policy.level == "private" else ""
-    return f"it takes part only in runs with privacy{why}, and the plan has no [privacy] level"
+def _beyond(value: int, most: int | None, what: str) -> str:
+    return f"it is {most:,}, and the plan has {value:,} {what}" if most is not None and value > most else ""
 
 
-def _unit(policy: Policy, asked: RequestedWork) -> str:
-    by_image = policy.privacy_unit == "patient" and asked.plan.privacy.level == "sample"
-    return 'it is "patient", and privacy.level = "sample" hides single images' if by_image else ""
-
-
-def _honest(policy: Policy, asked: RequestedWork) -> str:
-    needed = asked.plan.privacy.honest_sites
-    if needed is None or policy.honest_sites is None or needed <= policy.honest_sites:
-        return ""
-    reason = f"the plan's epsilon holds only while {needed} sites of a sum add their noise"
-    return f"it is {policy.honest_sites}, and {reason}"
-
-
-def _known_sites(policy: Policy, asked: RequestedWork) -> str:
-    needed = asked.plan.privacy.honest_sites
-    if needed is None or policy.honest_sites is None or len(policy.peers) >= needed - 1:
-        return ""
-    known = len(policy.peers)
-    return f"it lists {known} sites, and of {needed} that add their noise the coordinator could make up the rest"
-
-
-REQUEST_RULES: Mapping[str, RequestRule] = {
-    "policy.methods": _method,
-    "policy.networks": _networks,
-    "policy.losses": _listed(LOSSES, "losses", lambda plan: [plan.training.loss]),
-    "policy.metrics": _listed(METRICS, "metrics", lambda plan: plan.evaluation.metrics),
-    "policy.transforms": _listed(TRANSFORMS, "transforms", lambda plan: [plan.augmentation.transform or ""]),
-    "policy.optimizers": _listed(OPTIMIZERS, "optimizers", lambda plan: [plan.training.optimizer]),
-    "policy.schedules": _listed(SCHEDULES, "schedules", lambda plan: [plan.training.schedule]),
-    **LIMIT_RULES,
-    "policy.parts": _parts,
-    "policy.statistics": _statistics,
-    "policy.maximum_update_norm": _clipping,
-    "policy.masked_only": _masked,
-    "policy.epsilon": _budget,
-    "policy.privacy_unit": _unit,
-    "policy.honest_sites": _honest,
-    "policy.peers": _known_sites,
-}
-
-
-def _beyond(names: tuple[str, ...], allowed: tuple[str, ...] | None, what: str) -> str:
+def _not_listed(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
     extra = [] if allowed is None else [name for name in names if name not in allowed]
     return f"{what} {quoted(extra)}" if extra else ""
+
+
+def _whole_numbers(tree: Any) -> Iterator[int]:
+    """Yield all whole numbers of a table, those of tables and lists in it too."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for value in tree:
+            yield from _whole_numbers(value)
+    elif isinstance(tree, int):
+        yield tree
 
 
 # ---------------------------------------------------------------------- replies
 
 
-def _groups_declared(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    due = asked.parts if asked.round else ()  # round 0 ranks the sites by their statistics
-    sent = _groups_in(reply.update) if isinstance(reply, TrainReply) else ()
-    return _beyond(sent, due, f"round {asked.round} of {asked.method.name} is not told the change of")
+def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[tuple[str, str]]:
+    """Yield each rule of a reply with the reason against it."""
+    evaluation, private = work.plan.evaluation, work.plan.privacy.level != "none"
+    match reply:
+        case RollCallAnswer():
+            yield "policy.label_counts", _label_counts_fault(policy, work, reply)
+            yield "policy.smallest_count", _small_count_fault(policy, reply)
+        case TrainReply():
+            yield from _training_rules(policy, work, reply)
+            figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
+            yield from _figure_rules(policy, private, figures, tested=reply.test_images is not None)
+        case EvaluateReply():
+            spread = bool(reply.told_classes or reply.validation_classes or reply.masked_classes)
+            if spread and not (work.test and evaluation.pooled):
+                yield "policy.score_histograms", "nobody asked how scores are spread"
+            yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
+            yield "policy.smallest_count", _small_count_fault(policy, reply)
+            yield "policy.test_metrics", _test_fault(policy, work, reply)
+            metrics = _not_listed(reply.metric_names, evaluation.metrics, "the plan does not ask for")
+            yield "evaluation.metrics", metrics
+            # A class whose validation scores are counted stands as a figure.
+            counted = [0.0] * len(reply.validation_classes)
+            figures = (*counted, reply.validation_loss, reply.validation_auroc)
+            tested = reply.test_images is not None or bool(reply.auroc)
+            yield from _figure_rules(policy, private, figures, tested=tested)
+        case BenefitReply() if reply.class_names:
+            if not evaluation.alone:
+                yield "policy.test_metrics", "nobody asked for a comparison with training alone"
+            yield "policy.test_metrics", "" if policy.test_metrics else "it is false"
+            yield from _figure_rules(policy, private, (), tested=True)
 
 
-def _groups_allowed(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    sent = _groups_in(reply.update) if isinstance(reply, TrainReply) else ()
-    return _beyond(sent, policy.parts, "it does not have")
-
-
-def _statistics_declared(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    sent = tuple(reply.statistics) if isinstance(reply, TrainReply) else ()
-    return _beyond(sent, asked.method.traffic.names, f"{asked.method.name} does not declare")
-
-
-def _statistics_allowed(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    sent = tuple(reply.statistics) if isinstance(reply, TrainReply) else ()
-    return _beyond(sent, policy.statistics, "it does not have")
-
-
-def _length(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+def _training_rules(policy: Policy, work: RequestedWork, reply: TrainReply) -> Iterator[tuple[str, str]]:
+    name = work.method.name
+    groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
+    needed = work.parts if work.round else ()  # round 0 ranks the sites by their statistics
+    yield "method.groups", _not_listed(groups, needed, f"round {work.round} of {name} does not need the change of")
+    yield "policy.parts", _not_listed(groups, policy.parts, "it does not have")
+    statistics = tuple(reply.statistics)
+    yield "method.statistics", _not_listed(statistics, work.method.traffic.names, f"{name} does not declare")
+    yield "policy.statistics", _not_listed(statistics, policy.statistics, "it does not have")
     bound = policy.maximum_update_norm
-    if (
-        bound is None
-        or not isinstance(reply, TrainReply)
-        or asked.plan.privacy.level == "update"  # noise comes on top of what was clipped
-        or (length := norm_of(reply.update)) <= bound * (1 + ROUNDING)
-    ):
-        return ""
-    return f"it is {bound:g}, and the update has length {length:g}"
+    if bound is not None and work.plan.privacy.level != "update":  # noise comes on top of what was clipped
+        length = norm_of(reply.update)
+        reason = f"it is {bound:g}, and the update has length {length:g}"
+        yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
+    yield "policy.test_metrics", _test_fault(policy, work, reply)
 
 
-def _label_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    if not isinstance(reply, RollCallAnswer) or not reply.positives:
+def _label_counts_fault(policy: Policy, work: RequestedWork, reply: RollCallAnswer) -> str:
+    if not reply.positives:
         return ""
-    if not asked.method.traffic.label_counts:
-        return f"{asked.method.name} does not ask how many images show a class"
+    if not work.method.traffic.label_counts:
+        return f"{work.method.name} does not ask how many images show a class"
     return "" if policy.label_counts else "it is false"
 
 
-def _scores(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    if not isinstance(reply, EvaluateReply):
-        return ""
-    if not (reply.told_classes or reply.validation_classes or reply.masked_classes):
-        return ""
-    if not (asked.test and asked.plan.evaluation.pooled):
-        return "nobody asked how scores are spread"
-    return "" if policy.score_histograms else "it is false"
-
-
-def _small_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+def _small_count_fault(policy: Policy, reply: RollCallAnswer | EvaluateReply) -> str:
     least = policy.smallest_count
-    if isinstance(reply, RollCallAnswer | EvaluateReply):
-        counts = (*reply.positives, *reply.negatives)
-        if any(UNKNOWN_COUNT < count < least for count in counts):
-            return f"it is {least}, and a label count is less"
+    if any(UNKNOWN_COUNT < count < least for count in (*reply.positives, *reply.negatives)):
+        return f"it is {least}, and a label count is less"
     if isinstance(reply, RollCallAnswer):
         small = min(reply.train_samples, reply.patients) < least or 0 < reply.validation_samples < least
         return f"it is {least}, and there are fewer images or patients" if small else ""
-    if isinstance(reply, EvaluateReply):
-        spread = [*reply.histograms.values(), *reply.validation_histograms.values()]
-        told = [min(h.positives.sum(), h.negatives.sum()) for h in spread]
-        return f"it is {least}, and scores of fewer images are told" if min(told, default=least) < least else ""
-    return ""
+    spread = (*reply.histograms.values(), *reply.validation_histograms.values())
+    fewest = min((min(h.positives.sum(), h.negatives.sum()) for h in spread), default=least)
+    return f"it is {least}, and scores of fewer images would leave" if fewest < least else ""
 
 
-def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    if isinstance(reply, BenefitReply):
-        if reply.class_names and not asked.plan.evaluation.alone:
-            return "nobody asked for a comparison with training alone"
-        return "it is false" if reply.class_names and not policy.test_metrics else ""
-    if not isinstance(reply, TrainReply | EvaluateReply):
-        return ""
+def _test_fault(policy: Policy, work: RequestedWork, reply: TrainReply | EvaluateReply) -> str:
     tested = isinstance(reply, EvaluateReply) and bool(reply.class_names)
     counted = reply.test_images is not None
-    if tested and not asked.test:
+    if tested and not work.test:
         return "nobody asked for a test"
     scored = isinstance(reply, EvaluateReply) and (reply.class_names or reply.validation_classes)
-    if scored and asked.plan.privacy.secure_aggregation:
+    if scored and work.plan.privacy.secure_aggregation:
         return "under secure aggregation the figures of a test leave in a sum alone"
-    if counted and not asked.plan.evaluation.test_each_round:
+    if counted and not work.plan.evaluation.test_each_round:
         return "nobody asked how many test images are right"
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
-def _training_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    if policy.training_figures or not isinstance(reply, TrainReply | EvaluateReply):
-        return ""
-    return "it is false" if _some_told(_of_training(reply)) else ""
-
-
-def _of_training(reply: TrainReply | EvaluateReply) -> list[float | None]:
-    """Figures of the training and validation parts; a class whose validation scores are counted stands as a figure."""
-    more = [reply.train_loss] if isinstance(reply, TrainReply) else [0.0] * len(reply.validation_classes)
-    return [*more, reply.validation_loss, reply.validation_auroc]
-
-
-def _some_told(figures: Iterable[float | None]) -> bool:
-    return any(figure is not None for figure in figures)
-
-
-def _metrics_asked(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    named = reply.metric_names if isinstance(reply, EvaluateReply) else ()
-    return _beyond(named, asked.plan.evaluation.metrics, "the plan does not ask for")
-
-
-def _outside_privacy(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    if asked.plan.privacy.level == "none" or isinstance(reply, RollCallAnswer | RefusalNoted):
-        return ""
-    if isinstance(reply, BenefitReply):
-        told = bool(reply.class_names)
-    else:
-        tested = [] if isinstance(reply, TrainReply) else reply.auroc
-        told = _some_told([*_of_training(reply), reply.test_images, *tested])
-    return "it is false" if told and not policy.metrics_outside_privacy else ""
-
-
-REPLY_RULES: Mapping[str, ReplyRule] = {
-    "method.groups": _groups_declared,
-    "policy.parts": _groups_allowed,
-    "method.statistics": _statistics_declared,
-    "policy.statistics": _statistics_allowed,
-    "policy.maximum_update_norm": _length,
-    "policy.label_counts": _label_counts,
-    "policy.score_histograms": _scores,
-    "policy.smallest_count": _small_counts,
-    "policy.training_figures": _training_figures,
-    "policy.test_metrics": _test_metrics,
-    "evaluation.metrics": _metrics_asked,
-    "policy.metrics_outside_privacy": _outside_privacy,
-}
-
-
-def _groups_in(update: Groups) -> tuple[str, ...]:
-    return tuple(name for name in GROUPS if getattr(update, name) is not None)
-
-
-# ---------------------------------------------------------------------- verdicts
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Allowed, or the rule that stands against it and why; ``reason`` is empty where it is allowed."""
-
-    rule: str
-    reason: str = ""
-
-    @property
-    def allowed(self) -> bool:
-        return not self.reason
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.reason}."
-
-
-def of_request(policy: Policy, asked: RequestedWork) -> Verdict:
-    """Whether the site takes part."""
-    reasons = ((name, rule(policy, asked)) for name, rule in REQUEST_RULES.items())
-    return next((Verdict(name, reason) for name, reason in reasons if reason), Verdict("policy"))
-
-
-def of_reply(policy: Policy, asked: RequestedWork, reply: Reply) -> Verdict:
-    """Whether this record may leave."""
-    reasons = ((name, rule(policy, asked, reply)) for name, rule in REPLY_RULES.items())
-    return next((Verdict(name, reason) for name, reason in reasons if reason), Verdict("policy"))
+def _figure_rules(
+    policy: Policy, private: bool, figures: Iterable[float | None], *, tested: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield the rules of figures of the training and validation parts, and of figures that no noise covers."""
+    trained = any(figure is not None for figure in figures)
+    yield "policy.training_figures", "it is false" if trained and not policy.training_figures else ""
+    outside = private and not policy.metrics_outside_privacy and (trained or tested)
+    yield "policy.metrics_outside_privacy", "it is false" if outside else ""

@@ -21,7 +21,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from client.app import client_app
-from client.gate.data_dictionary import MEANING, meaning
+from client.preview.data_dictionary import MEANING, meaning
 from client.site.site import Site
 from common.config import Experiment, ParticipationSection, Plan, plan_of
 from common.errors import stop_on
@@ -29,7 +29,7 @@ from common.models.network import build
 from common.models.state import FrozenPart, built_frozen, layout_of, naming, read_state
 from common.system.files import atomic_outputs, not_empty, write_atomically
 from common.system.plain_text import json_text
-from common.wire.canonical_bytes import WIDTH, parts, pieces, record_sha256
+from common.wire.canonical_bytes import WIDTH, fields_of, pieces, record_sha256
 from common.wire.codec import payload_bytes
 from common.wire.flower_objects import act_as, name_as
 from common.wire.quantization import unpacked_counts
@@ -107,7 +107,7 @@ class OneSite(Grid):
 
 
 def experiment_of(given: Experiment | None, site: Site) -> Experiment:
-    """The experiment given, or a small one that fits this site's images; with one local epoch, and unmasked."""
+    """Return the experiment given, or a small one that fits this site's images; with one local epoch, and unmasked."""
     experiment = given
     if experiment is None:
         channels = 1 if site.train.images.ndim == 3 else 3
@@ -119,7 +119,7 @@ def experiment_of(given: Experiment | None, site: Site) -> Experiment:
 
 
 def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
-    """What leaves in round 1 and with the test, and the reasons for what does not.
+    """Make what leaves in round 1 and with the test, and the reasons for what does not.
 
     Raises:
         BadInput: If the method cannot serve this site's labels, or needs what its policy does not tell.
@@ -147,10 +147,10 @@ def _lead(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
 
 
 def rows(content: RecordDict) -> list[FieldRow]:
-    """What one record holds, field by field."""
+    """List what one record holds, field by field."""
     fields: dict[str, Any] = dict(content.config_records["fields"])
     record, found = str(fields["wire.record"]), []
-    for part in parts(content):
+    for part in fields_of(content):
         shape = "x".join(map(str, part.shape)) if part.shape is not None else ""
         said = _values(content, fields, part.name)
         found.append(FieldRow(record, part.name, shape, part.size, said, meaning(record, part.name)))
@@ -177,7 +177,7 @@ def _spread(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
 
 
 def shown(content: RecordDict) -> Group:
-    """One record for a person at a terminal: its fields, and below those that mean the same, what they are."""
+    """Show one record to a person at a terminal: its fields, and below those that mean the same, what they are."""
     found = rows(content)
     title = f"{found[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
     sent, empty = [row for row in found if not _is_empty(row)], [row.field for row in found if _is_empty(row)]
@@ -196,7 +196,7 @@ def shown(content: RecordDict) -> Group:
 
 
 def _is_empty(row: FieldRow) -> bool:
-    """Whether the field is there and says nothing."""
+    """Check whether the field is there and says nothing."""
     return row.values in ("", "[]")
 
 

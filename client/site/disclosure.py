@@ -32,18 +32,18 @@ Few = NDArray[np.bool_]
 
 
 def patients_in(images: ImageSet) -> int:
-    """Distinct patients."""
+    """Count distinct patients."""
     return len(np.unique(images.patients))
 
 
 def few_patients(images: ImageSet, smallest: int) -> Few:
-    """Whether fewer patients than that are known not to show a class, and to show it; ``(classes, 2)``."""
+    """Check whether fewer patients than that are known not to show a class, and to show it; ``(classes, 2)``."""
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
 
 
 def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
-    """The classes of which nothing is told."""
+    """Find the classes of which nothing is reported."""
     few = few_patients(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
     if not hidden or not _one_class_an_image(images.labels, smallest):
@@ -51,14 +51,14 @@ def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     shown = dict(zip(images.class_names, (images.labels == 1).sum(axis=0).tolist(), strict=True))
     hidden.add(min(shown))
     for name in sorted(shown):
-        if len(hidden) > 1 and sum(shown[one] for one in hidden) >= smallest:
+        if len(hidden) > 1 and sum(shown[other] for other in hidden) >= smallest:
             break
         hidden.add(name)
     return frozenset(hidden)
 
 
 def showing_hidden_alone(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
-    """Whether an image shows no class but hidden ones, ``(n,)``, where nearly all show some class.
+    """Check whether an image shows no class but hidden ones, ``(n,)``, where nearly all show some class.
 
     There its known absence from all others says that it shows one of these. That holds where classes exclude one
     another, and where one of several means that an image shows none of the others. "Nearly" is all but fewer patients
@@ -74,7 +74,7 @@ def showing_hidden_alone(images: ImageSet, hidden: Collection[str], smallest: in
 
 
 def without_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task: Task) -> ImageSet:
-    """Images of which nothing is known about some classes.
+    """Return images of which nothing is known about some classes.
 
     Args:
         unsaid: The images of which nothing at all may be known; see :func:`showing_hidden_alone`.
@@ -90,31 +90,31 @@ def without_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task:
 
 
 def _one_class_an_image(labels: NDArray[np.float32], smallest: int) -> bool:
-    """Whether the counts of all classes add up to the images about which anything is known, but for a few images."""
+    """Check whether the counts of all classes add up to the images about which anything is known, but for a few."""
     known = ~np.isnan(labels).all(axis=1)
     others = np.nan_to_num(labels[known]).sum(axis=1) != 1
     return bool(known.any()) and int(others.sum()) < max(smallest, 1)
 
 
-def told_count(count: int, policy: Policy) -> int:
-    """A count that is large enough, rounded down to the policy's base: parts then never exceed their whole."""
+def rounded_down(count: int, policy: Policy) -> int:
+    """Round a count that is large enough down to the policy's base: parts then never exceed their whole."""
     return count - count % policy.round_counts_to
 
 
-def tells_of(images: ImageSet, policy: Policy) -> bool:
-    """Whether anything is reported about a part of the data as a whole; that it is empty says nothing of anybody."""
+def may_report(images: ImageSet, policy: Policy) -> bool:
+    """Check whether anything may be reported about a part of the data as a whole; that it is empty says nothing."""
     return not len(images) or not policy.smallest_count or patients_in(images) >= policy.smallest_count
 
 
 def too_few_patients(policy: Policy) -> BadInput:
-    """The refusal of a site that is too small to take part; it names the threshold, not the number."""
+    """Make the refusal of a site that is too small to take part; it names the threshold, not the number."""
     problem = f"there are training images of fewer than {policy.smallest_count} patients, and the policy tells "
     remedy = "A smaller smallest_count in its [policy] lets it take part."
     return BadInput([Fault("site.toml: policy.smallest_count", f"{problem}nothing of so few.", remedy)])
 
 
 def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
-    """:func:`few_patients` by the head's rows; of a class that the site does not annotate there is nothing to hide."""
+    """Return :func:`few_patients` by the head's rows; of a class that is not annotated there is nothing to hide."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
         own = dict(zip(images.class_names, few_patients(images, policy.smallest_count), strict=True))
@@ -123,26 +123,26 @@ def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) ->
     return few
 
 
-def told_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
+def released_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
     """Return a class's test result as it leaves: exact figures and counts of large classes, nothing of hidden ones."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
-    positives, negatives = (told_count(count, policy) for count in (metrics.positives, metrics.negatives))
+    positives, negatives = (rounded_down(count, policy) for count in (metrics.positives, metrics.negatives))
     return replace(metrics, positives=positives, negatives=negatives)
 
 
-def told_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
-    """A method's statistics without what rests on few patients; NaN is "nothing to say".
+def released_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
+    """Take what rests on few patients out of a method's statistics; NaN is "nothing to say".
 
     Args:
         declared: Of the method.
         few: Of the head rows' classes, ``(rows, 2)``; see :func:`few_patients`.
     """
-    about = {one.name: one.about for one in declared}
-    return {name: _told(array, about[name], few, policy) for name, array in statistics.items()}
+    about = {statistic.name: statistic.about for statistic in declared}
+    return {name: _released(array, about[name], few, policy) for name, array in statistics.items()}
 
 
-def _told(array: NDArray[np.float32], about: About, few: Few, policy: Policy) -> NDArray[np.float32]:
+def _released(array: NDArray[np.float32], about: About, few: Few, policy: Policy) -> NDArray[np.float32]:
     if about == "images":
         return array
     if about == "counts":

@@ -1,12 +1,14 @@
-"""What a site keeps between rounds, on its own disk: never sent, final only once its round has counted.
+"""What a site keeps on its own disk: its memory between rounds, which is never sent, and frozen parts of models.
 
-One file a round, named by it. The coordinator's next request says which round counted last; the file of that round is
-the memory, later ones (replies that never arrived, or came too late) are thrown away. The one before stays, in case
-the coordinator goes back a round.
+Memory is final only once its round has counted. There is one file a round, named by it. The coordinator's next request
+says which round counted last; the file of that round is the memory, later ones (replies that never arrived, or came too
+late) are thrown away. The one before stays, in case the coordinator goes back a round.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -15,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from common.errors import BadInput
+from common.models.state import NOT_HERE, FrozenPart, built_frozen
+from common.models.zoo.registry import outline
+from common.models.zoo.spec import ModelSpec
 from common.system.files import remove_parts, write_atomically
-from common.wire.records import (
-    Arrays,
-    Groups,
-    below,
-    no_arrays,
-)
+from common.wire.errors import WireError
+from common.wire.records import Arrays, Groups, no_arrays
 
 NOTHING = Groups()
 
@@ -109,8 +112,8 @@ class MemoryFolder:
 
         Args:
             tell: Receives a line about a memory that is damaged.
-            forget: Whether to forget any; not where a model is only judged, which may be while a round is undecided.
-            settled: Whether only a round counts of which :meth:`note_settled` was called: one that was opened in a sum,
+            forget: Forget them; not where a model is only judged, which may be while a round is undecided.
+            settled: Count only a round of which :meth:`note_settled` was called: one that was opened in a sum,
                 since sites compare what they are asked in no other, or one whose noise is in the ledger.
         """
         if forget:
@@ -142,17 +145,17 @@ class MemoryFolder:
             path.unlink()
 
     def is_settled(self, server_round: int) -> bool:
-        """Whether there is a memory of a round that was settled, and no later training wrote over it."""
+        """Check whether there is a memory of a round that was settled, and no later training wrote over it."""
         return self.settled_as(server_round) is not None
 
     def settled_as(self, server_round: int) -> str | None:
-        """What the sites of the sum had agreed on in which a round was opened; None where it is not settled."""
+        """Return what the sites of the sum had agreed on in which a round was opened; None where it is not settled."""
         opened, written = self._opened(server_round), self.digest(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
     def digest(self, server_round: int) -> bytes:
-        """The SHA-256 that a memory begins with; empty where there is none."""
+        """Return the SHA-256 that a memory begins with; empty where there is none."""
         path = self._path(server_round)
         if not path.exists():
             return b""
@@ -172,7 +175,7 @@ class MemoryFolder:
 
     @property
     def newest(self) -> int:
-        """The last round of which there is a memory; 0 for none."""
+        """Return the last round of which there is a memory; 0 for none."""
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
@@ -192,18 +195,22 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def _bytes_of(memory: Memory) -> bytes:
-    """A memory as safetensors behind its SHA-256."""
-    named = {f"{group}/{name}": a for group in _GROUPS for name, a in getattr(memory, group).named().items()}
-    named |= {f"{kind}/{name}": array for kind in _ARRAYS for name, array in getattr(memory, kind).items()}
-    facts = {name: getattr(memory, name) for name in _FACTS}
-    facts["classes"] = {g: list(h.class_names) for g in _GROUPS if (h := getattr(memory, g).head) is not None}
+    """Write a memory as safetensors behind its SHA-256."""
+    named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
+    for part in (*_GROUPS, *_ARRAYS):
+        value = getattr(memory, part)
+        if isinstance(value, Groups) and value.head is not None:
+            classes[part] = list(value.head.class_names)
+        for name, array in (value.named() if isinstance(value, Groups) else value).items():
+            named[f"{part}/{name}"] = np.asarray(array, order="C")
+    facts = {name: getattr(memory, name) for name in _FACTS} | {"classes": classes}
     named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    content = save({name: np.asarray(array, order="C") for name, array in named.items()})
+    content = save(named)
     return hashlib.sha256(content).digest() + content
 
 
 def memory_of(written: bytes) -> Memory:
-    """A memory, from what its file holds.
+    """Read a memory from what its file holds.
 
     Raises:
         ValueError: If they are other bytes than were written.
@@ -215,8 +222,105 @@ def memory_of(written: bytes) -> Memory:
         arrays = load(content)
         facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
         classes = facts.pop("classes")
-        groups: dict[str, Any] = {g: Groups.of_named(below(g, arrays), classes.get(g, [])) for g in _GROUPS}
-        groups |= {kind: below(kind, arrays) for kind in _ARRAYS}
-        return Memory(**groups, **facts)
+        parts: dict[str, Any] = {name: {} for name in (*_GROUPS, *_ARRAYS)}
+        for path, array in arrays.items():
+            part, _, name = path.partition("/")
+            parts[part][name] = array
+        parts |= {group: Groups.of_named(parts[group], classes.get(group, [])) for group in _GROUPS if parts[group]}
+        parts |= {group: NOTHING for group in _GROUPS if not parts[group]}
+        return Memory(**parts, **facts)
     except (SafetensorError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it holds no memory: {error}") from None
+
+
+# ---------------------------------------------------------------------- frozen parts of models
+
+LARGEST_REST = 100_000_000
+"""Bytes of a weights file beside the backbone: a classifier of another task, names."""
+MOST_FROZEN_PARTS = 3
+"""Older ones are removed; a run that still needs one is sent it again."""
+
+
+class FrozenParts:
+    """The frozen parts that one site has.
+
+    Args:
+        folder: Where they lie, ``SHA256.f32`` each: little-endian float32 and nothing else.
+        weights: Folder for weights files of the hospital's own; a file there saves the transfer. None for none.
+        durable: Flush to disk.
+    """
+
+    def __init__(self, folder: Path, weights: Path | None, *, durable: bool) -> None:
+        self._folder, self._weights, self._durable = folder, weights, durable
+
+    def holds(self, spec: ModelSpec) -> bool:
+        """Check whether the frozen part of this network is here; one made from a weights file is kept from now on."""
+        if spec.frozen_sha256 is None:
+            return False
+        with contextlib.suppress(WireError):  # a damaged one is removed, and sent again
+            self.read(spec.frozen_sha256)
+            return True
+        for path in self._candidates(spec):
+            try:
+                made = built_frozen(spec.model_copy(update={"weights": str(path)}), 0, Path())
+            except BadInput:
+                continue  # of another architecture, or damaged
+            if made is not None and made.sha256 == spec.frozen_sha256:
+                self._write(made)
+                return True
+        return False
+
+    def weights_file(self, spec: ModelSpec, sha256: str) -> Path | None:
+        """Return the hospital's own weights file that has this hash; None where there is none."""
+        for path in self._candidates(spec):
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                    return path
+        return None
+
+    def _candidates(self, spec: ModelSpec) -> list[Path]:
+        """Return weights files of the hospital's that may be of this network: what is far too large is not read."""
+        plain = outline(spec.architecture, spec.channels, spec.image_size).module
+        most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
+        files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
+        return [path for path in files if path.is_file() and path.stat().st_size <= most]
+
+    def keep(self, part: FrozenPart, sha256: str) -> None:
+        """Write one that was received.
+
+        Raises:
+            WireError: If it does not have this hash.
+        """
+        if part.sha256 != sha256:
+            raise WireError(f"the frozen part of the model has SHA-256 {part.sha256}, the plan names {sha256}.")
+        if not self._path(sha256).is_file():
+            self._write(part)
+
+    def read(self, sha256: str) -> FrozenPart:
+        """Read one that is here.
+
+        Raises:
+            WireError: If it is not, or is damaged; it is removed then, so that it can be sent again.
+        """
+        path = self._path(sha256)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            raise WireError(f"{NOT_HERE}.") from None
+        part = FrozenPart(np.frombuffer(content[: len(content) // 4 * 4], "<f4"))
+        if part.sha256 != sha256 or len(content) % 4:
+            path.unlink(missing_ok=True)
+            raise WireError(f"{NOT_HERE}: its file was damaged.")
+        os.utime(path)  # the newest are kept
+        return part
+
+    def _write(self, part: FrozenPart) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        content = part.values.astype("<f4", copy=False).tobytes()
+        write_atomically(self._path(part.sha256), content, durable=self._durable)
+        kept = sorted(self._folder.glob("*.f32"), key=lambda path: path.stat().st_mtime)
+        for old in kept[:-MOST_FROZEN_PARTS]:
+            old.unlink(missing_ok=True)
+
+    def _path(self, sha256: str) -> Path:
+        return self._folder / f"{sha256}.f32"

@@ -73,68 +73,12 @@ NOT_BESIDE = {"round_counts_to": "smallest_count", "score_histograms": "round_co
 
 
 class Policy(Section):
-    """What the hospital takes part in, and lets out.
+    """The keys of a hospital's policy.
 
-    Attributes:
-        level: Who is trusted (:data:`TRUST`), and so which defaults hold (:data:`LEVELS`): ``masked`` takes part only
-            in runs with secure aggregation, ``private`` only in runs whose noise hides whole patients; no figure of
-            this site alone leaves in either.
-        methods: Those it takes part in; every method of this release where left out, as ``*`` says too. A plug-in's is
-            allowed only where it is listed, ``plugin:NAME``.
-        networks: Networks that are not Polyclinic's own and that it builds, ``*`` standing for any letters; a plug-in
-            is allowed only where it is listed, ``plugin:NAME``.
-        losses: Losses of plug-ins that it minimises, ``plugin:NAME``; Polyclinic's own need not be listed.
-        metrics: Metrics of plug-ins that it computes on its test images and sends, ``plugin:NAME``.
-        transforms: Transforms of plug-ins that change its training images, ``plugin:NAME``.
-        optimizers: Optimisers of plug-ins that it trains with, ``plugin:NAME``; Polyclinic's own need not be listed.
-        schedules: Schedules of plug-ins for its learning rate, ``plugin:NAME``; Polyclinic's own need not be listed.
-        maximum_rounds: Most rounds of a run that it takes part in.
-        maximum_epochs: Most local epochs in one round, those of a method that trains until its loss settles included.
-        maximum_total_epochs: Most local epochs in a whole run, warm-up epochs included.
-        maximum_batch_size: Most images in a training batch.
-        maximum_image_size: Largest side, in pixels, to which a network brings images.
-        maximum_parameters: Most numbers in a model.
-        maximum_classes: Most head rows in a model.
-        maximum_memory_gb: Most memory that training may take by our estimate, a lower bound; ``machine`` stands for
-            all that the machine has, or its GPU.
-        maximum_disk_gb: Most that one run may leave on the disk.
-        maximum_threads: Most threads that training uses.
-        maximum_hours: Longest time of work on one request; the site itself stops a longer one.
-        maximum_run_hours: Longest time of work on one run, all its requests together.
-        maximum_plan_kb: Largest plan, in units of 1,000 bytes.
-        maximum_method_number: Largest whole number in a plan's ``[method]`` table.
-        keep_features: Whether the features of a frozen backbone are kept on its disk, encrypted with its key; else they
-            are computed again after each start.
-        test_each_round: Whether it takes part in runs that test the model on its own test part every round.
-        parts: Groups of the network whose change may leave.
-        statistics: What a method may be told beside the change of the network, by name; where left out, what the
-            method declares.
-        maximum_update_norm: Longest Euclidean length of a change that leaves; runs whose plan does not clip to it, or
-            to less, are declined.
-        training_figures: Whether it tells the loss on its training images, and loss and AUROC on its validation
-            images; else no round is chosen by them.
-        test_metrics: Whether it tells how good the model is on its own test part, class by class; not in a run with
-            secure aggregation.
-        train_hidden_classes: Whether labels of hidden classes are trained on where no ``epsilon`` makes sure that noise
-            covers the update; else nothing is known of these classes there.
-        label_counts: Whether it tells how many training images show each class, where a method asks.
-        score_histograms: Whether it tells how the final model's scores on its test and validation parts are spread, if
-            asked; in a run with secure aggregation those of the test part, in a sum over sites alone.
-        masked_only: Send no update but under secure aggregation.
-        rows_alone: Whether, under secure aggregation, a head row that fewer sites of the round own than
-            ``smallest_cohort`` may be opened. Else it stays masked, and the model's row stays as it was.
-        smallest_cohort: Under secure aggregation, fewest sites whose sum it helps to open; and a round that is asked
-            again is masked among the same sites only. 1: sums of two sites, and of any others when a round is repeated.
-        peers: Under secure aggregation, the other sites' names with the public keys that their statements must be
-            signed with, as OpenSSH lines; where left out, the coordinator is trusted to relay the right ones.
-        honest_sites: Of the sites in a sum, this one included, how many it trusts to add their share of distributed
-            noise; runs whose epsilon holds only with more are declined. It knows them by ``peers``.
-        smallest_count: Of a class that fewer patients show, or fewer do not, nothing is told.
-        round_counts_to: Counts are rounded down to a multiple of it.
-        epsilon, delta: What all runs together may cost; the site stops taking part before that, and takes no part in
-            a run without privacy.
-        privacy_unit: What the noise of a run with privacy must hide here at least: single images, or whole patients.
-        metrics_outside_privacy: Whether losses and test results, which no noise covers, leave in a run with privacy.
+    Each is explained once, in docs/what-leaves.md ("The policy"); a test holds that the page and a new site.toml have
+    them all. ``level`` sets the defaults of others (:data:`LEVELS`). A class with fewer patients than
+    ``smallest_count`` is hidden (:mod:`client.site.disclosure`). Limits of epochs count those of a method that trains
+    until its loss settles, and warm-up epochs. Memory is estimated from below (:mod:`client.gate.plan_costs`).
     """
 
     level: Level = "trusted"
@@ -183,15 +127,15 @@ class Policy(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_the_level_says(cls, said: Any) -> Any:
-        if not isinstance(said, dict) or (level := said.get("level", "trusted")) not in list(LEVELS):
-            return said  # pydantic says what is wrong; a list cannot be looked up in a mapping
-        unfit = {key for key, other in NOT_BESIDE.items() if other in said}
-        return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **said}
+    def _with_defaults_of_the_level(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict) or (level := tree.get("level", "trusted")) not in list(LEVELS):
+            return tree  # pydantic says what is wrong; a list cannot be looked up in a mapping
+        unfit = {key for key, other in NOT_BESIDE.items() if other in tree}
+        return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **tree}
 
     @property
     def beside_its_level(self) -> dict[str, Any]:
-        """The keys that have another value than the level sets."""
+        """Return the keys that have another value than the level sets."""
         return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
 
     @model_validator(mode="after")
@@ -220,9 +164,15 @@ class Policy(Section):
 
 
 def _known(names: tuple[str, ...] | None, options: Iterable[str], what: str) -> tuple[str, ...] | None:
-    """The names, if each is one of the options: a misspelt one would forbid what it was meant to allow."""
+    """Return the names, if each is one of the options: a misspelt one would forbid what it was meant to allow."""
     known = list(options)
     for name in names or ():
         if name not in known:
             raise ValueError(f'"{name}" is none of the {what}: {did_you_mean(name, known) or quoted(known)}')
     return names
+
+
+UNLIMITED = Policy(
+    label_counts=True, score_histograms=True, smallest_count=0, metrics_outside_privacy=True, **WITHOUT_LIMITS
+)
+"""The policy of a simulated site where nobody sets another one."""

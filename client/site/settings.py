@@ -35,7 +35,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def gpus_lacking(file: SiteFile, seen: int) -> Fault | None:
-    """What is wrong where a site asks for more GPUs than it sees: it would take far longer without them."""
+    """Say what is wrong where a site asks for more GPUs than it sees: it would take far longer without them."""
     if file.gpus == 1 or (file.device != "cpu" and file.gpus <= seen):
         return None
     if file.device == "cpu":
@@ -45,7 +45,7 @@ def gpus_lacking(file: SiteFile, seen: int) -> Fault | None:
 
 
 def data_faults_of(settings: Settings) -> list[Fault]:
-    """What is wrong with the data of a site, without reading its pictures."""
+    """List what is wrong with the data of a site, without reading its pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(settings.file.data, settings.folder)
     ]
@@ -79,7 +79,7 @@ def open_site(settings: Settings) -> Site:
 
 
 def device_of(settings: Settings) -> str:
-    """The device that a site trains on."""
+    """Return the device that a site trains on."""
     if settings.file.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return settings.file.device
@@ -99,7 +99,7 @@ def _hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[
 
 
 def declaration_of(settings: Settings, known: tuple[str, ...]) -> Declaration:
-    """What the site says about its labels.
+    """Declare the site's labels.
 
     Args:
         known: Classes of its data.

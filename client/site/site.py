@@ -1,6 +1,6 @@
 """A hospital as its own program sees it: name, labels, images, disk, device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from client.site.disclosure import (
     Few,
     hidden_classes,
+    may_report,
+    rounded_down,
     showing_hidden_alone,
-    tells_of,
-    told_count,
     too_few_patients,
     without_labels,
 )
-from client.site.frozen_parts import FrozenParts
-from client.site.memory import MemoryFolder
-from client.site.policy import WITHOUT_LIMITS, Policy
+from client.site.memory import FrozenParts, MemoryFolder
+from client.site.policy import UNLIMITED, WITHOUT_LIMITS, Policy
 from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
@@ -73,28 +72,33 @@ class Site:
     weights_folder: Path | None = None
     arithmetic: Arithmetic | None = None
 
+    @cached_property
+    def unlimited(self) -> bool:
+        """True for a simulated site without limits: nothing of it is hidden, audited or declined."""
+        return self.simulated and self.policy == UNLIMITED and not self.hidden
+
     def in_its_arithmetic(self, plan: Plan) -> Plan:
-        """The plan with what it leaves to the site."""
+        """Return the plan with the arithmetic that it leaves to the site."""
         return in_arithmetic(plan, self.arithmetic_for(plan))
 
     def computes_as(self, plan: Plan) -> str:
-        """What the site says of how a round of this plan is computed here."""
+        """Describe how a round of this plan is computed here, for the coordinator."""
         return f"{self.arithmetic_for(plan)}{f', {self.gpus} GPUs' if self.gpus > 1 else ''}"
 
     def arithmetic_for(self, plan: Plan) -> Arithmetic:
-        """How a round of this plan is computed here."""
+        """Return how a round of this plan is computed here."""
         if self.arithmetic is not None and plan.training.precision == "fastest":
             return self.arithmetic
         return chosen(plan, self.device, self.folder, durable=self.durable)
 
     @cached_property
     def train_samples(self) -> int:
-        """How many training images the site says it has."""
-        return told_count(len(self.told_train), self.policy)
+        """The number of training images that the site reports."""
+        return rounded_down(len(self.reported_train), self.policy)
 
     @cached_property
-    def told_train(self) -> ImageSet:
-        """The training images that are counted in what the site says: those that an update is made of without masks.
+    def reported_train(self) -> ImageSet:
+        """The training images that are counted in reports: those that an update is made of without masks.
 
         An update can say how many that are. A site that counted all of them would say with it how many it left out.
         """
@@ -103,29 +107,26 @@ class Site:
 
     @cached_property
     def frozen_parts(self) -> FrozenParts:
-        """Frozen parts of models that are here."""
+        """The frozen parts of models that are here."""
         return FrozenParts(self.frozen_folder or self.folder / "frozen", self.weights_folder, durable=self.durable)
 
     def hides(self, part: str) -> frozenset[str]:
-        """Classes of which nothing is told, of one part of its data."""
+        """Return the classes of which nothing is reported, of one part of the data."""
         if part not in self._hidden:
             images: ImageSet = getattr(self, part)
             own = frozenset(images.class_names)
-            self._hidden[part] = self.hidden[part] & own if part in self.hidden else self._found(images)
+            smallest = self.policy.smallest_count
+            hidden = self.hidden.get(part) if part in self.hidden or not smallest else hidden_classes(images, smallest)
+            self._hidden[part] = (hidden or frozenset()) & own
         return self._hidden[part]
 
-    def hidden_rows(self, part: str, rows: Sequence[str]) -> list[int]:
-        """Which of a head's rows are of hidden classes."""
-        hidden = self.hides(part)
-        return [row for row, name in enumerate(rows) if name in hidden]
-
     def unsaid_images(self, part: str) -> Few:
-        """Images ``(n,)`` of one part that no label may be known of in what leaves."""
+        """Return the images ``(n,)`` of one part that no label may be known of in what leaves."""
         smallest, images = self.policy.smallest_count, getattr(self, part)
         return self.unsaid[part] if part in self.unsaid else showing_hidden_alone(images, self.hides(part), smallest)
 
     def trained_on(self, part: str, plan: Plan) -> ImageSet:
-        """The images of one part, with the labels that a run trains on and chooses epochs by.
+        """Return the images of one part, with the labels that a run trains on and chooses epochs by.
 
         An update that no noise covers shows what hidden classes' labels did to it, so it is made without them. Noise of
         the plan alone covers nothing, it may be none: the policy has to set a budget. Nor do masks: of a sum of few
@@ -147,7 +148,7 @@ class Site:
         return without_labels(images, self.hides(part), self.unsaid_images(part), task)
 
     def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
-        """Rows of training images that a run sees; None for all.
+        """Return the rows of training images that a run sees; None for all.
 
         A training image that lost all its labels for what it shows is left out: what a method does with unlabelled
         images would say that it is one of them. Where none would be left, all stay.
@@ -166,28 +167,25 @@ class Site:
         Raises:
             BadInput: Naming the threshold, not the number.
         """
-        if not self.tells("train"):
+        if not self.reports("train"):
             raise too_few_patients(self.policy)
 
-    def tells(self, part: str) -> bool:
-        """Whether anything is reported about one part of its data as a whole: not if it is of few patients."""
-        if part not in self._tells:
-            self._tells[part] = tells_of(getattr(self, part), self.policy)
-        return self._tells[part]
+    def reports(self, part: str) -> bool:
+        """Check whether anything is reported about one part of its data as a whole: not if it is of few patients."""
+        if part not in self._reports:
+            self._reports[part] = may_report(getattr(self, part), self.policy)
+        return self._reports[part]
 
     @cached_property
-    def _tells(self) -> dict[str, bool]:
+    def _reports(self) -> dict[str, bool]:
         return {}
-
-    def _found(self, images: ImageSet) -> frozenset[str]:
-        return hidden_classes(images, self.policy.smallest_count) if self.policy.smallest_count else frozenset()
 
     @cached_property
     def _hidden(self) -> dict[str, frozenset[str]]:
         return {}
 
     def for_itself(self, folder: Path, plan: Plan, *, figures_leave: bool) -> "Site":
-        """This site with the same images, for the comparison with training alone: no class is hidden from itself.
+        """Return this site for the comparison with training alone: the same images, no class is hidden from itself.
 
         It trains on the labels that the run trains on, and chooses by the same figures.
 
@@ -216,7 +214,7 @@ class Site:
         return inner
 
     def memory(self, run: str) -> MemoryFolder:
-        """What it remembers of a run."""
+        """Return the folder of what it remembers of a run."""
         return MemoryFolder(self.folder / "memory" / run, durable=self.durable)
 
     @property
@@ -225,11 +223,11 @@ class Site:
 
     @cached_property
     def in_memory(self) -> dict[str, Any]:
-        """What this process computed of the site's images, as long as it has them."""
+        """The results that this process computed of the site's images, as long as it has them."""
         return {}
 
     def pixels(self, part: str) -> Pixels:
-        """Pictures of ``train``, ``validation`` or ``test``, for the device."""
+        """Return the pictures of ``train``, ``validation`` or ``test``, for the device."""
         return self._pixels[part]
 
     @cached_property

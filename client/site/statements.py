@@ -37,7 +37,7 @@ class OtherName(SignatureFault):
 
 
 @dataclass(frozen=True)
-class Taken:
+class AcceptedReplies:
     """The replies to one run that the coordinator took.
 
     Attributes:
@@ -64,13 +64,13 @@ class Statements:
         self._fingerprint = fingerprint(public_line(key, ""))
 
     def signed(self, content: RecordDict, message: str) -> RecordDict:
-        """A reply's records with the site's signature.
+        """Return a reply's records with the site's signature.
 
         Args:
             message: The name of the message that is answered.
         """
         run, server_round, record = about(content)
-        last = taken(self._state, run) if record in CHAINED else Taken(-1)
+        last = accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
         statement = ReplyStatement(
             site=self._site,
             run=run,
@@ -86,10 +86,10 @@ class Statements:
     def was_taken(self, content: RecordDict, message: str) -> None:
         """Count a reply that the coordinator took."""
         run, _, record = about(content)
-        last = taken(self._state, run)
+        last = accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
             return
-        runs = {**_runs(self._state), run: vars(Taken(last.count + 1, message))}
+        runs = {**_runs(self._state), run: vars(AcceptedReplies(last.count + 1, message))}
         newest = dict(list(runs.items())[-RUNS_KEPT:])
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
@@ -129,10 +129,10 @@ class Statements:
                 file.write(f"{statement.nonce} {message}\n")
 
 
-def taken(state: Path, run: str) -> Taken:
-    """The replies of this site to a run that the coordinator took."""
-    found = _runs(state).get(run)
-    return Taken(int(found["count"]), str(found["message"])) if found else Taken()
+def accepted_replies(state: Path, run: str) -> AcceptedReplies:
+    """Return the replies of this site to a run that the coordinator took."""
+    entry = _runs(state).get(run)
+    return AcceptedReplies(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplies()
 
 
 def _runs(state: Path) -> dict[str, dict[str, Any]]:

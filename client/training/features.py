@@ -45,7 +45,7 @@ class NetworkOnFeatures(SplitNetwork):
 
 
 def trains_on_features(plan: Plan, method: Method) -> bool:
-    """Whether all that this plan does to an image can be done to its features."""
+    """Check whether all that this plan does to an image can be done to its features."""
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 
 
@@ -66,7 +66,7 @@ class Features:
 
     @torch.no_grad()
     def of(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
-        """Features ``(n, width)`` of one part of the site's data, float32 on the network's device.
+        """Return the features ``(n, width)`` of one part of the site's data, float32 on the network's device.
 
         Args:
             network: The whole network, its frozen part filled.
@@ -108,7 +108,7 @@ class Features:
         write_atomically(path, nonce + sealed, durable=self.durable, private=True)
 
     def _decrypted(self, path: Path, name: str) -> Tensor | None:
-        """The features of a file; None where it is missing, damaged, of other images or of another model."""
+        """Read the features of a file; None where it is missing, damaged, of other images or of another model."""
         assert self.key is not None, "checked before"
         try:
             content = path.read_bytes()
@@ -120,7 +120,7 @@ class Features:
 
 
 def features_of(site: Site) -> Features:
-    """A site's features; in memory they last as long as its images do."""
+    """Return a site's features; in memory they last as long as its images do."""
     kept = site.identity is not None and site.policy.keep_features
     key = _derived_key(site.identity.key) if kept and site.identity else None
     found: Features = site.in_memory.setdefault("features", Features(site.folder / "features", key, site.durable))
@@ -128,13 +128,13 @@ def features_of(site: Site) -> Features:
 
 
 def _derived_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A key for these files alone, from the site's private key (HKDF, RFC 5869)."""
+    """Derive a key for these files alone from the site's private key (HKDF, RFC 5869)."""
     secret = key.private_bytes(form.Encoding.DER, form.PrivateFormat.PKCS8, form.NoEncryption())
     return HKDF(hashes.SHA256(), 32, salt=None, info=b"polyclinic features").derive(secret)
 
 
 def _sha256_of(pixels: Pixels) -> str:
-    """The hash of all images in their order."""
+    """Hash all images in their order."""
     digest = hashlib.sha256()
     for batch in pixels.batches(BATCH):
         digest.update(str(tuple(batch.shape)).encode())

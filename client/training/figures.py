@@ -1,153 +1,44 @@
-"""What leaves a site about a judged model: losses, scores, counts and a hash, exactly or not at all.
+"""Figures of a model on a site's own images: exact and complete, or only those that may leave.
 
-Nothing leaves of classes of few patients (:mod:`client.site.disclosure`), and nothing of a model with parts that never
-leave the site where masks or noise cover what is sent.
+:class:`Figures` computes everything that a request asks for: that is a simulation without limits.
+:class:`LimitedFigures` holds the site's policy. Nothing leaves of classes of few patients
+(:mod:`client.site.disclosure`), and nothing of a model with parts that never leave the site where masks or noise cover
+what is sent.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TypedDict, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from client.site.disclosure import told_count, told_metrics
+from client.site.disclosure import released_metrics, rounded_down
 from client.site.policy import Policy
-from client.training.model_and_images import Work, validated
+from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, metrics_of, or_undefined, per_class
+from common.metrics.auroc import ClassMetrics, Metric, metrics_of, or_undefined, per_class
 from common.metrics.score_histograms import Floats, ScoreHistogram, score_histogram
 from common.models.inference import label_matrix, scores_of
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.errors import WireError
-from common.wire.records import Request, ScoreCounts, no_scores
-from strategies.local.training import Validation, examples_of
+from common.wire.records import Request
+from strategies.local.training import Validation, examples_of, validate
 
-Judged = TypeVar("Judged")
+if TYPE_CHECKING:
+    from client.training.task import LocalTask
+
+T = TypeVar("T")
 Nothing = TypeVar("Nothing")
+Histograms = Mapping[str, ScoreHistogram]
 
 
-def covers_local_parts(work: Work) -> bool:
-    """Check whether parts of the model never leave and masks or noise on updates cover what is sent.
-
-    Such parts are trained on bare data. Behind a trunk that the coordinator chooses, each figure of the model says
-    something of them.
-    """
-    covered = work.plan.privacy.secure_aggregation or work.plan.privacy.level == "update"
-    return covered and work.method.keeps_local_parts and not work.site.simulated
-
-
-def validation_figures_leave(work: Work) -> bool:
-    """Check whether figures of the validation part may leave: only then the site chooses an epoch by that part.
-
-    The update depends on which epoch was chosen, and so says something of these images.
-    """
-    return work.site.policy.training_figures and not stays_for_noise(work) and not covers_local_parts(work)
-
-
-def stays_for_noise(work: Work) -> bool:
-    """Check whether the plan has noise, which does not cover figures, and the policy lets only covered things out."""
-    return work.plan.privacy.level != "none" and not work.site.policy.metrics_outside_privacy
-
-
-def or_no_figures(work: Work, judge: Callable[[], Judged], nothing: Nothing) -> Judged | Nothing:
-    """Judge the model; where that fails, it has no figures: whether it fails can depend on one patient's image.
-
-    Raises:
-        BadInput, WireError: If the request cannot be answered, no matter on which images.
-        Exception: What judging raised, in a simulation without masks and noise.
-    """
-    try:
-        return judge()
-    except (BadInput, WireError):
-        raise
-    except Exception as error:
-        if work.site.simulated and not work.plan.privacy.covers:
-            raise
-        work.site.tell(f"the model could not be judged: {error}")
-        return nothing
-
-
-def validation_figures(work: Work, result: Validation) -> Validation:
-    """Return what leaves of the validation figures: the loss is over classes that are not hidden.
-
-    Args:
-        result: Over all labels that the site chooses by.
-    """
-    site, network = work.site, work.network
-    if not site.tells("validation") or not validation_figures_leave(work):
-        return Validation()
-    if not site.hides("validation") or site.trained_on("validation", work.plan) is not site.validation:
-        return result  # no label of a hidden class is in it
-    images = site.without_hidden("validation", work.plan.model.task)
-    return validated(work, examples_of(images, work.seen("validation"), network.class_names))
-
-
-def model_sha256(work: Work, request: Request) -> str:
-    """Return the hash of the judged model; of the parts that were sent where masks or noise cover and others stay.
-
-    A coordinator could try all values that training can give to a part that stays.
-    """
-    if work.method.keeps_local_parts and work.plan.privacy.covers and not work.site.simulated:
-        return arrays_sha256(*(part for _, part in sorted(request.model.named().items())))
-    return state_sha256(read_state(work.network), layout_of(work.network))
-
-
-# ---------------------------------------------------------------------- the test part
-
-
-def scored(work: Work, part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
+def scored(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
-    images, network = getattr(work.site, part), work.network
-    scores = scores_of(network, work.seen(part), work.plan.training.precision)
+    images, network = getattr(task.site, part), task.network
+    scores = scores_of(network, task.seen(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
     names = tuple(network.class_names[row] for row in rows)
     return scores[:, rows], label_matrix(images, names).numpy(), names
-
-
-def figures_of_test(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogram]]:
-    """Return each class's metrics on the test part, and how its scores are spread.
-
-    Under secure aggregation there are none: they leave in a sum (:func:`histograms_of_sum`).
-    """
-    site, policy, evaluation = work.site, work.site.policy, work.plan.evaluation
-    withheld = work.plan.privacy.secure_aggregation or covers_local_parts(work)
-    if not len(site.test) or not policy.test_metrics or withheld:
-        return {}, {}
-    scores, labels, names = scored(work, "test")
-    more = metrics_of(evaluation.metrics)
-    if not site.simulated:  # that a metric fails, and how, can depend on one patient's image
-        more = {name: or_undefined(name, metric, site.tell) for name, metric in more.items()}
-    hidden = site.hides("test")
-    metrics = {
-        name: told_metrics(result, policy, hidden=name in hidden)
-        for name, result in per_class(scores, labels, names, more).items()
-    }
-    return metrics, histograms(policy, scores, labels, names, hidden) if evaluation.pooled else {}
-
-
-def histograms_of_sum(work: Work) -> dict[str, ScoreHistogram]:
-    """Return how scores on the test part are spread, for a sum over sites.
-
-    Counts of a model that cannot be judged are zero: whether it can may depend on one patient's image.
-    """
-    site, policy = work.site, work.site.policy
-    allowed = policy.score_histograms and work.plan.evaluation.pooled and not stays_for_noise(work)
-    if not len(site.test) or not allowed or covers_local_parts(work):
-        return {}
-    hidden = site.hides("test")
-    names = [name for name in work.network.class_names if name in site.test.class_names and name not in hidden]
-    none = np.zeros(0)
-    nothing = {name: score_histogram(none, none) for name in names}
-    return or_no_figures(work, lambda: histograms(policy, *scored(work, "test"), hidden), nothing) or nothing
-
-
-def validation_histograms(work: Work) -> dict[str, ScoreHistogram]:
-    """Return how scores on the validation part are spread, on which the coordinator chooses thresholds."""
-    site = work.site
-    if not work.plan.evaluation.pooled or not site.policy.score_histograms or work.plan.privacy.secure_aggregation:
-        return {}
-    if not len(site.validation) or not site.tells("validation") or covers_local_parts(work):
-        return {}
-    return histograms(site.policy, *scored(work, "validation"), site.hides("validation"))
 
 
 def histograms(
@@ -164,72 +55,204 @@ def histograms(
     return {name: score_histogram(scores[:, column], labels[:, column]) for name, column in columns.items()}
 
 
-class HistogramsOfTest(TypedDict):
-    """Three fields of the reply to a test, of the test part."""
+@dataclass(frozen=True)
+class ReceivedFigures:
+    """How good the received model is.
 
-    told_classes: tuple[str, ...]
-    positive_scores: ScoreCounts
-    negative_scores: ScoreCounts
-
-
-class HistogramsOfValidation(TypedDict):
-    """Three more, of the validation part."""
-
-    validation_classes: tuple[str, ...]
-    validation_positive_scores: ScoreCounts
-    validation_negative_scores: ScoreCounts
-
-
-def of_test(spread: dict[str, ScoreHistogram]) -> HistogramsOfTest:
-    """Return the fields of the reply that hold the test part's histograms."""
-    return HistogramsOfTest(
-        told_classes=tuple(spread), positive_scores=_positives(spread), negative_scores=_negatives(spread)
-    )
-
-
-def of_validation(spread: dict[str, ScoreHistogram]) -> HistogramsOfValidation:
-    """Return the fields of the reply that hold the validation part's histograms."""
-    return HistogramsOfValidation(
-        validation_classes=tuple(spread),
-        validation_positive_scores=_positives(spread),
-        validation_negative_scores=_negatives(spread),
-    )
-
-
-def _positives(spread: dict[str, ScoreHistogram]) -> ScoreCounts:
-    return np.concatenate([no_scores(), *(of_class.positives for of_class in spread.values())])
-
-
-def _negatives(spread: dict[str, ScoreHistogram]) -> ScoreCounts:
-    return np.concatenate([no_scores(), *(of_class.negatives for of_class in spread.values())])
-
-
-class TestCounts(TypedDict):
-    """How many images of the site's test part there are, and how many the network puts into the right class."""
-
-    test_images: int | None
-    test_correct: int | None
-
-
-NOT_TESTED = TestCounts(test_images=None, test_correct=None)
-
-
-def counts_of_test(work: Work) -> TestCounts:
-    """Count test images that the network puts into the right class, where the plan asks and the policy allows it.
-
-    Images that show nothing but hidden classes are not counted.
+    Attributes:
+        own: On the validation part; the site chooses its best round by it.
+        sent: The validation figures that leave.
+        test_images, test_correct: Images of the test part, and how many the model puts into the right class; None where
+            the plan does not ask.
     """
-    site, network = work.site, work.network
-    if not (work.plan.evaluation.test_each_round and site.policy.test_metrics and site.tells("test")):
-        return NOT_TESTED
-    if covers_local_parts(work):
-        return NOT_TESTED
-    images = site.without_hidden("test", work.plan.model.task)
-    labels = label_matrix(images, network.class_names).nan_to_num().numpy()
-    known = labels.any(axis=1)
-    if not known.any():
-        return TestCounts(test_images=0, test_correct=0)
-    scores = scores_of(network, work.seen("test"), work.plan.training.precision)
-    right = scores.argmax(axis=1) == labels.argmax(axis=1)
-    total, correct = (told_count(int(count), site.policy) for count in (known.sum(), (right & known).sum()))
-    return TestCounts(test_images=total, test_correct=correct)
+
+    own: Validation = field(default_factory=Validation)
+    sent: Validation = field(default_factory=Validation)
+    test_images: int | None = None
+    test_correct: int | None = None
+
+
+class Figures:
+    """All figures that a request asks for, exact, of all images."""
+
+    def judged(self, task: "LocalTask", judge: Callable[[], T], nothing: Nothing) -> T | Nothing:
+        """Return the figures that ``judge`` makes; what it raises is an error of the round."""
+        return judge()
+
+    def of_received(self, task: "LocalTask") -> ReceivedFigures:
+        """Return the figures of a model that is about to be trained."""
+        own = task.validated()
+        # Where the model goes from site to site it is no model of a round.
+        counts = (None, None) if task.method.sequential else self.test_counts(task)
+        return ReceivedFigures(own, self.validation(task, own), *counts)
+
+    def validation(self, task: "LocalTask", own: Validation) -> Validation:
+        """Return the validation figures that leave, given those over all labels that the site chooses by."""
+        return own
+
+    def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
+        """Return how many test images there are and how many are put into the right class; None where not asked."""
+        return self._counts(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
+
+    def test(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
+        """Return each class's metrics on the test part, and how its scores are spread."""
+        if not len(task.site.test):
+            return {}, {}
+        scores, labels, names = scored(task, "test")
+        metrics = per_class(scores, labels, names, self._plugin_metrics(task))
+        return metrics, histograms(task.site.policy, scores, labels, names) if task.plan.evaluation.pooled else {}
+
+    def validation_histograms(self, task: "LocalTask") -> Histograms:
+        """Return how scores on the validation part are spread, on which the coordinator chooses thresholds."""
+        if not task.plan.evaluation.pooled or not len(task.site.validation):
+            return {}
+        return histograms(task.site.policy, *scored(task, "validation"))
+
+    def model_sha256(self, task: "LocalTask", request: Request) -> str:
+        """Return the hash of the judged model."""
+        return state_sha256(read_state(task.network), layout_of(task.network))
+
+    def _plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
+        return metrics_of(task.plan.evaluation.metrics)
+
+    @staticmethod
+    def _counts(task: "LocalTask", images: ImageSet) -> tuple[int, int]:
+        labels = label_matrix(images, task.network.class_names).nan_to_num().numpy()
+        labelled = labels.any(axis=1)
+        if not labelled.any():
+            return 0, 0
+        scores = scores_of(task.network, task.seen("test"), task.plan.training.precision)
+        right = scores.argmax(axis=1) == labels.argmax(axis=1)
+        return int(labelled.sum()), int((right & labelled).sum())
+
+
+class LimitedFigures(Figures):
+    """The figures that a site's policy lets out, exactly or not at all."""
+
+    def judged(self, task: "LocalTask", judge: Callable[[], T], nothing: Nothing) -> T | Nothing:
+        """Return the figures that ``judge`` makes; none where that fails, which can depend on one patient's image.
+
+        Raises:
+            BadInput, WireError: If the request cannot be answered, no matter on which images.
+            Exception: What judging raised, in a simulation without masks and noise.
+        """
+        try:
+            return judge()
+        except (BadInput, WireError):
+            raise
+        except Exception as error:
+            if task.site.simulated and not task.plan.privacy.covers:
+                raise
+            task.site.tell(f"the model could not be judged: {error}")
+            return nothing
+
+    def of_received(self, task: "LocalTask") -> ReceivedFigures:
+        """Return the figures of a model that is about to be trained; none where it cannot be judged."""
+        received = super().of_received
+        return self.judged(task, lambda: received(task), ReceivedFigures())
+
+    def validation(self, task: "LocalTask", own: Validation) -> Validation:
+        """Return the validation figures that leave: the loss is over classes that are not hidden."""
+        site, network, plan = task.site, task.network, task.plan
+        if not site.reports("validation") or not validation_figures_leave(task):
+            return Validation()
+        if not site.hides("validation") or site.trained_on("validation", plan) is not site.validation:
+            return own  # no label of a hidden class is in it
+        images = site.without_hidden("validation", plan.model.task)
+        examples = examples_of(images, task.seen("validation"), network.class_names)
+        return validate(network, examples, task.method.loss, plan.training, site.hides("validation"))
+
+    def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
+        """Return the two counts, without images that show nothing but hidden classes."""
+        site = task.site
+        if not task.plan.evaluation.test_each_round or not test_figures_leave(task) or not site.reports("test"):
+            return None, None
+        images, correct = self._counts(task, site.without_hidden("test", task.plan.model.task))
+        return rounded_down(images, site.policy), rounded_down(correct, site.policy)
+
+    def test(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
+        """Return the metrics of classes that are not hidden, and how their scores are spread.
+
+        Under secure aggregation there are none: they leave in a sum (:func:`histograms_of_sum`).
+        """
+        site, policy = task.site, task.site.policy
+        if not test_figures_leave(task) or task.plan.privacy.secure_aggregation:
+            return {}, {}
+        metrics, spread = super().test(task)
+        hidden = site.hides("test")
+        return (
+            {name: released_metrics(result, policy, hidden=name in hidden) for name, result in metrics.items()},
+            {name: histogram for name, histogram in spread.items() if name not in hidden},
+        )
+
+    def validation_histograms(self, task: "LocalTask") -> Histograms:
+        """Return the histograms of classes that are not hidden; none under secure aggregation."""
+        site = task.site
+        allowed = site.policy.score_histograms and validation_figures_leave(task)
+        if not allowed or task.plan.privacy.secure_aggregation or not site.reports("validation"):
+            return {}
+        hidden = site.hides("validation")
+        return {name: spread for name, spread in super().validation_histograms(task).items() if name not in hidden}
+
+    def model_sha256(self, task: "LocalTask", request: Request) -> str:
+        """Return the hash of the judged model; of the parts that were sent where masks or noise cover and others stay.
+
+        A coordinator could try all values that training can give to a part that stays.
+        """
+        if task.method.keeps_local_parts and task.plan.privacy.covers and not task.site.simulated:
+            return arrays_sha256(*(part for _, part in sorted(request.model.named().items())))
+        return super().model_sha256(task, request)
+
+    def _plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
+        metrics = super()._plugin_metrics(task)
+        if task.site.simulated:
+            return metrics
+        # That a metric fails, and how, can depend on one patient's image.
+        return {name: or_undefined(name, metric, task.site.tell) for name, metric in metrics.items()}
+
+
+ALL_FIGURES, LIMITED_FIGURES = Figures(), LimitedFigures()
+
+
+def covers_local_parts(task: "LocalTask") -> bool:
+    """Check whether parts of the model never leave and masks or noise on updates cover what is sent.
+
+    Such parts are trained on bare data. Behind a trunk that the coordinator chooses, each figure of the model says
+    something of them.
+    """
+    covered = task.plan.privacy.secure_aggregation or task.plan.privacy.level == "update"
+    return covered and task.method.keeps_local_parts and not task.site.simulated
+
+
+def validation_figures_leave(task: "LocalTask") -> bool:
+    """Check whether figures of the validation part may leave: only then the site chooses an epoch by that part.
+
+    The update depends on which epoch was chosen, and so says something of these images.
+    """
+    return task.site.policy.training_figures and not stays_for_noise(task) and not covers_local_parts(task)
+
+
+def test_figures_leave(task: "LocalTask") -> bool:
+    """Check whether figures of the test part may leave."""
+    return task.site.policy.test_metrics and not stays_for_noise(task) and not covers_local_parts(task)
+
+
+def stays_for_noise(task: "LocalTask") -> bool:
+    """Check whether the plan has noise, which does not cover figures, and the policy lets only covered things out."""
+    return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
+
+
+def histograms_of_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
+    """Return how scores on the test part are spread, for a sum over sites under secure aggregation.
+
+    Counts of a model that cannot be judged are zero: whether it can may depend on one patient's image.
+    """
+    site, policy = task.site, task.site.policy
+    allowed = policy.score_histograms and task.plan.evaluation.pooled and not stays_for_noise(task)
+    if not len(site.test) or not allowed or covers_local_parts(task):
+        return {}
+    hidden = site.hides("test")
+    names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
+    nothing = {name: score_histogram(np.zeros(0), np.zeros(0)) for name in names}
+    judge = lambda: histograms(policy, *scored(task, "test"), hidden)  # noqa: E731
+    return LIMITED_FIGURES.judged(task, judge, nothing) or nothing

@@ -4,19 +4,28 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from client.gate.policy_rules import of_reply
-from client.gate.requested_work import RequestedWork
+from client.gate.policy_rules import RequestedWork, of_reply
 from client.site.site import Site
-from common.config import Plan, plan_of_text
+from client.training.figures import histograms_of_sum
+from client.training.task import Evaluate, LocalTask, RoundLayer
+from common.config import Plan
 from common.errors import quoted
-from common.metrics.score_histograms import ScoreHistogram, rows_of_counts
+from common.metrics.score_histograms import rows_of_counts
 from common.models.state import Head, arrays_sha256
 from common.system.files import write_atomically
 from common.system.seeds import seed_of
-from common.wire.records import NO_ARRAYS, EvaluateRequest, Groups, TrainReply, TrainRequest
+from common.wire.records import (
+    NO_ARRAYS,
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    Request,
+    TrainReply,
+    TrainRequest,
+)
 from common.wire.secure_aggregation import (
     TEST_ROUND,
     KeysAnswer,
@@ -35,14 +44,13 @@ from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
 from strategies.privacy.secure_aggregation.site import Asked, MaskingRefused, SiteRound, Terms, no_round
 from strategies.privacy.secure_aggregation.supported import largest_change
-from strategies.registry import method_of
 
 SMALLEST_DIFFERENCE = 2
 """Where the policy asks for sums of fewer sites, two sums of one round may differ by any site."""
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldUpdate:
     """An update, or counts of test scores, that wait to be masked.
 
     Attributes:
@@ -54,30 +62,74 @@ class Held:
 
 
 class Masks:
-    """The rounds that the sites of this process take part in: one a site, in memory only.
+    """The updates that the sites of this process hold until they are masked: one a site, in memory only.
 
     Args:
-        tell: Told, in words, what a site's people should know.
+        tell: Receives, in words, what a site's people should know.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._held: dict[str, Held] = {}
-        self._tell = tell
+        self._updates: dict[str, HeldUpdate] = {}
+        self.tell = tell
 
-    def let_go(self, site: Site) -> None:
+    def forget(self, site: Site) -> None:
         """Forget the update that is held: a training that begins may write over what it left in the memory."""
-        self._held.pop(site.name, None)
+        self._updates.pop(site.name, None)
 
-    def held_back(self, site: Site, request: TrainRequest, reply: TrainReply) -> TrainReply:
-        """The reply as it leaves: without its update where the plan has it masked first.
+    def hold(self, site: Site, update: HeldUpdate) -> None:
+        """Hold an update until it is masked."""
+        self._updates[site.name] = update
+
+    def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
+        """State this site's keys for the round."""
+        return self._of(site).round.keys(request)
+
+    def shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
+        """Make this site's shares; tell the hospital which of its head rows no other site's can hide."""
+        masking = self._of(site).round
+        answer = masking.shares(request)
+        if masking.rows_of_few:
+            what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
+            where, rows = ("test", "counts") if request.round == TEST_ROUND else (f"round {request.round}", "rows")
+            self.tell(f"{where}: too few sites annotate {quoted(masking.rows_of_few)}: its {rows} {what}")
+        return answer
+
+    def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
+        """Mask the update that is held."""
+        return self._of(site).round.masked(request)
+
+    def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
+        """Open the sum; only after that the site goes on from what this round left in its memory."""
+        update = self._of(site)
+        answer = update.round.reveal(request)
+        if update.left is not None:
+            site.memory(request.run).note_settled(request.round, update.left, update.round.agreed)
+        return answer
+
+    def _of(self, site: Site) -> HeldUpdate:
+        if site.name not in self._updates:
+            raise no_round(site.name)
+        return self._updates[site.name]
+
+
+@dataclass(frozen=True)
+class SecureAggregation(RoundLayer):
+    """Holds updates, and counts of test scores, back until they are masked."""
+
+    masks: Masks
+    site: Site
+    plan: Plan
+    method: Method
+
+    def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
+        """Train, and answer without the update.
 
         Raises:
             MaskingRefused: If the site's policy does not allow the update, masked or not.
         """
-        plan = plan_of_text(request.plan)
-        if not plan.privacy.secure_aggregation:
-            return reply
-        method = method_of(plan)
+        site, plan, method = self.site, self.plan, self.method
+        self.masks.forget(site)
+        reply = replace(answer(request), seconds=0.0)
         verdict = of_reply(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
@@ -85,63 +137,38 @@ class Masks:
         terms = replace(_terms(site, request, method, shares), largest=largest_change(plan, method), shares=shares)
         if shares is not None:
             terms = replace(terms, noise=share_keys(site, plan, request.round))
-        made = SiteRound(request.run, request.round, site.name, reply.update, terms)
-        self._held[site.name] = Held(made, site.memory(request.run).digest(request.round))
-        if made.cut:
-            self._tell(f"round {request.round}: {made.cut} numbers of the update were cut to {terms.largest:g}")
+        masking = SiteRound(request.run, request.round, site.name, reply.update, terms)
+        self.masks.hold(site, HeldUpdate(masking, site.memory(request.run).digest(request.round)))
+        if masking.cut:
+            self.masks.tell(f"round {request.round}: {masking.cut} numbers of the update were cut to {terms.largest:g}")
         return replace(reply, update=Groups())
 
-    def hold_histograms(
-        self, site: Site, request: EvaluateRequest, histograms: Mapping[str, ScoreHistogram]
-    ) -> tuple[str, ...]:
+    def prepare(self, task: LocalTask, request: Request) -> LocalTask:
+        """Warm up in round 1 only: sites that mask together do the same, no matter which rounds are said to count."""
+        return replace(task, warms_up=request.round == 1)
+
+    def evaluate(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
         """Hold the test part's score histograms until they are masked, as head rows are: one row a class.
 
-        Returns:
-            Their classes, sorted.
+        They leave in a sum alone, at every level: from the exact figures of some sites and the sum of all, those of the
+        others could be worked out.
         """
-        self.let_go(site)
-        if not histograms:
-            return ()
+        reply = evaluate(task, request)
+        if not request.test:
+            return reply
+        self.masks.forget(self.site)
+        if not (histograms := histograms_of_sum(task)):
+            return reply
         names, counts = rows_of_counts(histograms)
-        terms = replace(_terms(site, request, method_of(plan_of_text(request.plan)), None), counts=True)
-        held = SiteRound(
-            request.run, TEST_ROUND, site.name, Groups(head=Head(names, counts[:, :-1], counts[:, -1])), terms
-        )
-        self._held[site.name] = Held(held, None)
-        return names
-
-    def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
-        return self._of(site).round.keys(request)
-
-    def shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
-        """Make this site's shares; tell the hospital which of its head rows no other site's can hide."""
-        held = self._of(site).round
-        answer = held.shares(request)
-        if held.rows_of_few:
-            what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
-            where, rows = ("test", "counts") if request.round == TEST_ROUND else (f"round {request.round}", "rows")
-            self._tell(f"{where}: too few sites annotate {quoted(held.rows_of_few)}: its {rows} {what}")
-        return answer
-
-    def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
-        return self._of(site).round.masked(request)
-
-    def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
-        """Open the sum; only after that the site goes on from what this round left in its memory."""
-        held = self._of(site)
-        answer = held.round.reveal(request)
-        if held.left is not None:
-            site.memory(request.run).note_settled(request.round, held.left, held.round.agreed)
-        return answer
-
-    def _of(self, site: Site) -> Held:
-        if site.name not in self._held:
-            raise no_round(site.name)
-        return self._held[site.name]
+        terms = replace(_terms(self.site, request, self.method, None), counts=True)
+        update = Groups(head=Head(names, counts[:, :-1], counts[:, -1]))
+        masking = SiteRound(request.run, TEST_ROUND, self.site.name, update, terms)
+        self.masks.hold(self.site, HeldUpdate(masking, None))
+        return replace(reply, masked_classes=names)
 
 
 def _terms(site: Site, request: TrainRequest | EvaluateRequest, method: Method, shares: NoiseShares | None) -> Terms:
-    """The terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
+    """Return the terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
     return Terms(
         largest=float(ONE),
         alone=site.policy.rows_alone and shares is None,
@@ -154,7 +181,7 @@ def _terms(site: Site, request: TrainRequest | EvaluateRequest, method: Method, 
 
 
 def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
-    """What makes the key of a share of noise, from what that share covers.
+    """Return what makes the key of a share of noise, from what that share covers.
 
     The key follows from a secret of the site, made when it is needed first: a round that is masked again after a kill
     is covered by the same noise, which tells no more than once. In simulation it follows from the run's seed.
@@ -170,14 +197,14 @@ def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], byt
 
 
 def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRounds:
-    """The rounds that a site has masked; nothing where its policy lets the coordinator learn any difference."""
+    """Return the rounds that a site has masked; none where its policy lets the coordinator learn any difference."""
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRounds()
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 
 
 def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
-    """What the sites agreed on in the round whose memory a site trained from, with their own past; empty for none.
+    """Return what the sites agreed on in the round whose memory a site trained from; empty for none.
 
     With the same model the updates of others could vanish, whose parts are of another model. The number of the round is
     not enough: of two attempts at it, each can be opened by other sites.
@@ -187,7 +214,7 @@ def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
 
 
 def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: Method) -> Asked:
-    """What a request asks, as the sites of a round compare it before they mask.
+    """Digest what a request asks, as the sites of a round compare it before they mask.
 
     The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two
     sites compare those of the classes that both receive. What only one of them receives cannot be compared.

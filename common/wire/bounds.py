@@ -26,7 +26,7 @@ MOST_ROUNDS = 10**9
 MOST_LOSS = 1e6
 """Of a mean cross-entropy, in nats an image. It is the number by which a logit misses: a model that is that wrong is
 broken, how wrong it is says nothing more. An honest site tells this number for any larger one and for none at all
-(:func:`loss_told`), so the bound leaves out nobody who only reports what a broken model does."""
+(:func:`reported_loss`), so the bound leaves out nobody who only reports what a broken model does."""
 MOST_SECONDS = 1e8
 """Three years."""
 MOST_EPOCHS = 10**6
@@ -43,13 +43,9 @@ class Range:
     least: float
     most: float
 
-    def holds(self, value: Any) -> bool:
-        """Whether it is a number within the range."""
-        return bool(self.least <= value <= self.most)
-
     def fault(self, value: Any) -> str:
-        """What is wrong, or an empty string."""
-        if self.holds(value) or (isinstance(value, float) and math.isnan(value)):
+        """Say what is wrong with a value, or return an empty string."""
+        if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
             return ""
         return f"must be from {_number(self.least)} to {_number(self.most)}, not {_number(value)}"
 
@@ -98,9 +94,18 @@ class Each:
     def fault(self, value: Any) -> str:
         if len(value) > self.most:
             return f"must have at most {self.most:,} entries, not {len(value):,}"
-        if isinstance(self.bound, Range) and value and self.bound.holds(min(value)) and self.bound.holds(max(value)):
-            return ""  # a NaN comes out of min and max or is passed over, so it hides no other number
-        return next((f"entry {n}: {fault}" for n, one in enumerate(value, 1) if (fault := self.bound.fault(one))), "")
+        if not value:
+            return ""
+        # All at once where nothing is wrong; a NaN comes out of min and max or is passed over, and hides none.
+        if isinstance(self.bound, Range):
+            fits = self.bound.least <= min(value) and max(value) <= self.bound.most
+        else:
+            fits = max(map(len, value)) <= self.bound.longest and is_plain("".join(value))
+        if fits:
+            return ""
+        return next(
+            (f"entry {n}: {fault}" for n, entry in enumerate(value, 1) if (fault := self.bound.fault(entry))), ""
+        )
 
 
 Bound = Range | Name | Document | Words | Each
@@ -131,16 +136,16 @@ Shares = Annotated[tuple[float, ...], Each(MOST_CLASSES, SHARE)]
 
 @functools.cache
 def bounds_of(record: type) -> dict[str, Bound]:
-    """The bounds of a record's fields, by name; a field without one is not there."""
+    """Return the bounds of a record's fields, by name; a field without one is not there."""
     hints = typing.get_type_hints(record, include_extras=True)
-    found = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: bound for name, marks in found.items() for bound in marks if isinstance(bound, BOUNDS)}
+    marks_of = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: bound for name, marks in marks_of.items() for bound in marks if isinstance(bound, BOUNDS)}
 
 
 def harmless(record: type, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a record's fields, its words escaped and cut."""
-    bounds = bounds_of(record)
-    return {name: shown_lines(one) if isinstance(bounds.get(name), Words) else one for name, one in values.items()}
+    """Return the values of a record's fields, its words escaped and cut."""
+    words = [name for name, bound in bounds_of(record).items() if isinstance(bound, Words)]
+    return {**values, **{name: shown_lines(values[name]) for name in words}} if words else values
 
 
 def refuse_out_of_bounds(record: object) -> None:
@@ -158,8 +163,8 @@ def refuse_unplain(names: Iterable[str], what: str, most: int = MOST_CLASSES) ->
         raise WireError(f"{what}: {fault}.")
 
 
-def loss_told(loss: float | None) -> float | None:
-    """A loss as a site tells it: what is no number, or too large to say more, counts as :data:`MOST_LOSS`."""
+def reported_loss(loss: float | None) -> float | None:
+    """Return a loss as a site reports it: what is no number, or too large to say more, counts as :data:`MOST_LOSS`."""
     if loss is None:
         return None
     return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)

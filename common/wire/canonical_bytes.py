@@ -28,7 +28,7 @@ _KEPT = "_polyclinic_blake3"
 
 
 def pieces(content: RecordDict) -> Iterator[bytes]:
-    """The form, piece by piece: an array of a model is not copied."""
+    """Yield the form, piece by piece: an array of a model is not copied."""
     line, held = _first_line(content)
     yield line
     yield from held
@@ -44,7 +44,7 @@ def record_sha256(content: RecordDict, but: Collection[str] = ()) -> str:
 
 
 def of_bytes(data: bytes) -> RecordDict:
-    """The inverse of :func:`pieces`.
+    """Invert :func:`pieces`.
 
     Raises:
         ValueError: If the bytes are not in this form, or are not those that the first line names.
@@ -64,51 +64,50 @@ def of_bytes(data: bytes) -> RecordDict:
 
 
 def small_fields(content: RecordDict) -> dict[str, Any]:
-    """The small fields of one of our records, unchecked; none where it is no record of ours."""
+    """Return the small fields of one of our records, unchecked; none where it is no record of ours."""
     record = content.get(FIELDS)
     return dict(record) if isinstance(record, ConfigRecord) else {}
 
 
-def _counts(name: str, key: str) -> bool:
-    """Whether a field is a part of the record."""
-    return name != FIELDS or not key.startswith(SIGNATURE)
-
-
 def _first_line(content: RecordDict, but: Collection[str] = ()) -> tuple[bytes, list[bytes]]:
-    """The line of JSON, and the bytes that it announces."""
+    """Return the line of JSON, and the bytes that it announces."""
     described: dict[str, dict[str, Any]] = {}
     held: list[bytes] = []
-    for name in sorted(one for one in content if not one.startswith(tuple(but))):
-        record = content[name]
-        keys = [key for key in sorted(record) if _counts(name, key) and not key.startswith(tuple(but))]
-        described[name] = {key: _described(record[key], held) for key in keys}
+    skipped = tuple(but)
+    for name in sorted(content):
+        if name.startswith(skipped):
+            continue
+        record, entries = content[name], described.setdefault(name, {})
+        for key in sorted(record):
+            if key.startswith(skipped) or (name == FIELDS and key.startswith(SIGNATURE)):
+                continue
+            value = record[key]
+            if isinstance(value, Array):
+                held.append(value.data)
+                facts = {"dtype": value.dtype, "shape": list(value.shape), "stype": value.stype}
+                entries[key] = {**facts, _BYTES: len(value.data), _BLAKE3: _array_hash(value)}
+            elif isinstance(value, bytes):
+                held.append(value)
+                entries[key] = {_BYTES: len(value), _BLAKE3: blake3(value).hexdigest()}
+            elif isinstance(value, list) and value and isinstance(value[0], bytes):
+                held.extend(value)
+                hashes = [blake3(part).hexdigest() for part in value]
+                entries[key] = {_BYTES: list(map(len, value)), _BLAKE3: hashes}
+            else:
+                entries[key] = value
     return json.dumps(described, sort_keys=True, separators=(",", ":")).encode() + b"\n", held
 
 
-def _described(value: Any, held: list[bytes]) -> Any:
-    if isinstance(value, Array):
-        held.append(value.data)
-        facts = {"dtype": value.dtype, "shape": list(value.shape), "stype": value.stype}
-        return {**facts, _BYTES: len(value.data), _BLAKE3: _array_hash(value)}
-    if isinstance(value, bytes):
-        held.append(value)
-        return {_BYTES: len(value), _BLAKE3: blake3(value).hexdigest()}
-    if _of_bytes(value):
-        held.extend(value)
-        return {_BYTES: [len(one) for one in value], _BLAKE3: [blake3(one).hexdigest() for one in value]}
-    return value
-
-
 def _array_hash(array: Array) -> str:
-    """BLAKE3 of an array's bytes, kept on the array itself: it lives as long, and other bytes are hashed anew."""
-    kept = vars(array).get(_KEPT)
-    if kept is None or kept[0] is not array.data:
-        kept = vars(array)[_KEPT] = array.data, blake3(array.data).hexdigest()
-    return str(kept[1])
+    """Return the BLAKE3 hash of an array's bytes, kept on the array itself; other bytes are hashed anew."""
+    cached = vars(array).get(_KEPT)
+    if cached is None or cached[0] is not array.data:
+        cached = vars(array)[_KEPT] = array.data, blake3(array.data).hexdigest()
+    return str(cached[1])
 
 
 def kept_hash(array: Array) -> str:
-    """The hash that is kept on an array; empty where there is none, or the bytes are others now."""
+    """Return the hash that is kept on an array; empty where there is none, or the bytes are others now."""
     data, known = vars(array).get(_KEPT, (None, ""))
     return str(known) if data is array.data else ""
 
@@ -116,10 +115,6 @@ def kept_hash(array: Array) -> str:
 def keep_hash(array: Array, known: str) -> None:
     """Keep the hash of its bytes on an array that this process did not hash itself, but one of the same run did."""
     vars(array)[_KEPT] = array.data, known
-
-
-def _of_bytes(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], bytes)
 
 
 class _Reader:
@@ -171,23 +166,25 @@ class RecordField:
     size: int
 
 
-def parts(content: RecordDict) -> list[RecordField]:
-    """What a record holds, field by field, by the names it has on the wire; a field of an array is ``record/name``."""
-    found = [
+def fields_of(content: RecordDict) -> list[RecordField]:
+    """List what a record holds by the names it has on the wire; a field of an array is ``record/name``."""
+    fields = [
         RecordField(f"{name}/{key}", tuple(array.shape), len(array.data))
         for name, record in sorted(content.array_records.items())
         for key, array in sorted(record.items())
     ]
     for record in content.config_records.values():
-        found += [_part(key, value, record) for key, value in sorted(record.items()) if not key.startswith(SIGNATURE)]
-    return found
-
-
-def _part(name: str, value: Any, record: ConfigRecord) -> RecordField:
-    if isinstance(value, bytes):
-        shape, width = record.get(f"{name}/shape"), record.get(f"{name}/{WIDTH}")
-        flat = (len(value) // (width if type(width) is int and width > 0 else 4),)
-        return RecordField(name, tuple(shape) if isinstance(shape, list) else flat, len(value))  # type: ignore[arg-type]
-    if _of_bytes(value):
-        return RecordField(name, (len(value),), sum(map(len, value)))
-    return RecordField(name, (len(value),) if isinstance(value, list) else None, len(json.dumps(value)))
+        for key, value in sorted(record.items()):
+            if key.startswith(SIGNATURE):
+                continue
+            shape: Any = (len(value),) if isinstance(value, list) else None
+            if isinstance(value, bytes):
+                announced, width = record.get(f"{key}/shape"), record.get(f"{key}/{WIDTH}")
+                flat = len(value) // (width if type(width) is int and width > 0 else 4)
+                shape, size = tuple(announced) if isinstance(announced, list) else (flat,), len(value)
+            elif isinstance(value, list) and value and isinstance(value[0], bytes):
+                size = sum(map(len, value))
+            else:
+                size = len(json.dumps(value))
+            fields.append(RecordField(key, shape, size))
+    return fields

@@ -22,7 +22,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from common.models.state import Head
-from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.bounds import MOST_IMAGES, MOST_SITES, MOST_STATISTIC, harmless, refuse_out_of_bounds, refuse_unplain
 from common.wire.canonical_bytes import SIGNATURE, WIDTH
 from common.wire.errors import WireError, WireVersionError
@@ -30,31 +29,23 @@ from common.wire.hello import WIRE_VERSION
 from common.wire.quantization import FORMS, Form, packed, packed_bytes, packed_counts, unpacked, unpacked_counts
 from common.wire.records import (
     Arrays,
+    BenefitReply,
+    BenefitRequest,
     EvaluateReply,
     EvaluateRequest,
     Groups,
+    Refusal,
+    RefusalNoted,
+    RollCall,
+    RollCallAnswer,
     ScoreCounts,
     TrainReply,
     TrainRequest,
     no_scores,
 )
-from common.wire.roll_call import (
-    Refusal,
-    RefusalNoted,
-    RollCall,
-    RollCallAnswer,
-)
 from common.wire.secure_aggregation import (
     Integers,
-    KeysAnswer,
-    KeysRequest,
-    MaskedAnswer,
-    MaskedRequest,
     MaskingRecord,
-    RevealAnswer,
-    RevealRequest,
-    SharesAnswer,
-    SharesRequest,
 )
 
 Record = (
@@ -76,27 +67,7 @@ Record = (
 MOST_DIMENSIONS = 64
 """Of an array, as numpy has it."""
 
-R = TypeVar(
-    "R",
-    RollCall,
-    RollCallAnswer,
-    Refusal,
-    RefusalNoted,
-    TrainRequest,
-    TrainReply,
-    EvaluateRequest,
-    EvaluateReply,
-    BenefitRequest,
-    BenefitReply,
-    KeysRequest,
-    KeysAnswer,
-    SharesRequest,
-    SharesAnswer,
-    MaskedRequest,
-    MaskedAnswer,
-    RevealRequest,
-    RevealAnswer,
-)
+R = TypeVar("R", bound=Record)
 
 RAW = "raw-little-endian"
 _FIELDS, _VERSION, _RECORD, _TRUNK = "fields", "wire.version", "wire.record", "trunk"
@@ -115,7 +86,7 @@ Written = dict[int, tuple[NDArray[np.float32], Array]]
 
 
 def field_names(record: type[Record]) -> tuple[str, ...]:
-    """The declared fields of a record, for tests and for the site's audit."""
+    """Return the declared fields of a record."""
     return tuple(field.name for field in dataclasses.fields(record))
 
 
@@ -127,20 +98,25 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
             hundred sites is written and hashed once.
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
-    for name, kind in _hints(typing.cast(type, type(record))).items():
+    for name, kind in _schema(typing.cast(type, type(record))).items():
         value = getattr(record, name)
-        if kind is Groups:
+        if isinstance(kind, _Plain):
+            if value is not None:
+                fields[name] = list(value) if kind.is_list else value
+        elif kind is Groups:
             _write_groups(content, fields, name, value, {} if written is None else written)
         elif kind == Arrays:
-            _write_arrays(fields, name, value)
+            fields[f"{name}.names"] = sorted(value)
+            for key, array in value.items():
+                fields[f"{name}/{key}"] = packed(array.astype(np.float32, copy=False), "float32")
+                fields[f"{name}/{key}/shape"] = list(array.shape)
         elif kind == Integers:
-            _write_integers(content, name, value)
-        elif kind == ScoreCounts:
-            _write_counts(fields, name, value)
-        elif kind in _LISTS:
-            fields[name] = list(value)
-        elif value is not None:
-            fields[name] = value
+            content[name] = vector = ArrayRecord()
+            vector[_VECTOR] = Array("uint32", value.shape, RAW, value.astype("<u4", copy=False).tobytes())
+        else:
+            fields[name], width = packed_counts(value)
+            if len(value):
+                fields[f"{name}/{WIDTH}"] = width
     content[_FIELDS] = fields
     return content
 
@@ -153,31 +129,73 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     Raises:
         WireError: Naming what came and what was expected.
     """
-    fields = _checked_fields(content, expected.__name__)
-    hints = _hints(typing.cast(type, expected))
-    grouped: list[str] = [name for name, kind in hints.items() if kind is Groups]
-    integers: list[str] = [name for name, kind in hints.items() if kind == Integers]
-    _refuse_unknown(content, {_FIELDS, *grouped, *integers}, expected.__name__)
-    values: dict[str, Any] = {name: _groups(content, fields, name) for name in grouped}
-    values |= {name: _arrays(fields, name) for name, kind in hints.items() if kind == Arrays}
-    values |= {name: _integers(content, name) for name in integers}
-    values |= {name: _counts(fields, name, expected.__name__) for name, kind in hints.items() if kind == ScoreCounts}
-    plain = {name: kind for name, kind in hints.items() if kind not in (Groups, Arrays, Integers, ScoreCounts)}
-    values |= {name: _value(fields, name, kind, expected.__name__) for name, kind in plain.items()}
-    _refuse_unknown(fields, set(), expected.__name__)
+    name, values = expected.__name__, dict[str, Any]()
+    fields, schema = _checked_fields(content, name), _schema(typing.cast(type, expected))
+    own = {key for key, kind in schema.items() if kind is Groups or kind == Integers}
+    if unknown := content.keys() - own - {_FIELDS}:
+        raise WireError(f"{name} does not have {', '.join(sorted(unknown))}.")
+    for key, kind in schema.items():
+        if isinstance(kind, _Plain):
+            values[key] = kind.read(fields, key, name)
+        elif kind is Groups:
+            values[key] = _groups(content, fields, key)
+        elif kind == Arrays:
+            values[key] = _arrays(fields, key)
+        elif kind == Integers:
+            values[key] = _integers(content, key)
+        else:
+            values[key] = _counts(fields, key, name)
+    if fields:
+        raise WireError(f"{name} does not have {', '.join(sorted(fields))}.")
     record = expected(**harmless(expected, values))
     refuse_out_of_bounds(record)
     return record
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plain:
+    """The type of a field that is one value or a list of values."""
+
+    kind: type
+    is_list: bool
+    optional: bool
+
+    def read(self, fields: dict[str, Any], name: str, record: str) -> Any:
+        """Read the value of this field, and take it out of all fields.
+
+        Raises:
+            WireError: If it is missing, of another type or not finite; in a list, NaN stands for "not defined".
+        """
+        if name not in fields and self.optional:
+            return None
+        if name not in fields:
+            raise WireError(f"{record} lacks {name}.")
+        value, where = fields.pop(name), f"{record}.{name}"
+        items = value if self.is_list else [value]
+        if not isinstance(items, list) or not set(map(type, items)) <= {self.kind}:
+            raise WireError(f"{where} must be {'a list of ' if self.is_list else ''}{self.kind.__name__}.")
+        if self.kind is float:
+            if self.optional and math.isnan(value):
+                raise WireError(f"{where} is not a number; leave it out where it is not defined.")
+            if any(map(math.isinf, items)) or (not self.is_list and math.isnan(value)):
+                raise WireError(f"{where} must be finite.")
+        return tuple(items) if self.is_list else value
+
+
 @functools.cache
-def _hints(record: type) -> dict[str, Any]:
-    """The types of a record's fields, by name."""
-    return typing.get_type_hints(record)
+def _schema(record: type) -> dict[str, Any]:
+    """Return the fields of a record in their order: the type of those that hold arrays, else how a value travels."""
+    schema: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(record).items():
+        optional = isinstance(kind, types.UnionType)
+        inner = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
+        arrays = kind in (Groups, Arrays, Integers, ScoreCounts)
+        schema[name] = kind if arrays else _Plain(inner, kind in _LISTS, optional)
+    return schema
 
 
 def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
-    """The fields of a record of this version and name."""
+    """Return the fields of a record of this version and name."""
     record = content.get(_FIELDS)
     fields = dict(record) if isinstance(record, ConfigRecord) else {}
     if _VERSION not in fields:
@@ -188,30 +206,6 @@ def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
     if (name := fields.pop(_RECORD, None)) != expected:
         raise WireError(f"expected {expected}, got {name!r}.")
     return {name: value for name, value in fields.items() if not name.startswith(SIGNATURE)}
-
-
-def _refuse_unknown(present: typing.Iterable[str], known: set[str], record: str) -> None:
-    if unknown := sorted(set(present) - known):
-        raise WireError(f"{record} does not have {', '.join(unknown)}.")
-
-
-def _value(fields: dict[str, Any], name: str, kind: Any, record: str) -> Any:
-    """Take one scalar or list out of ``fields``, checked against the annotation."""
-    optional = isinstance(kind, types.UnionType)
-    if name not in fields:
-        if optional:
-            return None
-        raise WireError(f"{record} lacks {name}.")
-    value = fields.pop(name)
-    wanted = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
-    items = value if kind in _LISTS else [value]
-    if not isinstance(items, list) or any(type(item) is not wanted for item in items):
-        raise WireError(f"{record}.{name} must be {'a list of ' if kind in _LISTS else ''}{wanted.__name__}.")
-    if optional and isinstance(value, float) and math.isnan(value):
-        raise WireError(f"{record}.{name} is not a number; leave it out where it is not defined.")
-    if wanted is float and not all(math.isfinite(item) or (kind in _LISTS and math.isnan(item)) for item in items):
-        raise WireError(f"{record}.{name} must be finite.")
-    return tuple(items) if kind in _LISTS else value
 
 
 def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: Written) -> None:
@@ -229,16 +223,9 @@ def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: 
         fields[f"{name}.bias"] = packed(groups.head.bias, "float32")
 
 
-def _write_arrays(fields: ConfigRecord, name: str, arrays: Arrays) -> None:
-    fields[f"{name}.names"] = sorted(arrays)
-    for key, array in arrays.items():
-        fields[f"{name}/{key}"] = packed(array.astype(np.float32, copy=False), "float32")
-        fields[f"{name}/{key}/shape"] = list(array.shape)
-
-
 def _arrays(fields: dict[str, Any], name: str) -> Arrays:
     keys = fields.pop(f"{name}.names", None)
-    if not isinstance(keys, list) or any(type(key) is not str or "/" in key for key in keys):
+    if not isinstance(keys, list) or not set(map(type, keys)) <= {str} or "/" in "".join(keys):
         raise WireError(f"{name} must name its arrays.")
     refuse_unplain(keys, f"names of {name}", MOST_SITES)
     return {key: _array(fields, f"{name}/{key}") for key in keys}
@@ -264,10 +251,10 @@ def _array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
 
 def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
     class_names = fields.pop(f"{name}.classes", None)
-    if not isinstance(class_names, list) or any(type(class_name) is not str for class_name in class_names):
+    if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
         raise WireError(f"class names of {name} must be a list of str.")
     refuse_unplain(class_names, f"class names of {name}")
-    norm, weight, bias = (_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL)
+    norm, weight, bias = [_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL]
     if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
         raise WireError(f"{name} has head rows without class names, or class names without head rows.")
     head = None
@@ -289,9 +276,9 @@ def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, 
     if not isinstance(record, ArrayRecord) or list(record) != [_TRUNK]:
         raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
     array, where = record[_TRUNK], f"{_TRUNK} of {name}"
-    form = next((form for form in FORMS if form == array.dtype), None)
-    if array.stype != RAW or form is None:
+    if array.stype != RAW or array.dtype not in FORMS:
         raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
+    form = array.dtype
     one_length = len(array.shape) == 1 and type(array.shape[0]) is int
     if not one_length or len(array.data) != packed_bytes(array.shape[0], form):
         raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
@@ -299,11 +286,6 @@ def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, 
         return unpacked(array.data, array.shape[0], form), form
     except ValueError as error:
         raise WireError(f"{where}: {error}.") from error
-
-
-def _write_integers(content: RecordDict, name: str, vector: Integers) -> None:
-    content[name] = record = ArrayRecord()
-    record[_VECTOR] = Array("uint32", vector.shape, RAW, vector.astype("<u4", copy=False).tobytes())
 
 
 def _integers(content: RecordDict, name: str) -> Integers:
@@ -316,12 +298,6 @@ def _integers(content: RecordDict, name: str) -> Integers:
     if len(array.data) != 4 * array.shape[0]:
         raise WireError(f"{name} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
     return np.frombuffer(array.data, "<u4")
-
-
-def _write_counts(fields: ConfigRecord, name: str, counts: ScoreCounts) -> None:
-    fields[name], width = packed_counts(counts)
-    if len(counts):
-        fields[f"{name}/{WIDTH}"] = width
 
 
 def _counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
@@ -340,7 +316,7 @@ def _counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
 
 
 def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:
-    """Float32 numbers, without a copy; read-only."""
+    """Return float32 numbers, without a copy; read-only."""
     if data is None:
         return None
     if not isinstance(data, bytes) or len(data) % 4:
@@ -349,15 +325,22 @@ def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Size in bytes of what the records hold: arrays as they travel, other fields as JSON; without Flower's framing.
+    """Count the bytes of what the records hold: arrays as they travel, other fields as JSON; without Flower's framing.
 
     Flower's ``count_bytes`` fails on an empty list (1.39).
     """
-    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
-    every = [field for record in content.config_records.values() for field in record.items()]
-    fields = [(name, value) for name, value in every if not name.startswith(SIGNATURE)]
-    raw = {name: value for name, value in fields if isinstance(value, bytes)}
-    raws = {name: value for name, value in fields if isinstance(value, list) and value and isinstance(value[0], bytes)}
-    small = sum(map(len, raw.values())) + sum(len(one) for value in raws.values() for one in value)
-    words = {name: value for name, value in fields if name not in raw and name not in raws}
-    return arrays + small + len(json.dumps(words))
+    size, words = 0, dict[str, Any]()
+    for record in content.array_records.values():
+        for array in record.values():
+            size += len(array.data)
+    for fields in content.config_records.values():
+        for name, value in fields.items():
+            if name.startswith(SIGNATURE):
+                continue
+            if isinstance(value, bytes):
+                size += len(value)
+            elif isinstance(value, list) and value and isinstance(value[0], bytes):
+                size += sum(map(len, value))
+            else:
+                words[name] = value
+    return size + len(json.dumps(words))

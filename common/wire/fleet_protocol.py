@@ -135,7 +135,7 @@ ConfirmMessageReceivedResponse: Any = _CLASSES["ConfirmMessageReceivedResponse"]
 
 
 def small_ones(contents: Iterable[tuple[str, int]]) -> list[str]:
-    """Which objects travel in the call that announces their message.
+    """Choose the objects that travel in the call that announces their message.
 
     Args:
         contents: Name and size in bytes of each object.
@@ -149,12 +149,12 @@ def small_ones(contents: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def named(contents: Iterable[bytes]) -> dict[str, bytes]:
-    """Contents by their names."""
+    """Return contents by their names."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
 def names_in(tree: Any) -> list[str]:
-    """Names of all objects of a tree, leaves first."""
+    """Return the names of all objects of a tree, leaves first."""
     return list(_names(tree))
 
 
@@ -200,7 +200,7 @@ def cut_out(data: bytes, field: int) -> tuple[bytes, memoryview]:
 
 
 def with_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
-    """A message as it travels, with a field of bytes added that it does not have yet."""
+    """Return a message as it travels, with a field of bytes added that it does not have yet."""
     return b"".join((message, _as_varint(field << 3 | LENGTH_DELIMITED), _as_varint(len(content)), content))
 
 

@@ -81,12 +81,12 @@ def come_from(message: Message, node_id: int) -> None:
 
 
 def metadata_of(message: Message) -> dict[str, Any]:
-    """Everything that a message says of itself, as JSON can hold it."""
+    """Return everything that a message says of itself, as JSON can hold it."""
     return dict(vars(message.metadata))
 
 
 def made_again(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
-    """A message as it was in another process of the same run.
+    """Rebuild a message as it was in another process of the same run.
 
     Args:
         metadata: What :func:`metadata_of` gave there.
@@ -119,7 +119,7 @@ def _gathered(found: Any, contents: dict[str, bytes]) -> Any:
 
 
 def envelope(message: Message) -> Any:
-    """A message as it is announced: without its content."""
+    """Return a message as it is announced: without its content."""
     said = message.metadata
     fields = MetadataFields(
         run_id=said.run_id,
@@ -141,7 +141,7 @@ def envelope(message: Message) -> Any:
 
 
 def weight_of(content: RecordDict, most: float = math.inf) -> int:
-    """Bytes of a content's arrays, each as often as it stands there; stops counting beyond ``most``."""
+    """Count the bytes of a content's arrays, each as often as it stands there; stops counting beyond ``most``."""
     weight = 0
     for record in content.array_records.values():
         for array in record.values():
@@ -181,7 +181,7 @@ def message_of(message_id: str, contents: Mapping[str, bytes | memoryview], most
 
 
 def _is_part(content: bytes | memoryview) -> bool:
-    """Whether this is a part of an array, which is not to be copied."""
+    """Check whether this is a part of an array, which is not to be copied."""
     return bytes(content[:LONGEST_HEAD]).startswith(f"{ArrayChunk.__qualname__} ".encode())
 
 

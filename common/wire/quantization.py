@@ -28,7 +28,7 @@ _LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
 
 
 def rounded(values: Float32, form: Form) -> Float32:
-    """The nearest numbers that the form can hold, ``(n,)``; in float16 what is too large becomes its largest."""
+    """Return the nearest numbers that the form can hold, ``(n,)``; in float16 what is too large becomes its largest."""
     if form == "float16":
         largest = np.finfo(np.float16).max
         return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
@@ -39,7 +39,7 @@ def rounded(values: Float32, form: Form) -> Float32:
 
 
 def packed(values: Float32, form: Form) -> bytes:
-    """The bytes of numbers that were :func:`rounded`, little-endian."""
+    """Return the bytes of numbers that were :func:`rounded`, little-endian."""
     if form == "float16":
         return values.astype("<f2").tobytes()
     if form == "int8":
@@ -49,7 +49,7 @@ def packed(values: Float32, form: Form) -> bytes:
 
 
 def unpacked(data: bytes, n: int, form: Form) -> Float32:
-    """The inverse of :func:`packed`.
+    """Invert :func:`packed`.
 
     Raises:
         ValueError: If that many numbers take another number of bytes, or a block's scale is no float32.
@@ -68,7 +68,7 @@ def unpacked(data: bytes, n: int, form: Form) -> Float32:
 
 
 def packed_bytes(n: int, form: Form) -> int:
-    """Bytes that ``n`` numbers take."""
+    """Count the bytes that ``n`` numbers take."""
     return {"float32": 4 * n, "float16": 2 * n, "int8": n + _blocks(n)}[form]
 
 
@@ -80,7 +80,7 @@ def packed_counts(counts: Counts) -> tuple[bytes, int]:
 
 
 def unpacked_counts(data: bytes, width: int) -> Counts:
-    """The inverse of :func:`packed_counts`.
+    """Invert :func:`packed_counts`.
 
     Raises:
         ValueError: If no count takes so many bytes, or these are not a whole number of counts.

@@ -1,8 +1,11 @@
-"""The records of a round, typed, frozen and checked when built: what is asked to train or evaluate, and the replies.
+"""The records that coordinator and hospital exchange, but for secure aggregation: typed, frozen, checked when built.
 
-:mod:`common.wire.codec` writes them into Flower's records and reads them back.
+:mod:`common.wire.codec` writes them into Flower's records and reads them back. The attributes of the records that a
+hospital sends are explained in plain words, for its own people: ``flwr-client preview`` and docs/what-leaves.md print
+them from here (:mod:`client.preview.data_dictionary`). Words in backquotes there are keys of the site's policy.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -12,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import quoted
+from common.metrics.benefit import MODELS
 from common.metrics.score_histograms import ScoreHistogram, histograms_of
 from common.models.state import Head, ModelState
 from common.wire.bounds import (
     COUNT,
+    COUNT_OR_UNKNOWN,
     EPOCHS,
     EPSILON,
+    MOST_CLASSES,
     MOST_IMAGES,
     MOST_ROUNDS,
     SECONDS,
@@ -25,9 +31,13 @@ from common.wire.bounds import (
     TRAIN_LOSS,
     VALIDATION_LOSS,
     ClassNames,
+    Count,
     Counts,
+    Document,
+    Each,
     Figures,
     MetricNames,
+    Name,
     Range,
     RoundNumber,
     Shares,
@@ -35,8 +45,17 @@ from common.wire.bounds import (
     Words,
 )
 from common.wire.errors import WireError
+from common.wire.hello import LONGEST_RELEASE
 from common.wire.quantization import Form
-from common.wire.roll_call import PlanText, check_rows, check_run
+
+ROLL_CALL, REFUSAL = "query.roll_call", "query.refusal"
+"""Types of the messages that carry the first two records, of Flower's kind ``query``."""
+REFUSALS = ("name", "version", "labels")
+
+UNKNOWN_COUNT = -1
+"""Stands for a count that a site's policy keeps at home: unknown, not 0."""
+PlanText = Annotated[str, Document(2**20)]
+"""A plan as JSON; an ordinary one has some two thousand characters."""
 
 Arrays = Mapping[str, NDArray[np.float32]]
 """A method's statistics by name, small arrays of any shape; NaN where there is nothing to say."""
@@ -45,7 +64,7 @@ NO_ARRAYS: Arrays = MappingProxyType({})
 
 
 def no_arrays() -> Arrays:
-    """:data:`NO_ARRAYS`, for dataclass fields."""
+    """Return :data:`NO_ARRAYS`, for dataclass fields."""
     return NO_ARRAYS
 
 
@@ -57,7 +76,7 @@ ScoreCounts = NDArray[np.int64]
 
 
 def no_scores() -> ScoreCounts:
-    """No counts, for dataclass fields."""
+    """Return no counts, for dataclass fields."""
     return np.zeros(0, np.int64)
 
 
@@ -83,11 +102,15 @@ class Groups:
                 raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
 
     def named(self) -> dict[str, NDArray[np.float32]]:
-        """The arrays that are there, by the names they have on the wire and on a site's disk."""
-        arrays = {"trunk": self.trunk, "norm": self.norm}
-        if self.head:
+        """Return the arrays that are there, by the names they have on the wire and on a site's disk."""
+        arrays = {}
+        if self.trunk is not None:
+            arrays["trunk"] = self.trunk
+        if self.norm is not None:
+            arrays["norm"] = self.norm
+        if self.head is not None:
             arrays |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
-        return {name: array for name, array in arrays.items() if array is not None}
+        return arrays
 
     def changed(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> "Groups":
         """Return these groups with each array changed, head rows included."""
@@ -101,17 +124,17 @@ class Groups:
 
     @classmethod
     def of_named(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "Groups":
-        """The inverse of :meth:`named`; without class names there is no head."""
+        """Invert :meth:`named`; without class names there is no head."""
         head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
         return cls(arrays.get("trunk"), arrays.get("norm"), head)
 
     @classmethod
     def of_model(cls, model: ModelState) -> "Groups":
-        """All three groups of a whole model."""
+        """Return all three groups of a whole model."""
         return cls(model.trunk, model.norm, model.head)
 
     def model(self) -> ModelState:
-        """The inverse of :meth:`of_model`.
+        """Invert :meth:`of_model`.
 
         Raises:
             WireError: If a group is missing.
@@ -122,19 +145,136 @@ class Groups:
         return ModelState(self.trunk, self.norm, self.head)
 
     def over(self, others: "Groups") -> "Groups":
-        """These groups, and those of ``others`` in the place of missing ones."""
-        pairs = ((getattr(self, name), getattr(others, name)) for name in ("trunk", "norm", "head"))
-        return Groups(*(theirs if own is None else own for own, theirs in pairs))
+        """Return these groups, and those of ``others`` in the place of missing ones."""
+        return Groups(
+            others.trunk if self.trunk is None else self.trunk,
+            others.norm if self.norm is None else self.norm,
+            others.head if self.head is None else self.head,
+        )
 
 
 def below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays called ``prefix/name``, by that name: groups of arrays lie so on disk."""
+    """Return the arrays called ``prefix/name``, by that name: groups of arrays lie so on disk."""
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
+
+
+def is_run(run: str) -> bool:
+    """Check whether a run may have this name: a site keeps its memory in a folder of it, which must not lead elsewhere.
+
+    No capital letters: to some disks two names are one that differ in these only.
+    """
+    return re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,63}", run) is not None
+
+
+def check_rows(head: Head | None, class_names: Sequence[str]) -> None:
+    """Raise unless a model's head has exactly the rows that a request names, in its order.
+
+    Under masks sites compare what they were sent, row by row: it has to be what they train from.
+
+    Raises:
+        WireError: If it has others.
+    """
+    if head is not None and tuple(head.class_names) != tuple(class_names):
+        raise WireError("the model's head has other rows, or in another order, than the request names.")
+
+
+def check_run(run: str) -> None:
+    """Raise :class:`WireError` unless a run may have this name."""
+    if not is_run(run):
+        raise WireError(f"run must be small letters, digits, dashes and underscores, not {run[:80]!r}.")
+
+
+# ---------------------------------------------------------------------- roll call
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """Coordinator asks: who are you, what do you annotate, how much do you have?"""
+
+    run: Text
+    plan: PlanText
+
+    def __post_init__(self) -> None:
+        check_run(self.run)
+
+
+@dataclass(frozen=True)
+class RollCallAnswer:
+    """Site answers: who it is, what it annotates, how much it has.
+
+    Attributes:
+        names: The classes that this site annotates, in its own words.
+        class_names: The classes that this site annotates, in the federation's words.
+        train_samples: How many training images there are (`round_counts_to`), without those that show hidden classes
+            alone where these are left out.
+        validation_samples: How many validation images there are; -1 where they are of few patients (`smallest_count`).
+        patients: How many patients the training images are of (`round_counts_to`).
+        layout: A hash of the network's structure: that both sides build the same one.
+        version: The release of this program.
+        positives: How many training images show each class; only where the method asks and `label_counts` allows it, -1
+            for a class kept back by `smallest_count`.
+        negatives: How many training images do not show each class; under the rules of `positives`.
+        smallest_count: This site's `smallest_count`.
+        holds_frozen: Whether the frozen part of the plan's model is on this site's disk, so that it need not be sent.
+    """
+
+    run: Text
+    site: Text
+    names: ClassNames
+    class_names: ClassNames
+    train_samples: Count
+    validation_samples: Annotated[int, COUNT_OR_UNKNOWN]
+    patients: Count
+    layout: Text
+    version: Annotated[str, Name(LONGEST_RELEASE)]
+    positives: Counts = ()
+    negatives: Counts = ()
+    smallest_count: Count = 0
+    holds_frozen: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.class_names):
+            raise WireError("names and class_names must have one entry a label.")
+        if self.patients > self.train_samples:  # both are rounded down to one base, which keeps their order
+            raise WireError(f"{self.patients:,} patients cannot have {self.train_samples:,} training images.")
+        pairs = list(zip(self.positives, self.negatives, strict=False))
+        if len(self.positives) != len(self.negatives) or len(pairs) not in (0, len(self.class_names)):
+            raise WireError("label counts must be one a class, of both kinds.")
+        if any(min(pair) < UNKNOWN_COUNT or sum(pair) > self.train_samples for pair in pairs):
+            raise WireError("label counts must be from 0 to the training images together, or -1 for unknown.")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Coordinator tells a site that it cannot take part in this run, and why; there is no second try.
+
+    Attributes:
+        kind: ``name``, ``version`` or ``labels``: what has to be fixed.
+    """
+
+    run: Text
+    kind: Text
+    reason: Annotated[str, Words()]
+
+    def __post_init__(self) -> None:
+        if self.kind not in REFUSALS:
+            raise WireError(f"a refusal is of kind {', '.join(REFUSALS)}, not {self.kind!r}.")
+
+
+@dataclass(frozen=True)
+class RefusalNoted:
+    """Site has read why."""
+
+    run: Text
+    site: Text
+
+
+# ---------------------------------------------------------------------- rounds
 
 
 @dataclass(frozen=True)
 class Request:
-    """What every request to a site says.
+    """Ask a site to work: what every request says.
 
     Attributes:
         class_names: The head rows the site holds in this run, in the order its head has them.
@@ -172,7 +312,7 @@ class TrainRequest(Request):
 
     @property
     def ranks(self) -> bool:
-        """Whether the site answers with statistics only, and remembers nothing of it."""
+        """True where the site answers with statistics only, and remembers nothing of it."""
         return self.round == 0
 
 
@@ -185,24 +325,31 @@ class EvaluateRequest(Request):
 
 def _check_correct(images: int | None, correct: int | None) -> None:
     if (images is None) != (correct is None) or (images or 0) < (correct or 0) or min(images or 0, correct or 0) < 0:
-        told = ["an unknown number of" if number is None else number for number in (images, correct)]
-        raise WireError(f"of {told[0]} test images {told[1]} cannot be right.")
+        counts = ["an unknown number of" if number is None else number for number in (images, correct)]
+        raise WireError(f"of {counts[0]} test images {counts[1]} cannot be right.")
 
 
 @dataclass(frozen=True)
 class TrainReply:
-    """New minus received, and what the round was like.
+    """Site answers a request to train: new minus received, and figures of the round.
 
     Attributes:
-        validation_loss: Of the model as received, on the site's validation part; None without validation images.
-        validation_auroc: As above, the mean over the site's classes for which it is defined.
-        train_loss: Mean over the batches of the last local epoch; None where the run's privacy does not cover it.
-        epochs: Local epochs trained.
-        statistics: What the method sends for this site besides.
-        test_images, test_correct: Images of the site's test part, and how many of them the model as received puts into
-            the right class; None unless the plan asks for it every round.
-        epsilon: What the run has cost this site so far, where the plan asks for privacy.
-        arithmetic: How the site computed, as ``precision, memory format``, and on how many GPUs if on several.
+        train_samples: How many training images there are (`round_counts_to`), without those that show hidden classes
+            alone where these are left out.
+        train_loss: The mean loss on the training images in the last epoch (`training_figures`); not in a run with
+            noise, like every loss and test result (`metrics_outside_privacy`).
+        validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
+        validation_auroc: Its AUROC on them, mean over this site's classes, exact (`training_figures`).
+        seconds: How long the round took; 0 in a run with privacy and under secure aggregation.
+        update: How training changed the numbers of the network: `trunk`, `norm` (with means and variances of features)
+            and `head` (a row a class), as far as the method averages them and `parts` allows it.
+        epochs: How many times it went over the training images.
+        statistics: The method's statistics, by name; see below.
+        test_images: How many test images there are, where the experiment counts right ones each round (`test_metrics`).
+        test_correct: How many of them the model puts into the right class (`test_metrics`).
+        epsilon: What the run has cost this site so far, in a run with privacy.
+        arithmetic: The format of numbers and memory, such as `float32, channels_last`, and the number of GPUs where
+            there are several.
     """
 
     run: Text
@@ -229,18 +376,32 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateReply:
-    """Losses and, for a test, one entry a class the site annotates; NaN stands for "not defined".
+    """Site answers a request to evaluate; each metric has one entry a class, NaN where it is not defined.
 
     Attributes:
-        positives, negatives: :data:`UNKNOWN_COUNT` for a class of which the site tells nothing.
-        told_classes: Those whose scores the site reports, where the plan asks for it and the site's policy allows it.
-        positive_scores, negative_scores: Of each of these ``BINS`` counts, one class after the other.
-        validation_classes, validation_positive_scores, validation_negative_scores: The same on the site's validation
-            part, for choosing thresholds.
-        metric_names: Of plug-ins' metrics.
-        metric_values: Of each class as many, one class after the other.
-        masked_classes: Those whose scores on the test part the site holds until it masks them, where the plan has
-            secure aggregation; sorted.
+        validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
+        validation_auroc: Its AUROC on them, mean over this site's classes, exact (`training_figures`).
+        class_names: The classes that were tested; none unless the run ends with this model (`test_metrics`).
+        auroc: The exact AUROC of each class on the test images.
+        average_precision: The exact average precision of each class on the test images.
+        balanced_accuracy: The exact balanced accuracy of each class on the test images.
+        positives: How many test images show each class; -1, and no figure, for one kept back by `smallest_count`.
+        negatives: How many test images do not show each class; -1 under the same rule.
+        model_sha256: A hash of the network that was tested.
+        test_images: How many test images there are, where the experiment counts right ones each round (`test_metrics`).
+        test_correct: How many of them the model puts into the right class (`test_metrics`).
+        told_classes: The classes of the two histograms, where the experiment asks and `score_histograms` allows it;
+            none kept back by `smallest_count`.
+        positive_scores: For each of `told_classes` the scores of test images that show it, in 1,024 bins.
+        negative_scores: The same of test images that do not.
+        validation_classes: Like `told_classes`, for choosing thresholds; `training_figures` must allow it, too.
+        validation_positive_scores: Like `positive_scores`, of the validation images.
+        validation_negative_scores: Like `negative_scores`, of the validation images.
+        metric_names: Metrics of plug-ins, where the experiment asks for them and `metrics` allows them.
+        metric_values: What they say of each class, on the test images; nothing of a class kept back by
+            `smallest_count`.
+        masked_classes: Under secure aggregation: the classes whose two histograms of test images leave in a sum over
+            sites alone; under the rules of `told_classes`.
     """
 
     run: Text
@@ -308,3 +469,66 @@ class EvaluateReply:
             counts = dict(zip(self.class_names, getattr(self, kind), strict=True))
             if any(int(getattr(one, kind).sum()) != counts[name] for name, one in tested.items()):
                 raise WireError(f"scores of {kind} must be as many as there are {kind}.")
+
+
+# ---------------------------------------------------------------------- comparison with training alone
+
+
+Differences = Annotated[tuple[float, ...], Each(len(MODELS), Range(-1.0 - 1e-9, 1.0 + 1e-9))]
+"""Of two mean AUROCs."""
+
+
+@dataclass(frozen=True)
+class BenefitRequest(Request):
+    """Compare this model with one that the site trains alone, on the site's own test part.
+
+    Attributes:
+        initial: The model that the run began with, with head rows of the site's own classes.
+        epochs: Local epochs that the site trained in the run: it trains alone for as many.
+    """
+
+    initial: Groups
+    epochs: Annotated[int, EPOCHS]
+
+
+@dataclass(frozen=True)
+class BenefitReply:
+    """Site answers with figures of the four models of :data:`common.metrics.benefit.MODELS`, in that order.
+
+    Attributes:
+        class_names: Where the experiment asks for `evaluation.alone`: the classes on which four models were compared
+            (trained here alone, federated, that one fine-tuned here, the first two together); none kept back by
+            `smallest_count`, and none without `test_metrics`.
+        auroc: The exact AUROC of each model and class on the test images.
+        mean: The mean of these AUROCs for each model.
+        mean_low: Where the 95 % interval of each mean begins.
+        mean_high: Where it ends.
+        gain: How much the mean of each other model is above that of the model trained here alone.
+        gain_low: Where the 95 % interval of each such difference begins.
+        gain_high: Where it ends.
+        over_patients: Whether the data says which images are of one patient.
+    """
+
+    run: Text
+    round: RoundNumber
+    site: Text
+    class_names: ClassNames = ()
+    auroc: Annotated[tuple[float, ...], Each(len(MODELS) * MOST_CLASSES, SHARE)] = ()
+    mean: Shares = ()
+    mean_low: Shares = ()
+    mean_high: Shares = ()
+    gain: Differences = ()
+    gain_low: Differences = ()
+    gain_high: Differences = ()
+    over_patients: bool = False
+
+    def __post_init__(self) -> None:
+        names, models = self.class_names, len(MODELS) if self.class_names else 0
+        if len(set(names)) < len(names) or len(self.auroc) != models * len(names):
+            raise WireError("each class must be compared once, and have one AUROC a model.")
+        means, gains = (self.mean, self.mean_low, self.mean_high), (self.gain, self.gain_low, self.gain_high)
+        if any(len(column) != models for column in means) or any(len(column) != max(models - 1, 0) for column in gains):
+            raise WireError("each model must have a mean, and each but the first a difference, with both ends.")
+        for value, low, high in (*zip(*means, strict=True), *zip(*gains, strict=True)):
+            if not low <= value <= high:
+                raise WireError("a mean or a difference must lie within its interval.")

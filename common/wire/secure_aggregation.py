@@ -46,12 +46,14 @@ class KeysRequest(_Step):
 
 @dataclass(frozen=True)
 class KeysAnswer(_Step):
-    """Site answers.
+    """Site answers with a signed :class:`~strategies.privacy.secure_aggregation.signed_keys.Statement`.
 
     Attributes:
-        statement: The site's :class:`~strategies.privacy.secure_aggregation.signed_keys.Statement`, as it is signed.
-        signature: By the key that the site is admitted with; empty where it has none, in simulation.
-        identity: The public half of that key as an OpenSSH line.
+        statement: Under secure aggregation, for the other sites too: two public keys made for this round, the classes
+            whose head rows this site sends, `rows_alone`, its divisor, `smallest_cohort`, among whom it masks, whose
+            sum it opened before, and hashes of what it was asked.
+        signature: Of that statement, by the key that this site is admitted with.
+        identity: The public half of that key.
     """
 
     site: Text
@@ -75,7 +77,12 @@ class SharesRequest(_Step):
 
 @dataclass(frozen=True)
 class SharesAnswer(_Step):
-    """Site answers with one sealed letter for each other site; nobody else can read it."""
+    """Site answers with one sealed letter for each other site; nobody else can read it.
+
+    Attributes:
+        recipients: The other sites of the round.
+        letters: A letter to each, which only that site can open: its shares of this round's secrets.
+    """
 
     site: Text
     recipients: SiteNames
@@ -104,7 +111,12 @@ class MaskedRequest(_Step):
 
 @dataclass(frozen=True)
 class MaskedAnswer(_Step):
-    """Site answers with its masked update: the trunk, batch normalisation, its rows by class name."""
+    """Site answers with its masked update: the trunk, batch normalisation, its rows by class name.
+
+    Attributes:
+        vector: How training changed the numbers of the network, or the counts of test scores, under masks: random
+            numbers to anyone who does not have those of all sites of the round.
+    """
 
     site: Text
     vector: Integers
@@ -122,8 +134,11 @@ class RevealAnswer(_Step):
     """Site answers with its shares of the survivors' own masks, and of the keys of those that are gone.
 
     Attributes:
-        owners, segments, shares: One entry a survivor and segment.
-        gone, key_shares: One entry a site that is gone.
+        owners: Sites whose masked updates arrived.
+        segments: Of each, which part of its own masks the next share is of.
+        shares: This site's shares of those masks.
+        gone: Sites whose masked updates did not arrive.
+        key_shares: This site's shares of their keys; of no site both.
     """
 
     site: Text

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit
 from common.metrics.bootstrap import Estimate
 from common.models.state import ModelState
-from common.wire.benefit import BenefitReply
+from common.wire.records import BenefitReply
 from server.federation.accounting import Books
 from strategies.rounds.benefit import compared, deadline_s
 from strategies.rounds.strategy import FederatedAveraging

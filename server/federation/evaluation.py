@@ -35,8 +35,7 @@ from common.models.network import SplitNetwork
 from common.models.saved import save_model
 from common.models.state import ModelState, write_state
 from common.system.seeds import seed_of
-from common.wire.records import EvaluateReply
-from common.wire.roll_call import UNKNOWN_COUNT
+from common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
 from server.runs.folder import RunFolder

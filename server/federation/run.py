@@ -16,7 +16,7 @@ from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
 from common.models.network import SplitNetwork, build
 from common.models.state import FrozenPart, built_frozen, layout_of, read_state
-from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
+from common.wire.records import UNKNOWN_COUNT, RollCallAnswer
 from server.federation.accounting import Books
 from server.federation.benefit import asked_benefits
 from server.federation.evaluation import Outcome, Setting, outcome_of

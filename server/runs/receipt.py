@@ -19,8 +19,7 @@ from common.plugins import PluginStamp
 from common.security.audit import Audit, Entry, check
 from common.security.signatures import CHAINED
 from common.system.files import write_atomically
-from common.wire.records import TrainReply
-from common.wire.roll_call import RollCallAnswer
+from common.wire.records import RollCallAnswer, TrainReply
 
 FILE = "receipt.json"
 

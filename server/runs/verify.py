@@ -28,8 +28,7 @@ from common.system.formatting import listed
 from common.wire.canonical_bytes import of_bytes, record_sha256
 from common.wire.codec import R, decode
 from common.wire.errors import WireError
-from common.wire.records import Arrays, TrainReply, no_arrays
-from common.wire.roll_call import RollCallAnswer
+from common.wire.records import Arrays, RollCallAnswer, TrainReply, no_arrays
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, read_receipt, receipt_of
 from strategies.aggregation.norm_bound import Lengths

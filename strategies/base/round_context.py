@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from common.contract import LabelContract
 from common.models.zoo.spec import Task
-from common.wire.records import Arrays
-from common.wire.roll_call import RollCallAnswer
+from common.wire.records import Arrays, RollCallAnswer
 
 
 @dataclass(frozen=True)

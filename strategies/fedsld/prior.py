@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.errors import Fault, quoted
 from common.models.zoo.spec import Task
-from common.wire.roll_call import RollCallAnswer
+from common.wire.records import RollCallAnswer
 from strategies.base.round_context import RoundContext
 
 Float64 = NDArray[np.float64]

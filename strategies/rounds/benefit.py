@@ -11,9 +11,8 @@ from flwr.serverapp import Grid
 
 from common.models.state import ModelState
 from common.system.timers import ALONE_TIMES
-from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import encode
-from common.wire.records import Groups
+from common.wire.records import BenefitReply, BenefitRequest, Groups
 from strategies.base.state import groups_for
 from strategies.rounds.messages.replies import Replies
 from strategies.rounds.messages.requests import Requests

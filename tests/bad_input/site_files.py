@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from client.site.init import TEMPLATE
+from client.site.site_file import TEMPLATE
 from tests.bad_input.catalogue import Case, Ended, client
 from tests.bad_input.keys import KEY, kit_text
 

@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 
 from common.metrics.score_histograms import BINS
 from common.models.head import Head
-from common.wire.benefit import BenefitReply
 from common.wire.codec import RAW, WIRE_VERSION, Record, decode, encode
 from common.wire.errors import WireError
 from common.wire.records import (
+    BenefitReply,
     EvaluateReply,
     Groups,
+    Refusal,
+    RollCall,
+    RollCallAnswer,
     TrainReply,
     TrainRequest,
 )
-from common.wire.roll_call import Refusal, RollCall, RollCallAnswer
 from tests.bad_input.catalogue import Case, Ended
 
 HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))

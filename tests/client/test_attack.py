@@ -13,19 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.gate.data_dictionary import SENT
+from client.preview.attack.adversary import Adversary, Attempt, drawn, training_on
+from client.preview.attack.counts import bypass_budget, from_digits, from_hash, from_head_rows, from_losses, from_trunk
 from client.preview.attack.coverage import ATTACKS, BY_FIELD, BY_STATISTIC
-from client.preview.attack.kinds.adversary import Adversary, drawn, training_on
-from client.preview.attack.kinds.attempt import Attempt
-from client.preview.attack.kinds.budget import round_the_budget
-from client.preview.attack.kinds.counts import from_digits, from_losses
-from client.preview.attack.kinds.counts_of_updates import from_hash, from_head_rows, from_trunk
-from client.preview.attack.kinds.failures import failures
-from client.preview.attack.kinds.images import imprinted
-from client.preview.attack.kinds.membership import by_gradient, by_likelihood
-from client.preview.attack.kinds.persons import persons, sought
-from client.preview.attack.page import as_json, write_page
-from client.preview.attack.suite import attempts, by_patient
+from client.preview.attack.images import imprinted
+from client.preview.attack.membership import by_gradient, by_likelihood
+from client.preview.attack.patients import failures, persons, sought
+from client.preview.attack.suite import as_json, attempts, by_patient, write_page
+from client.preview.data_dictionary import SENT
 from client.preview.dry_run import experiment_of
 from client.site.policy import Level, Policy
 from client.site.site import Site
@@ -94,14 +89,14 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
     assert found.of == 12
     assert least <= found.recovered <= most
     assert len(found.pictures) == found.recovered or found.recovered < 12
-    assert not found.said.refusals  # private takes part, with noise
+    assert not found.response.refusals  # private takes part, with noise
 
 
 def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> None:
     site = hospital(tmp_path, "masked")
     found = imprinted(adversary(training_on(site, drawn(site.train, 12))), size=60)
     assert figures(found) == (0, 12)
-    assert "policy.masked_only" in found.said.refusals[0]
+    assert "policy.masked_only" in found.response.refusals[0]
     assert found.declined
     assert "nothing was tried" in found.sentence
     page = write_page(site, adversary(site).honest, [found], tmp_path / "page.html").read_text()
@@ -243,9 +238,9 @@ def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: 
 
 
 def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
-    found = round_the_budget(adversary(hospital(tmp_path, "private")))
+    found = bypass_budget(adversary(hospital(tmp_path, "private")))
     assert figures(found) == (0, 1)
-    assert "policy.epsilon" in found.said.refusals[0]
+    assert "policy.epsilon" in found.response.refusals[0]
 
 
 # ---------------------------------------------------------------------- the page

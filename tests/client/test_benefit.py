@@ -11,15 +11,14 @@ from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.benefit import home_training
-from client.benefit.page import FIGURES, FOLDER, PAGE
+from client.benefit.compare import FIGURES, FOLDER, PAGE
 from client.site.policy import Policy
 from client.site.site import Site
-from client.training.private_round import ledger_of
+from client.training.privacy import ledger_of
 from common.config import Plan
-from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import decode, encode
 from common.wire.errors import WireError
-from common.wire.records import Groups, TrainRequest
+from common.wire.records import BenefitReply, BenefitRequest, Groups, TrainRequest
 from tests.client.gates import asked, log, trained
 from tests.client.rounds import beginning, evaluation, images, plan, site
 

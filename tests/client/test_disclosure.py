@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from client.roll_call import answer
+from client.app import answer_roll_call
 from client.site.disclosure import hidden_classes
 from client.site.policy import Policy
 from client.site.settings import open_site, read_settings
 from client.site.site import Site
-from client.training.private_round import private_evaluation, private_round
+from client.training.layers import evaluate_round, train_round
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.wire.roll_call import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
 from strategies.registry import STRATEGIES
 from tests.client.rounds import beginning, evaluation, plan, request
 
@@ -46,7 +46,7 @@ def site(folder: Path, train: ImageSet, test: ImageSet | None = None, **policy: 
 
 
 def said(at: Site) -> RollCallAnswer:
-    return answer(at, RollCall("run", plan("fedsld", {}).model_dump_json()))
+    return answer_roll_call(at, RollCall("run", plan("fedsld", {}).model_dump_json()))
 
 
 # ---------------------------------------------------------------------- one answer
@@ -94,9 +94,9 @@ def test_few_patients_answer_nothing_where_nobody_calls_the_roll(tmp_path: Path)
     at, of = site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)])), plan("surgical", {})
     first = beginning(of, NAMES[:1])
     with pytest.raises(BadInput, match="fewer than 10 patients"):
-        private_round(at, request(of, first))
+        train_round(at, request(of, first))
     with pytest.raises(BadInput, match="fewer than 10 patients"):
-        private_evaluation(at, evaluation(of, first, 1, 0, -1))
+        evaluate_round(at, evaluation(of, first, 1, 0, -1))
 
 
 def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_said(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_said(tmp_path: P
     assert (came.train_samples, came.validation_samples, came.patients) == (75, 75, 75)
     assert (came.positives, came.negatives) == ((20, 20, 30), (55, 50, 45))
     of = plan("fedavg", {})
-    assert private_round(at, request(of, beginning(of, NAMES[:3]))).train_samples == 75
+    assert train_round(at, request(of, beginning(of, NAMES[:3]))).train_samples == 75
 
 
 def test_few_patients_of_a_part_leave_no_figure_of_it(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_few_patients_of_a_part_leave_no_figure_of_it(tmp_path: Path) -> None:
     at = replace(site(tmp_path, many, few), validation=few)
     assert said(at).validation_samples == UNKNOWN_COUNT
     of = plan("fedavg", {})
-    reply = private_round(at, request(of, beginning(of, NAMES[:2])))
+    reply = train_round(at, request(of, beginning(of, NAMES[:2])))
     assert (reply.validation_loss, reply.validation_auroc) == (None, None)
-    tested = private_evaluation(at, evaluation(of, beginning(of, NAMES[:2]), 1, 1, -1))
+    tested = evaluate_round(at, evaluation(of, beginning(of, NAMES[:2]), 1, 1, -1))
     assert (tested.positives, tested.negatives) == ((UNKNOWN_COUNT,) * 2, (UNKNOWN_COUNT,) * 2)
     assert np.isnan([*tested.auroc, *tested.average_precision, *tested.balanced_accuracy]).all()
 
@@ -125,7 +125,7 @@ def test_of_a_hidden_class_no_test_figure_and_no_score_is_told(tmp_path: Path) -
     labels[:10, 2] = 1  # so that classes do not add up
     at = site(tmp_path, image_set(labels))
     of = plan("fedavg", {})
-    tested = private_evaluation(at, evaluation(of, beginning(of, NAMES[:3]), 1, 1, -1))
+    tested = evaluate_round(at, evaluation(of, beginning(of, NAMES[:3]), 1, 1, -1))
     assert tested.told_classes == ("a", "c")
     assert tested.positives == (20, UNKNOWN_COUNT, 40)
     assert [bool(np.isnan(value)) for value in tested.auroc] == [False, True, False]
@@ -156,7 +156,7 @@ def test_a_statistic_that_rests_on_few_patients_is_not_told(method: str, tmp_pat
     labels = np.array([[1.0, 1.0]] * 4 + [[0.0, 1.0]] * 20 + [[0.0, 0.0]] * 16)
     of = plan(method, TELLING[method])
     replies = [
-        private_round(
+        train_round(
             site(tmp_path / str(m), image_set(labels), smallest_count=m, train_hidden_classes=True),
             request(of, beginning(of, ("a", "b"))),
         )
@@ -176,7 +176,7 @@ def test_every_method_that_tells_something_is_tested_here_or_tells_nothing(tmp_p
     for name in sorted(set(STRATEGIES) - set(TELLING) - {"centralised", "server_only"}):
         of = plan(name, {})
         at = site(tmp_path / name, image_set(one_class_an_image([20, 20])), smallest_count=0)
-        assert private_round(at, request(of, beginning(of, ("a", "b")))).statistics == {}
+        assert train_round(at, request(of, beginning(of, ("a", "b")))).statistics == {}
 
 
 # ---------------------------------------------------------------------- the attacker

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.training.private_round import ledger_of
+from client.training.privacy import ledger_of
 from common.config import Plan, PrivacySection
 from common.wire.records import TrainRequest
 from common.wire.secure_aggregation import RevealRequest

@@ -13,7 +13,7 @@ from tests.federations import experiment, federation
 
 def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each site tests on 361 images, 32 to 41 of which show a class."""
-    monkeypatch.setattr("client.simulation.Policy", lambda **_: Policy())
+    monkeypatch.setattr("client.simulation.POLICY", Policy())
     summary = federation(tmp_path)
     file = experiment(tmp_path)
     test = whole_data(file.experiment, file.base).test

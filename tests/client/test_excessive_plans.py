@@ -17,10 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from client import app as site_app
 from client.gate import plan_costs
 from client.gate.gate import DECLINED
-from client.gate.incoming_request import asked_of
-from client.gate.known_runs import KEPT
-from client.gate.policy_rules import of_request
-from client.gate.requested_work import RequestedWork
+from client.gate.incoming_request import RUNS_KEPT, requested_work
+from client.gate.policy_rules import RequestedWork, of_request
 from client.site.memory import KEPT_RUNS
 from client.site.policy import Policy
 from client.site.site import Site
@@ -28,8 +26,7 @@ from common.config import Plan, plan_of, read_experiment
 from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, decode, encode
-from common.wire.records import TrainReply
-from common.wire.roll_call import ROLL_CALL, RollCall
+from common.wire.records import ROLL_CALL, RollCall, TrainReply
 from strategies.registry import method_of
 from tests.client.gates import asked, judged, log, trained
 from tests.client.rounds import beginning, images, plan, request, site
@@ -167,7 +164,7 @@ def excessive(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_16_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.gate.cost_limits.machine_memory", lambda device: 16 * 10**9)
+    monkeypatch.setattr("client.gate.policy_rules.machine_memory", lambda device: 16 * 10**9)
 
 
 @pytest.mark.parametrize("name", EXCESSIVE)
@@ -208,7 +205,7 @@ def test_a_plan_that_was_never_announced_is_declined_with_every_request_too(name
 def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: Path) -> None:
     experiment = read_experiment(path, [f"scale={scale}"] if "[small]" in path.read_text(encoding="utf-8") else ())
     text = plan_of(experiment.experiment).model_dump_json()
-    found = asked_of({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
+    found = requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
     assert found is not None
     as_large_as_any = replace(found, images=10**6, rows=100)
     assert str(of_request(Policy(), as_large_as_any)) == "policy: ."
@@ -243,7 +240,7 @@ def test_nothing_is_left_of_a_run_whose_plan_was_forgotten(tmp_path: Path) -> No
     at, keeping = hospital(tmp_path), plan("surgical", {}, reset_optimizer=False)
     first = request(keeping, beginning(keeping))
     assert not asked(at, "train", encode(first)).has_error()
-    for number in range(KEPT + 1):
+    for number in range(RUNS_KEPT + 1):
         called(at, ORDINARY.model_dump_json(), f"run-{number}")
     other = plan("surgical", {}, reset_optimizer=False, lr=0.02)
     second = replace(request(other, beginning(other), 2, counted=1), run=first.run)
@@ -260,10 +257,10 @@ def test_any_number_of_new_runs_leave_little_on_the_disk(tmp_path: Path) -> None
     remembered = request(keeping, beginning(keeping))
     for number in range(KEPT_RUNS + 5):
         assert not asked(at, "train", encode(replace(remembered, run=f"kept-{number}"))).has_error()
-    for number in range(KEPT + 20):
+    for number in range(RUNS_KEPT + 20):
         called(at, ORDINARY.model_dump_json(), f"run-{number}")
     assert len(list((tmp_path / "memory").iterdir())) <= KEPT_RUNS + 1
-    assert len(json.loads((tmp_path / "runs.json").read_bytes())) == KEPT
+    assert len(json.loads((tmp_path / "runs.json").read_bytes())) == RUNS_KEPT
     without_audit = sum(
         path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and "audit" not in path.name
     )
@@ -282,7 +279,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
             sum(range(1000))
         raise AssertionError("nobody stopped it")
 
-    monkeypatch.setattr(site_app, "private_round", training)
+    monkeypatch.setattr(site_app, "train_round", training)
 
 
 def test_work_on_one_request_is_stopped_by_the_site_itself_and_the_next_one_is_done(
@@ -339,8 +336,8 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
     activations = sum(value.untyped_storage().nbytes() for key, value in held.items() if key not in own) // 2
     neck_and_head = (width + 1) * 8 + 9 * 3
     parameters = sum(value.numel() for value in backbone.parameters()) + neck_and_head
-    found = plan_costs.footprint(spec, rows=3)
-    assert plan_costs.WIDTHS[architecture] == width
+    found = plan_costs.estimate_cost(spec, rows=3)
+    assert plan_costs.BACKBONES[architecture].width == width
     assert 0.95 * parameters <= found.parameters <= parameters
     assert 0.7 * activations <= found.activations <= activations
 
@@ -385,7 +382,7 @@ def test_which_plans_are_too_large_says_no_more_of_the_number_of_images_than_the
     for size in range(16, 65):
         of = changed(ORDINARY, {"model.image_size": size, "training.batch_size": 4096})
         fields = {"plan": of, "wire.version": WIRE_VERSION}
-        found = [of_request(policy, work).allowed for at in (least, most) if (work := asked_of(fields, at))]
+        found = [of_request(policy, work).allowed for at in (least, most) if (work := requested_work(fields, at))]
         assert found[0] == found[1], size
         verdicts += found
     assert {True, False} == set(verdicts)

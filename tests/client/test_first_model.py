@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import save_file
 from torch import nn
 
-from client.gate.first_model import ABSOLUTE
+from client.gate.incoming_request import ABSOLUTE
 from client.site.site import Site
 from common.config import Plan
 from common.models.network import build

@@ -21,8 +21,7 @@ from common.security.audit import Audit, check
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.errors import WireError
-from common.wire.records import EvaluateReply, TrainReply
-from common.wire.roll_call import ROLL_CALL, RollCall
+from common.wire.records import ROLL_CALL, EvaluateReply, RollCall, TrainReply
 from strategies.registry import STRATEGIES
 from tests.client.gates import asked, judged, log, trained
 from tests.client.rounds import beginning, plan, request, site
@@ -158,43 +157,43 @@ def too_long(reply: TrainReply) -> TrainReply:
 
 NOT_SENT: list[tuple[str, Callable[[Any], Any], dict[str, Any], Plan, str]] = [
     (
-        "private_round",
+        "train_round",
         lambda reply: replace(reply, statistics={"pixels": np.zeros(3, np.float32)}),
         {},
         SURGICAL,
         'method.statistics: surgical does not declare "pixels".',
     ),
     (
-        "private_round",
+        "train_round",
         too_long,
         {"maximum_update_norm": 0.5},
         plan("surgical", CLIPPED),
         "policy.maximum_update_norm: it is 0.5, and the update has length",
     ),
     (
-        "private_round",
+        "train_round",
         lambda reply: replace(reply, test_images=4, test_correct=2),
         {},
         SURGICAL,
         "policy.test_metrics: nobody asked how many test images are right.",
     ),
     (
-        "answer",
+        "answer_roll_call",
         lambda answer: replace(answer, positives=(20, 20), negatives=(20, 20)),
         {},
         SURGICAL,
         "policy.label_counts: surgical does not ask how many images show a class.",
     ),
     (
-        "answer",
+        "answer_roll_call",
         lambda answer: replace(answer, positives=(3, 20), negatives=(37, 20)),
         {"smallest_count": 5},
         plan("fedsld", {}),
         "policy.smallest_count: it is 5, and a label count is less.",
     ),
-    ("private_evaluation", lambda reply: reply, {"score_histograms": True}, SURGICAL, ""),
+    ("evaluate_round", lambda reply: reply, {"score_histograms": True}, SURGICAL, ""),
 ]
-ASK = {"private_round": trained, "answer": called, "private_evaluation": judged}
+ASK = {"train_round": trained, "answer_roll_call": called, "evaluate_round": judged}
 
 
 @pytest.mark.parametrize(("maker", "change", "policy", "of", "reason"), NOT_SENT, ids=range(len(NOT_SENT)))
@@ -220,9 +219,9 @@ def test_a_group_that_stays_at_the_site_in_this_method_is_not_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norm = np.zeros(4, np.float32)
-    altered(monkeypatch, "private_round", lambda reply: replace(reply, update=replace(reply.update, norm=norm)))
+    altered(monkeypatch, "train_round", lambda reply: replace(reply, update=replace(reply.update, norm=norm)))
     reply = trained(under(tmp_path), plan("fedbn", {}))
-    assert reply.error.reason.startswith("does not send this: method.groups: round 1 of fedbn is not told the change")
+    assert reply.error.reason.startswith("does not send this: method.groups: round 1 of fedbn does not need the change")
 
 
 def test_a_field_that_the_wire_does_not_know_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +278,7 @@ def test_an_error_of_the_sites_own_is_a_line_with_its_kind_and_not_its_words(
     def failing(*arguments: object) -> None:
         raise OSError("/images/doe.png")
 
-    monkeypatch.setattr(site_app, "private_round", failing)
+    monkeypatch.setattr(site_app, "train_round", failing)
     at = under(tmp_path)
     with pytest.raises(OSError, match="doe"):
         trained(at, SURGICAL)

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.benefit.compare import compare
-from client.benefit.page import FOLDER
-from client.roll_call import label_counts
-from client.training.evaluate_round import evaluate_round
-from client.training.model_and_images import unpack
+from client.app import label_counts
+from client.benefit.compare import FOLDER, compare
+from client.training.layers import evaluate_round
+from client.training.task import prepare_task
 from common.config import Plan
-from common.wire.benefit import BenefitRequest
-from common.wire.records import Groups, TrainRequest
+from common.wire.records import BenefitRequest, Groups, TrainRequest
 from strategies.registry import STRATEGIES
 from tests.client.hidden_labels import FEW, IMAGES, Labels, hospital, one_class_an_image, sent, several_classes_an_image
 from tests.client.rounds import beginning, evaluation, plan, request
@@ -120,7 +118,12 @@ def test_what_a_hospital_says_of_itself_counts_only_images_that_an_update_withou
     there = {part: at.hides(part) for part in ("train", "validation", "test")}
     without = replace(at, train=at.train.rows(np.flatnonzero(~alone)), hidden=there)
     facts = [
-        (one.train_samples, len(one.told_train), label_counts(one), sorted(set(one.told_train.patients)))
+        (
+            one.train_samples,
+            len(one.reported_train),
+            (label_counts(one, 1), label_counts(one, 0)),
+            sorted(set(one.reported_train.patients)),
+        )
         for one in (at, without)
     ]
     assert facts[0] == facts[1]
@@ -182,7 +185,7 @@ def test_they_are_trained_on_where_the_policy_makes_sure_of_noise(
     tables: dict[str, Any], policy: dict[str, Any], trained_on: bool, tmp_path: Path
 ) -> None:
     at = hospital(tmp_path, CLASSES, labels := one_class_an_image(4, 2), **policy)
-    examples = unpack(at, requests("surgical", **tables)[0]).examples("train")
+    examples = prepare_task(at, requests("surgical", **tables)[0]).examples("train")
     assert np.array_equal(examples.labels.numpy(), labels) == trained_on
 
 
@@ -192,7 +195,7 @@ def test_known_limit_without_a_budget_one_patient_turns_on_all_labels_of_a_class
     for policy in ({}, {"epsilon": 8.0}):
         for shown in (FEW - 1, FEW):
             at = hospital(tmp_path / f"{shown}{len(policy)}", CLASSES, several_classes_an_image(4, shown), **policy)
-            examples = unpack(at, requests("surgical", "multi_label", **NOISE)[0]).examples("train")
+            examples = prepare_task(at, requests("surgical", "multi_label", **NOISE)[0]).examples("train")
             kept[bool(policy), shown] = int((~examples.labels[:, -2].isnan()).sum())
     assert kept == {(False, FEW - 1): 0, (False, FEW): IMAGES, (True, FEW - 1): IMAGES, (True, FEW): IMAGES}
 

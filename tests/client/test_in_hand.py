@@ -42,8 +42,8 @@ from client.connection.fleet_client import expired
 from client.connection.pending_message import MAX_ATTEMPTS, InHand
 from client.connection.service import WAIT_S, Service, alone_in
 from client.connection.status import Status
-from client.site.init import prepare
 from client.site.settings import open_site, read_settings
+from client.site.site_file import make_site
 from common.security.call_signatures import WAIT, wait_of
 from common.security.identity import SiteKit, read_request
 from common.wire.errors import WireVersionError
@@ -267,7 +267,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     coordinator = Coordinator(tmp_path / "trial", file)
     make_authority(coordinator)
     issue_server_certificate(coordinator)
-    prepare(tmp_path / "north", "north")
+    make_site(tmp_path / "north", "north")
     (tmp_path / "north" / "site.toml").write_text(SITE, encoding="utf-8")
     pair = tuple((coordinator.authority / name).read_bytes() for name in ("server.key", "server.crt"))
     server = grpc.server(ThreadPoolExecutor(4))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.roll_call import answer
+from client.app import answer_roll_call
 from client.site.policy import Policy
 from client.site.settings import open_site, read_settings
 from client.site.site import Site
@@ -14,7 +14,7 @@ from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.wire.roll_call import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
 
 
 def site(folder: Path, policy: Policy, columns: Sequence[Sequence[float]]) -> Site:
@@ -30,7 +30,7 @@ def told(at: Site, method: str) -> RollCallAnswer:
     model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
     tables = {"method": {}, "model": model, "training": {}, "augmentation": {}}
     plan = Plan.model_validate({"run": {"method": method}, **tables})
-    return answer(at, RollCall("run-1", plan.model_dump_json()))
+    return answer_roll_call(at, RollCall("run-1", plan.model_dump_json()))
 
 
 NAN = float("nan")

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import client.training.train_round
-import client.training.trained_here
 from client.site.memory import Memory, MemoryFolder
+from client.training import local_round
+from client.training.figures import LimitedFigures
+from client.training.layers import train_round
 from client.training.secure_aggregation import asked_of
-from client.training.train_round import train_round
+from client.training.task import LocalTask
 from common.config import Plan
 from common.models.network import build
 from common.models.state import read_state
@@ -702,29 +703,31 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
     unmasked = here.sites[VICTIM].policy.model_copy(update={"masked_only": False, "peers": None})
     bare = far.model_copy(update={"privacy": Plan.model_validate(plan("vanilla", {})).privacy})
     asked = leaning(here.asked_to_train(bare, VICTIM, 1), FAR)
-    with pytest.warns(RuntimeWarning, match="overflow"):  # the control: this is what would be masked
-        update = train_round(replace(here.sites[VICTIM], folder=tmp_path / "control", policy=unmasked), asked).update
+    # The control: this is what would be masked.
+    update = train_round(replace(here.sites[VICTIM], folder=tmp_path / "control", policy=unmasked), asked).update
     assert np.isneginf(update.head.bias[0] if update.head else 0)
     opened = here.opened(far, change=lambda name, one: leaning(one, FAR) if isinstance(one, TrainRequest) else one)
     assert not opened.integers.any()
     assert here.refusals == []
 
 
-@pytest.mark.parametrize("where", ["fine_tune", "warm_up", "validated", "counts_of_test"])
+@pytest.mark.parametrize(
+    ("module", "where"),
+    [(local_round, "fine_tune"), (local_round, "warm_up"), (LocalTask, "validated"), (LimitedFigures, "test_counts")],
+    ids=["fine_tune", "warm_up", "validated", "test_counts"],
+)
 def test_a_masked_round_that_fails_in_any_other_way_is_no_error_either(
-    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    module: Any, where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     here = Hospitals(tmp_path)
     of = masked_plan("surgical", {"warm_up_epochs": 1, "warm_up_lr": 0.1})
     of = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"test_each_round": True})})
-    judging = where in ("validated", "counts_of_test")
-    module = client.training.trained_here if judging else client.training.train_round
-    real = getattr(module, where)
+    judging, real = module is not local_round, getattr(module, where)
 
-    def fails(work: Any, *others: Any) -> Any:
-        if work.site.name == VICTIM:
+    def fails(*arguments: Any) -> Any:
+        if next(one for one in arguments if isinstance(one, LocalTask)).site.name == VICTIM:
             raise RuntimeError("out of memory on one image")
-        return real(work, *others)
+        return real(*arguments)
 
     told = list[str]()
     here.sites[VICTIM] = replace(here.sites[VICTIM], tell=told.append)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from client.training.network_cache import empty_network
+from client.training.task import empty_network
 from common.models.network import build, freeze_backbone
 from common.models.state import read_state, write_state
 from common.models.zoo.spec import ModelSpec

@@ -19,9 +19,8 @@ from common.data.images.pixels import pixels_of
 from common.models.network import build
 from common.models.state import ModelState
 from common.plugins import MODELS, PLUGIN, offered, stamp_of
-from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import decode, encode
-from common.wire.records import EvaluateReply, Groups, TrainReply
+from common.wire.records import BenefitReply, BenefitRequest, EvaluateReply, Groups, TrainReply
 from tests.client.gates import asked
 from tests.client.rounds import beginning, evaluation, images, plan, request, site
 

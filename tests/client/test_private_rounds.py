@@ -13,22 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from client.app import answer_roll_call
 from client.connection.status import Status, in_words
-from client.gate.known_runs import digest
-from client.gate.time_limit import OutOfTime
-from client.roll_call import answer
+from client.gate.incoming_request import OutOfTime, digest
 from client.site.memory import MemoryFolder
 from client.site.policy import Policy
 from client.site.site import Site
-from client.training.privacy_budget import PrivacyBudgetLedger
-from client.training.private_round import ledger_of, private_evaluation, private_round, spent_by
+from client.training.layers import evaluate_round, train_round
+from client.training.privacy import PrivacyBudgetLedger, ledger_of, privacy_status
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, offered, stamp_of
-from common.wire.records import TrainReply
-from common.wire.roll_call import RollCall
+from common.wire.records import RollCall, TrainReply
 from strategies.privacy.accounting import Steps, epsilon_of
 from tests.client.rounds import beginning, evaluation, images, plan, request, site
 
@@ -47,7 +45,7 @@ def private_site(folder: Path, **policy: Any) -> Site:
 
 
 def first_round(at: Site, of: Plan, server_round: int = 1) -> TrainReply:
-    return private_round(at, request(of, beginning(of), server_round, counted=server_round - 1))
+    return train_round(at, request(of, beginning(of), server_round, counted=server_round - 1))
 
 
 def cost(*steps: Steps) -> float:
@@ -149,12 +147,12 @@ def test_a_site_stops_before_its_budget_is_exceeded_over_all_runs(tmp_path: Path
     at, of = private_site(tmp_path, epsilon=budget), private_plan()
     first_round(at, of)
     call = RollCall("another-run", of.model_dump_json())
-    answer(at, call)
-    private_round(at, replace(request(of, beginning(of)), run="another-run"))
+    answer_roll_call(at, call)
+    train_round(at, replace(request(of, beginning(of)), run="another-run"))
     with pytest.raises(BadInput, match="this site allows"):
         first_round(at, of, 2)
     with pytest.raises(BadInput, match="It takes no further part"):
-        answer(at, call)
+        answer_roll_call(at, call)
     assert len(PrivacyBudgetLedger(tmp_path).entries) == 2
 
 
@@ -168,7 +166,7 @@ def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(t
     for outside in (False, True):
         at = private_site(tmp_path / str(outside), metrics_outside_privacy=outside)
         reply = first_round(at, of)
-        tested = private_evaluation(at, evaluation(of, beginning(of), 1, 1, -1))
+        tested = evaluate_round(at, evaluation(of, beginning(of), 1, 1, -1))
         told = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)
         assert [value is not None for value in told] == [outside] * 4
         assert bool(tested.class_names) is outside
@@ -180,7 +178,7 @@ def test_that_training_diverged_is_told_by_nothing_that_noise_does_not_cover(lev
     of = of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e30})})
     received = beginning(of)
     received.head.weight[:] = 1e30  # the logits overflow, and with them every loss
-    reply = private_round(at, request(of, received))
+    reply = train_round(at, request(of, received))
     assert reply.seconds == 0.0
     assert reply.train_loss is None
     if level == "update":
@@ -190,12 +188,12 @@ def test_that_training_diverged_is_told_by_nothing_that_noise_does_not_cover(lev
 
 
 def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
-    assert spent_by(private_site(tmp_path)) == {}
+    assert privacy_status(private_site(tmp_path)) == {}
     at = private_site(tmp_path, epsilon=40.0)
-    assert spent_by(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
+    assert privacy_status(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
     first_round(at, private_plan())
-    assert spent_by(at) == {"epsilon": cost(ONE), "delta": 1e-5, "budget": 40.0}
-    found = asdict(Status("north", privacy=spent_by(at)))
+    assert privacy_status(at) == {"epsilon": cost(ONE), "delta": 1e-5, "budget": 40.0}
+    found = asdict(Status("north", privacy=privacy_status(at)))
     assert f"privacy spent, over all runs: epsilon {cost(ONE):.2f} of 40 at delta 1e-05" in in_words(found)
 
 
@@ -225,8 +223,8 @@ def second_round(at: Site, monkeypatch: pytest.MonkeyPatch, *, killed: bool) -> 
         if killed:
             patched.setattr(PrivacyBudgetLedger, "note", lambda *written: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed) if killed else nullcontext():
-            private_round(at, request(of, beginning(of)))
-    return private_round(at, request(of, beginning(of), 2, counted=1)).update.named()
+            train_round(at, request(of, beginning(of)))
+    return train_round(at, request(of, beginning(of), 2, counted=1)).update.named()
 
 
 def test_no_later_round_goes_on_from_one_whose_cost_was_not_written_down(
@@ -253,11 +251,11 @@ def test_a_run_gets_no_more_answers_than_its_plan_has_noise_for(tmp_path: Path) 
     at, of = private_site(tmp_path), stating(8.0, rounds=2)
     first_round(at, of)
     first_round(at, of)  # the very same request
-    private_round(at, request(of, replace(beginning(of), trunk=beginning(of).trunk + np.float32(1)), 1, counted=0))
+    train_round(at, request(of, replace(beginning(of), trunk=beginning(of).trunk + np.float32(1)), 1, counted=0))
     for server_round in (1, 2, 3):
         with pytest.raises(BadInput, match="noise for 2 answers"):
-            private_round(at, request(of, replace(beginning(of), trunk=-beginning(of).trunk), server_round))
-    private_round(at, replace(request(of, beginning(of)), run="another-run"))
+            train_round(at, request(of, replace(beginning(of), trunk=-beginning(of).trunk), server_round))
+    train_round(at, replace(request(of, beginning(of)), run="another-run"))
 
 
 def test_rounds_of_a_plan_with_noise_are_part_of_what_the_run_was_announced_with() -> None:
@@ -275,7 +273,7 @@ def test_noisy_steps_that_diverge_are_an_answer_that_is_paid_for(level: str, tmp
     """A step can be made that overflows if noise lies on one side: whether it did is one more noisy answer."""
     at, of = private_site(tmp_path), private_plan(level)
     of = of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e38, "epochs": 2})})
-    reply = private_round(at, request(of, beginning(of)))
+    reply = train_round(at, request(of, beginning(of)))
     assert not any(array.any() for array in reply.update.named().values())
     assert len(PrivacyBudgetLedger(tmp_path).entries) == 1
 
@@ -287,10 +285,10 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
     """The same request comes again, with new noise: failures for free would be answers for free."""
     at, of = private_site(tmp_path), stating(8.0, rounds=3)
 
-    def fails(*anything: Any) -> None:
+    def fails(*anything: Any, **layers: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("client.training.private_round.train_round", fails)
+    monkeypatch.setattr("client.training.layers.trained_reply", fails)
     for answers in (1, 2, 3):
         with pytest.raises(type(failure)):
             first_round(at, of)
@@ -305,7 +303,7 @@ def test_no_round_goes_on_from_a_training_that_was_not_paid_for(
     """Killed before the ledger has it, a training leaves a memory; the answer before it, asked again, is paid for."""
     at, of = private_site(tmp_path), private_plan()
     asked = request(of, beginning(of))
-    paid, memory = private_round(at, asked), at.memory("run")
+    paid, memory = train_round(at, asked), at.memory("run")
     assert memory.is_settled(1)
 
     class Killed(BaseException):
@@ -315,10 +313,10 @@ def test_no_round_goes_on_from_a_training_that_was_not_paid_for(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(PrivacyBudgetLedger, "note", killed)
+        patched.setattr(PrivacyBudgetLedger, "note_reply", killed)
         with pytest.raises(Killed):
-            private_round(at, replace(asked, contract="another"))
-    again = private_round(at, asked)
+            train_round(at, replace(asked, contract="another"))
+    again = train_round(at, asked)
     assert again.update.trunk is not None
     assert paid.update.trunk is not None
     assert again.update.trunk.tolist() == paid.update.trunk.tolist()
@@ -347,5 +345,5 @@ def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_no
 def test_networks_with_layers_without_a_name_of_ours_train_privately(architecture: str, tmp_path: Path) -> None:
     at, of = private_site(tmp_path), stating(8.0, rounds=1)
     of = of.model_copy(update={"model": ModelSpec(architecture=architecture, channels=1, image_size=32, norm="batch")})
-    reply = private_round(at, request(of, beginning(of)))
+    reply = train_round(at, request(of, beginning(of)))
     assert any(array.any() for array in reply.update.named().values())

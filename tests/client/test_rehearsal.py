@@ -10,8 +10,7 @@ import pytest
 from client.cli import main
 from common.wire.canonical_bytes import of_bytes
 from common.wire.codec import decode
-from common.wire.records import EvaluateReply, TrainReply
-from common.wire.roll_call import RollCallAnswer
+from common.wire.records import EvaluateReply, RollCallAnswer, TrainReply
 
 Capture = pytest.CaptureFixture[str]
 TOML = 'name = "north"\n{}\n[data]\nkind = "phantom"\nimages = 60\nimage_size = 16\n'

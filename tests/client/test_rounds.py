@@ -11,9 +11,9 @@ import torch
 
 from client.site.memory import MemoryFolder
 from client.site.site import Site
-from client.training.evaluate_round import evaluate_round
-from client.training.model_and_images import unpack
-from client.training.train_round import train_round, warm_up
+from client.training.layers import evaluate_round, train_round
+from client.training.local_round import warm_up
+from client.training.task import LocalTask, prepare_task
 from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import Head, read_state
@@ -159,7 +159,7 @@ def test_warming_up_leaves_the_backbone_alone_and_keeps_the_epoch_with_the_lowes
 ) -> None:
     of = plan("surgical", {"warm_up_epochs": 5, "warm_up_lr": 0.2, "trunk": trunk})
     asked = request(of, beginning(of))
-    work = unpack(site(tmp_path), asked)
+    work = prepare_task(site(tmp_path), asked)
     by_hand = replace(work, network=copy.deepcopy(work.network))  # requests share one network, one after another
     with reproducible(1, 1) as generator:
         warm_up(work, work.examples("validation"), generator)
@@ -238,8 +238,7 @@ def test_a_model_that_cannot_be_judged_is_an_error_in_simulation_and_an_answer_w
 
     of = plan("surgical", {})
     at, model = replace(site(tmp_path), simulated=simulated), beginning(of)
-    monkeypatch.setattr("client.training.evaluate_round.validated", fails)
-    monkeypatch.setattr("client.training.trained_here.validated", fails)
+    monkeypatch.setattr(LocalTask, "validated", fails)
     asked, training = evaluation(of, model, 1, 0, -1), request(of, model)
     if simulated:
         for work, record in ((evaluate_round, asked), (train_round, training)):

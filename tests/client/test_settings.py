@@ -7,10 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from client.site.init import prepare
 from client.site.settings import device_of, open_site, read_settings
 from client.site.site import Site
-from client.site.site_file import read_credentials
+from client.site.site_file import make_site, read_credentials
 from common.data.base.spec import PhantomSpec
 from common.data.load import load
 from common.errors import BadInput
@@ -25,7 +24,7 @@ DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of the site ``north``, with a key, a request and made images."""
-    prepare(tmp_path, "north")
+    make_site(tmp_path, "north")
     return written(tmp_path, HEAD + DATA)
 
 
@@ -59,7 +58,7 @@ def pictures(folder: Path, parts: str) -> None:
 
 
 def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(tmp_path: Path) -> None:
-    prepare(tmp_path, "north")
+    make_site(tmp_path, "north")
     pictures(tmp_path, "train train test")
     site = open_site(read_settings(tmp_path))
     assert (site.name, site.declaration.names) == ("north", ("Effusion", "Pneumonia"))
@@ -67,14 +66,14 @@ def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(t
 
 
 def test_the_site_toml_that_init_writes_says_which_files_are_still_missing(tmp_path: Path) -> None:
-    prepare(tmp_path, "north")
+    make_site(tmp_path, "north")
     with pytest.raises(BadInput) as refused:
         read_settings(tmp_path)
     assert {fault.where for fault in refused.value.faults} == {"site.toml: data.images", "site.toml: data.labels"}
 
 
 def test_init_shows_the_fingerprint_of_the_key_that_it_made(tmp_path: Path) -> None:
-    said = prepare(tmp_path / "north", "north")
+    said = make_site(tmp_path / "north", "north")
     request = read_request(tmp_path / "north" / "north.request")
     assert request.site == "north"
     assert f"    {fingerprint(request.public_key)}" in said
@@ -82,14 +81,14 @@ def test_init_shows_the_fingerprint_of_the_key_that_it_made(tmp_path: Path) -> N
 
 def test_init_again_changes_nothing_that_the_hospital_has(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    said = prepare(folder, "north")
+    said = make_site(folder, "north")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert sum("is there already and stays." in line for line in said) == 2
 
 
 def test_init_with_a_name_that_leads_elsewhere_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--name: use letters, digits"):
-        prepare(tmp_path / "site", "../north")
+        make_site(tmp_path / "site", "../north")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -218,7 +217,7 @@ def test_a_kit_for_this_site_and_this_key_is_taken(folder: Path) -> None:
 
 
 def test_a_kit_for_another_site_with_another_key_has_both_faults(folder: Path) -> None:
-    prepare(folder, "south")
+    make_site(folder, "south")
     kit_for(folder, site="south", key_of="south")
     name, key = credential_faults(folder)
     assert name.startswith('site.toml: name: is "north", but the kit is for "south".')
@@ -228,6 +227,6 @@ def test_a_kit_for_another_site_with_another_key_has_both_faults(folder: Path) -
 def test_a_kit_that_was_written_for_an_earlier_key_is_refused(folder: Path) -> None:
     kit_for(folder)
     (folder / "north.key").unlink()
-    prepare(folder, "north")
+    make_site(folder, "north")
     (said,) = credential_faults(folder)
     assert "Ask for a kit for this key, or put the old key back." in said

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
-from client.gate.audit_report import verified
-from client.site.statements import RUNS_KEPT, Statements, taken
+from client.gate.audit_report import audit_report
+from client.site.statements import RUNS_KEPT, Statements, accepted_replies
 from common.security.audit import Audit
 from common.security.identity import fingerprint, public_line
 from common.security.signatures import (
@@ -28,7 +28,7 @@ from common.security.signatures import (
 )
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode, payload_bytes
-from common.wire.roll_call import RefusalNoted, RollCall, RollCallAnswer
+from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
 from server.coordinator.authority import _builder, _named, issue_server_certificate, make_authority, signing_identity
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from tests.certificates import of_version_10
@@ -140,17 +140,17 @@ def test_a_reply_that_was_not_taken_is_not_counted_and_one_that_is_told_twice_co
     statements: Statements, tmp_path: Path
 ) -> None:
     statements.signed(answer(), MESSAGE)
-    assert taken(tmp_path / "state", RUN).count == 0
+    assert accepted_replies(tmp_path / "state", RUN).count == 0
     signed = statements.signed(answer(), MESSAGE)
     statements.was_taken(signed, MESSAGE)
     statements.was_taken(signed, MESSAGE)
-    assert taken(tmp_path / "state", RUN).count == 1
+    assert accepted_replies(tmp_path / "state", RUN).count == 1
 
 
 def test_each_run_is_counted_by_itself_and_the_newest_runs_are_kept(statements: Statements, tmp_path: Path) -> None:
     for number in range(RUNS_KEPT + 3):
         statements.was_taken(answer(f"run{number}"), MESSAGE)
-    counts = [taken(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
+    counts = [accepted_replies(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
     assert counts == [0, 0, 0] + [1] * RUNS_KEPT
 
 
@@ -158,7 +158,7 @@ def test_records_that_are_no_part_of_a_round_are_signed_and_not_counted(statemen
     signed = statements.signed(encode(RefusalNoted(RUN, "north")), MESSAGE)
     assert verified_reply(signature_of(signed)[0], public_line(SITE_KEY, "")).number == 0
     statements.was_taken(signed, MESSAGE)
-    assert taken(tmp_path / "state", RUN).count == 0
+    assert accepted_replies(tmp_path / "state", RUN).count == 0
 
 
 # ---------------------------------------------------------------------- what the site takes
@@ -274,7 +274,7 @@ def noted(side: Side, state: Path, **changes: str) -> bool:
     entry = {**signed.model_dump(), "sha256": record_sha256(call()), "certificate": certificate.hex(), **changes}
     Audit(state, durable=False).append(run=RUN, round=0, direction="in", decision="allow", rule="", **entry)
     authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
-    return verified(state, "north", None, {}, authority)[1]
+    return audit_report(state, "north", None, {}, authority)[1]
 
 
 def test_a_request_that_the_coordinator_did_not_sign_as_the_audit_has_it_is_a_fault(side: Side, tmp_path: Path) -> None:

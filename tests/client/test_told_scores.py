@@ -9,8 +9,9 @@ import pytest
 
 from client.site.policy import Policy
 from client.site.site import Site
-from client.training.figures import histograms, of_test
-from client.training.private_round import private_evaluation
+from client.training.figures import histograms, scored
+from client.training.layers import evaluate_round
+from client.training.task import prepare_task
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.metrics.score_histograms import BINS, EDGES, score_histogram
@@ -19,7 +20,7 @@ from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply
 from tests.client.gates import asked
 from tests.client.hidden_labels import hospital, several_classes_an_image
-from tests.client.rounds import beginning, evaluation, images, plan, request
+from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 from tests.federations import Traffic, federation, of_type, overheard
 
 NAMES = ("Mass", "Edema")
@@ -37,13 +38,17 @@ def test_a_hidden_class_is_left_out_whole() -> None:
         assert tuple(histograms(policy, SCORES, LABELS, NAMES, hidden)) == told
 
 
-def test_what_is_told_are_the_counts_by_bin_one_class_after_the_other() -> None:
-    told = of_test(histograms(Policy(score_histograms=True, smallest_count=1), SCORES, LABELS, NAMES))
-    for row in range(2):
-        expected, part = score_histogram(SCORES[:, row], LABELS[:, row]), slice(row * BINS, (row + 1) * BINS)
-        assert list(told["positive_scores"][part]) == expected.positives.tolist()
-        assert list(told["negative_scores"][part]) == expected.negatives.tolist()
-    assert len(told["positive_scores"]) == len(told["negative_scores"]) == 2 * BINS
+def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> None:
+    at, of = site(tmp_path, score_histograms=True, smallest_count=1), plan("vanilla", {})
+    of = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"pooled": True})})
+    asked = evaluation(of, beginning(of), 1, 0, -1)
+    reply = evaluate_round(at, asked)
+    scores, labels, names = scored(prepare_task(at, asked), "test")
+    assert tuple(reply.histograms) == names == OWN
+    for row, name in enumerate(names):
+        expected = score_histogram(scores[:, row], labels[:, row])
+        assert reply.histograms[name].positives.tolist() == expected.positives.tolist()
+        assert reply.histograms[name].negatives.tolist() == expected.negatives.tolist()
 
 
 def ends(traffic: Traffic) -> list[EvaluateReply]:
@@ -127,7 +132,7 @@ def test_validation_scores_leave_only_as_the_policy_says(
     judged = part.rows(np.arange(0, len(labels), 2)) if policy.smallest_count == FEW else part
     at = Site(Declaration("north", part.class_names), part, judged, part, tmp_path, policy=policy, durable=False)
     of = plan("fedavg", {})
-    reply = private_evaluation(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
+    reply = evaluate_round(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
     assert reply.validation_classes == told
     assert len(reply.validation_positive_scores) == len(told) * BINS
 

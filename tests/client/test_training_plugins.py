@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from client.gate.policy_rules import REQUEST_RULES
-from client.gate.requested_work import RequestedWork
+from client.gate.policy_rules import RequestedWork, request_rules
 from client.site.policy import WITHOUT_LIMITS, Policy
 from common.config import TrainingSection, plan_of
 from common.errors import BadInput
@@ -134,7 +133,10 @@ def test_a_hospital_has_to_list_it_and_to_have_the_same_files(
 ) -> None:
     file, name = experiment(tmp_path, choice), choice.partition("=")[2]
     work = RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
-    rule = REQUEST_RULES[f"policy.{key}"]
+
+    def rule(policy: Policy, work: RequestedWork) -> str:
+        return next(reason for name, reason in request_rules(policy, work) if name == f"policy.{key}")
+
     listed = Policy.model_validate({key: [name]})
     assert rule(Policy(), work) == f'it does not have "{name}"'
     assert rule(listed, work) == ""

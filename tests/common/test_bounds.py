@@ -9,12 +9,10 @@ import pytest
 from flwr.app import ConfigRecord
 
 from common.system.plain_text import MOST_LINES, MOST_WORDS, shown
-from common.wire.benefit import BenefitRequest
-from common.wire.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, loss_told
+from common.wire.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, reported_loss
 from common.wire.codec import Record, decode, encode, field_names
 from common.wire.errors import WireError
-from common.wire.records import EvaluateRequest
-from common.wire.roll_call import Refusal, RefusalNoted, RollCall
+from common.wire.records import BenefitRequest, EvaluateRequest, Refusal, RefusalNoted, RollCall
 from common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,
@@ -169,5 +167,5 @@ def test_a_field_that_nobody_knows_is_named_harmlessly(text: str) -> None:
 
 
 def test_a_site_tells_the_largest_loss_for_any_larger_one_and_for_none_at_all() -> None:
-    told = [loss_told(loss) for loss in (None, 0.5, 1e30, float("inf"), float("nan"))]
+    told = [reported_loss(loss) for loss in (None, 0.5, 1e30, float("inf"), float("nan"))]
     assert told == [None, 0.5, MOST_LOSS, MOST_LOSS, MOST_LOSS]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import strategies.rounds.strategy
-from client.training import network_cache
+from client.training import task
 from common.errors import BadInput
 from common.models import gpu
 from common.models.gpu import (
@@ -225,7 +225,7 @@ def test_a_federation_whose_sites_have_two_learns_as_with_one(
     settings = (*CASES[name], "model.norm=group", "training.precision=float32")
     one = federation(tmp_path, *settings, out="one")
     monkeypatch.setattr(simulate, "visible_gpus", lambda: 2)
-    network_cache._networks.cache_clear()
+    task.cached_networks.cache_clear()
     two = federation(tmp_path, *settings, "simulation.gpus_per_site=2", out="two")
     assert Calls.divided > 50
     assert abs(two["test"]["mean_auroc"] - one["test"]["mean_auroc"]) < 0.02

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client.training import network_cache
+from client.training import task
 from common.models import gpu
 from common.models.gpu import BackboneGraph, features_through, on_device, replayed
 from strategies.local import training
@@ -200,7 +200,7 @@ def test_the_sites_and_rounds_of_a_run_share_one_graph(
 ) -> None:
     plain = federation(tmp_path, "training.batch_size=16", out="plain")
     monkeypatch.setattr(training, "replayed", lambda backbone, device, more: replayed(backbone, GPU, more))
-    network_cache._networks.cache_clear()
+    task.cached_networks.cache_clear()
     assert federation(tmp_path, "training.batch_size=16", out="replayed")["model_sha256"] == plain["model_sha256"]
     assert len(graphs.shapes) == 1
     assert graphs.runs > 50

@@ -3,15 +3,15 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from client.gate.policy_rules import REPLY_RULES, REQUEST_RULES
-from client.gate.requested_work import RequestedWork
-from client.site.disclosure import told_metrics
+from client.gate.policy_rules import RequestedWork, reply_rules, request_rules
+from client.site.disclosure import released_metrics
 from client.site.policy import WITHOUT_LIMITS, Policy
 from common.config import EvaluationSection, plan_of
 from common.errors import BadInput
@@ -81,8 +81,8 @@ def test_one_that_fails_is_named_without_its_words(metric: Callable[..., float],
 
 def test_nothing_is_told_of_a_class_of_few_patients() -> None:
     metrics = ClassMetrics(0.5, 0.5, 0.5, 20, 30, {YOUDEN: 0.25})
-    assert told_metrics(metrics, Policy(), hidden=False).more == {YOUDEN: 0.25}
-    assert told_metrics(metrics, Policy(), hidden=True).more == {YOUDEN: None}
+    assert released_metrics(metrics, Policy(), hidden=False).more == {YOUDEN: 0.25}
+    assert released_metrics(metrics, Policy(), hidden=True).more == {YOUDEN: None}
 
 
 @pytest.mark.parametrize("names", [("youden",), ("plugin:",), tuple(f"plugin:{n}" for n in range(21)), 3])
@@ -110,13 +110,17 @@ def test_a_run_ends_with_it_in_summary_report_and_tensorboard_and_in_the_same_mo
 # ---------------------------------------------------------------------- the hospital's policy
 
 
+def request_rule(rule: str, policy: Policy, work: RequestedWork) -> str:
+    return next(reason for name, reason in request_rules(policy, work) if name == rule)
+
+
 def asked_for(tmp_path: Path) -> RequestedWork:
     file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}"]')
     return RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
 
 
 def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: Path) -> None:
-    work, rule = asked_for(tmp_path), REQUEST_RULES["policy.metrics"]
+    work, rule = asked_for(tmp_path), partial(request_rule, "policy.metrics")
     assert rule(Policy(), work) == f'it does not have "{YOUDEN}"'
     assert rule(Policy(metrics=(YOUDEN,)), work) == ""
     assert rule(Policy.model_validate(WITHOUT_LIMITS), work) == ""
@@ -128,7 +132,7 @@ def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: P
 def test_one_that_is_named_twice_is_stamped_once(tmp_path: Path) -> None:
     file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}", "{YOUDEN}"]')
     work = RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
-    assert REQUEST_RULES["policy.metrics"](Policy(metrics=("*",)), work) == ""
+    assert request_rule("policy.metrics", Policy(metrics=("*",)), work) == ""
 
 
 REPLY = EvaluateReply(
@@ -139,10 +143,10 @@ REPLY = EvaluateReply(
 
 
 def test_a_reply_tells_no_metric_that_the_plan_did_not_ask_for(tmp_path: Path) -> None:
-    rule, work = REPLY_RULES["evaluation.metrics"], asked_for(tmp_path)
-    assert rule(Policy(metrics=("*",)), work, REPLY) == ""
+    policy, work = Policy(metrics=("*",)), asked_for(tmp_path)
+    assert dict(reply_rules(policy, work, REPLY))["evaluation.metrics"] == ""
     more = replace(REPLY, metric_names=("plugin:other",))
-    assert rule(Policy(metrics=("*",)), work, more) == 'the plan does not ask for "plugin:other"'
+    assert dict(reply_rules(policy, work, more))["evaluation.metrics"] == 'the plan does not ask for "plugin:other"'
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from common.wire.errors import WireError
 from common.wire.records import (
     EvaluateReply,
     Groups,
+    RollCall,
     TrainReply,
     TrainRequest,
 )
-from common.wire.roll_call import RollCall
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.same_records import same

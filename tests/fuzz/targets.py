@@ -54,8 +54,7 @@ from common.wire.errors import WireError
 from common.wire.fleet_protocol import cut_out, with_field
 from common.wire.flower_objects import message_of
 from common.wire.quantization import FORMS, packed, rounded, unpacked
-from common.wire.records import Groups
-from common.wire.roll_call import RefusalNoted, RollCall
+from common.wire.records import Groups, RefusalNoted, RollCall
 from server.coordinator.authority import certificate_faults, issue_server_certificate, make_authority
 from server.coordinator.folder import FILE as COORDINATOR_FILE
 from server.coordinator.folder import Coordinator, CoordinatorFile, read_coordinator

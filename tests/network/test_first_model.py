@@ -13,10 +13,10 @@ pytestmark = pytest.mark.slow
 CRAFTED = """
 import sys
 import server.federation.run as run
-from client.preview.attack.kinds.crafted import hand_images_on
+from client.preview.attack.adversary import pass_pixels_through
 read_state = run.read_state
 def crafted(network):
-    hand_images_on(network)
+    pass_pixels_through(network)
     return read_state(network)
 run.read_state = crafted
 from server.cli import main

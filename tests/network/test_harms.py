@@ -35,14 +35,14 @@ CHANGES = (
 
 def without_the_liar(experiment: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The summary of a simulation in which that site fails in every round."""
-    train = app.private_round
+    train = app.train_round
 
-    def train_or_fail(at: Any, request: TrainRequest) -> TrainReply:
+    def train_or_fail(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if at.name == LIAR:
             raise OSError("not there")
-        return train(at, request)
+        return train(at, request, masks)
 
-    monkeypatch.setattr(app, "private_round", train_or_fail)
+    monkeypatch.setattr(app, "train_round", train_or_fail)
     sets = [part for change in CHANGES for part in ("--set", change)]
     done = flwr_sim("run", experiment, "--backend", "inline", "--out", out, *sets)
     assert done.code == 0, done.err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from client.training.privacy_budget import PrivacyBudgetLedger
+from client.training.privacy import PrivacyBudgetLedger
 from tests.network.conftest import Trial
 from tests.network.real import Site
 

@@ -12,7 +12,7 @@ from client.site.site import Site
 from common.errors import BadInput
 from common.models.saved import read_description
 from common.system.formatting import number
-from common.wire.benefit import BenefitReply, BenefitRequest
+from common.wire.records import BenefitReply, BenefitRequest
 from server.reporting.run_claims import UNTOLD, limits, site_choices
 from server.reporting.run_report import write_run_report
 from server.runs.reader import Run, SiteBenefit, read_run

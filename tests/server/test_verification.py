@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from client.gate.audit_report import verified as site_verified
+from client.gate.audit_report import audit_report as site_verified
 from common.security.audit import Audit
 from server.cli import main
 from server.runs.verify import verify
-from tests.federations import federation
+from tests.federations import GATED, federation
 
 Change = Callable[[bytes], bytes]
 
@@ -23,7 +23,9 @@ Change = Callable[[bytes], bytes]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that kept its updates."""
     folder = tmp_path_factory.mktemp("verified")
-    federation(folder, "run.keep_updates=true", "training.batch_size=128")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("client.simulation.POLICY", GATED)
+        federation(folder, "run.keep_updates=true", "training.batch_size=128")
     return folder / "run"
 
 

@@ -21,17 +21,18 @@ from common.wire.codec import decode, encode
 from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
+    RollCall,
+    RollCallAnswer,
     TrainReply,
     TrainRequest,
 )
-from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends.inline import InlineGrid
 from strategies.base.checkpoint import of_bytes, to_bytes
 from strategies.base.state import FederationState
 from strategies.registry import STRATEGIES, method_named, method_of
 from strategies.rounds.strategy import FederatedAveraging
 from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
-from tests.federations import Traffic, experiment, needs_of, of_type, overheard
+from tests.federations import GATED, Traffic, experiment, needs_of, of_type, overheard
 from tests.strategies.leading import POOLED, Ran, lead
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -64,6 +65,7 @@ def whole(method: str) -> Whole:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with pytest.MonkeyPatch.context() as patched:
         traffic = overheard(patched)
+        patched.setattr("client.simulation.POLICY", GATED)
         return Whole(lead(unlike(method, folder), folder / "run", 2), traffic, folder / "run" / "sites")
 
 
@@ -229,14 +231,14 @@ def failing(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> No
     """The site's disk is full in that round."""
     from client import app
 
-    train = app.private_round
+    train = app.train_round
 
-    def train_or_fail(at: Any, request: TrainRequest) -> TrainReply:
+    def train_or_fail(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if (at.name, request.round) == (site, server_round):
             raise OSError("No space left on device")
-        return train(at, request)
+        return train(at, request, masks)
 
-    monkeypatch.setattr(app, "private_round", train_or_fail)
+    monkeypatch.setattr(app, "train_round", train_or_fail)
 
 
 def replies_of(traffic: Traffic, server_round: int) -> dict[str, TrainReply]:

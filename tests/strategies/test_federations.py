@@ -166,14 +166,14 @@ def test_a_site_that_fails_costs_only_its_own_update_and_says_why(
 ) -> None:
     from client import app
 
-    train = app.private_round
+    train = app.train_round
 
-    def failing(site: Any, request: TrainRequest) -> TrainReply:
+    def failing(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if site.name == "site-2" and request.round == 2:
             raise OSError("No space left on device")
-        return train(site, request)
+        return train(site, request, masks)
 
-    monkeypatch.setattr(app, "private_round", failing)
+    monkeypatch.setattr(app, "train_round", failing)
     summary = federation(tmp_path, "participation.min_sites=2")
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert summary["rounds"] == 2
@@ -185,7 +185,7 @@ def test_a_site_that_fails_costs_only_its_own_update_and_says_why(
 def test_too_few_sites_stop_the_run_with_who_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from client import app
 
-    monkeypatch.setattr(app, "private_round", lambda site, request: 1 / 0)
+    monkeypatch.setattr(app, "train_round", lambda site, request, masks: 1 / 0)
     with pytest.raises(TooFewSites, match=r"round 1: 0 of 3 sites replied. site-1: .*division by zero.*site-3"):
         federation(tmp_path)
 
@@ -202,15 +202,15 @@ def test_an_update_that_is_not_finite_is_left_out(
 ) -> None:
     from client import app
 
-    train = app.private_round
+    train = app.train_round
 
-    def spoiling(site: Any, request: TrainRequest) -> TrainReply:
-        reply = train(site, request)
+    def spoiling(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
+        reply = train(site, request, masks)
         if site.name == "site-1":
             spoil(reply.update)
         return reply
 
-    monkeypatch.setattr(app, "private_round", spoiling)
+    monkeypatch.setattr(app, "train_round", spoiling)
     federation(tmp_path, "participation.min_sites=2", "run.rounds=1")
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8"))
     assert line["absent"] == {"site-1": reason}
@@ -228,13 +228,11 @@ def test_a_site_alone_that_diverges_stops_the_run_with_the_reason_and_keeps_no_s
 def test_personal_models_that_cannot_be_tested_are_not_left_out_of_the_mean_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client.training import evaluate_round
+    from client.training.figures import Figures
 
-    tested = evaluate_round.figures_of_test
+    tested = Figures.test
     fails = {"site-2"}
-    monkeypatch.setattr(
-        evaluate_round, "figures_of_test", lambda work: 1 / 0 if work.site.name in fails else tested(work)
-    )
+    monkeypatch.setattr(Figures, "test", lambda self, task: 1 / 0 if task.site.name in fails else tested(self, task))
     with pytest.raises(TooFewSites, match=r"test: 2 of 3 sites replied\. site-2: .*division by zero"):
         federation(tmp_path, "run.method=individual")
 
@@ -244,8 +242,8 @@ def test_completed_rounds_are_written_when_a_later_one_stops_the_run(
 ) -> None:
     from client import app
 
-    train = app.private_round
-    monkeypatch.setattr(app, "private_round", lambda site, r: train(site, r) if r.round < 3 else 1 / 0)
+    train = app.train_round
+    monkeypatch.setattr(app, "train_round", lambda site, r, masks: train(site, r, masks) if r.round < 3 else 1 / 0)
     with pytest.raises(TooFewSites, match="round 3"):
         federation(tmp_path, "run.rounds=4")
     assert len((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()) == 2

@@ -103,13 +103,13 @@ def test_a_site_that_starts_anew_goes_on_with_the_tags_on_its_disk(
     from client import app, simulation
 
     straight = finished(*FEW_CLASSES, pages=True)[1]["model_sha256"]
-    train = app.private_round
+    train = app.train_round
 
-    def after_a_restart(site: Any, request: TrainRequest) -> TrainReply:
+    def after_a_restart(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         simulation._kept_sites.cache_clear()
-        return train(site, request)
+        return train(site, request, masks)
 
-    monkeypatch.setattr(app, "private_round", after_a_restart)
+    monkeypatch.setattr(app, "train_round", after_a_restart)
     assert federation(tmp_path, *FEW_CLASSES, out="restarted")["model_sha256"] == straight
 
 
@@ -118,14 +118,14 @@ def test_a_site_whose_disk_was_lost_tags_anew(tmp_path: Path, monkeypatch: pytes
 
     from client import app
 
-    train = app.private_round
+    train = app.train_round
 
-    def without_memory(site: Any, request: TrainRequest) -> TrainReply:
+    def without_memory(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if (site.name, request.round) == ("site-1", 4):
             shutil.rmtree(site.folder / "memory")
-        return train(site, request)
+        return train(site, request, masks)
 
-    monkeypatch.setattr(app, "private_round", without_memory)
+    monkeypatch.setattr(app, "train_round", without_memory)
     assert federation(tmp_path, *FEW_CLASSES)["rounds"] == 4
     lost, kept = (tags_of(tmp_path / "run", site, 4) for site in ("site-1", "site-2"))
     assert 0 < (lost >= 0).sum() < (kept >= 0).sum()

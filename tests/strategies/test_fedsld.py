@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.models.zoo.spec import Task
-from common.wire.records import NO_ARRAYS
-from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
+from common.wire.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
 from strategies.base.round_context import RoundContext
 from strategies.fedsld.prior import chi_square_factor, federation_prior, label_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import (

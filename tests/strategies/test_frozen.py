@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-import client.training.model_and_images as site_side
-from client.site.frozen_parts import FrozenParts
-from client.training import network_cache
+from client.site.memory import FrozenParts
+from client.training import task
 from common.errors import BadInput
 from common.models.saved import load_model
 from common.models.state import FrozenPart, ModelState, built_frozen, read_state
@@ -90,7 +89,7 @@ def test_features_that_are_kept_train_the_model_that_pixels_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     through = finished(*HEAD)[1]
-    monkeypatch.setattr(site_side, "trains_on_features", lambda plan, method: False)
+    monkeypatch.setattr(task, "trains_on_features", lambda plan, method: False)
     assert federation(tmp_path, *HEAD)["model_sha256"] == through["model_sha256"]
 
 
@@ -177,7 +176,7 @@ def test_a_site_that_lost_its_file_is_sent_it_again(tmp_path: Path, monkeypatch:
         train = message.metadata.message_type == "train"
         if train and not lost and decode(message.content, TrainRequest).round == 2:
             lost.append(1)
-            network_cache._networks.cache_clear()
+            task.cached_networks.cache_clear()
         return answered(grid, message)
 
     monkeypatch.setattr(FrozenParts, "read", missing)

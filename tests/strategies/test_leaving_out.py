@@ -10,7 +10,7 @@ from flwr.app import Message
 from common.config import ParticipationSection
 from common.errors import BadInput
 from common.wire.codec import encode
-from common.wire.roll_call import REFUSAL, RefusalNoted, RollCallAnswer
+from common.wire.records import REFUSAL, RefusalNoted, RollCallAnswer
 from strategies.registry import method_of
 from strategies.rounds.participation.claims import Claims
 from strategies.rounds.participation.client_manager import Membership

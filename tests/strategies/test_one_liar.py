@@ -14,7 +14,7 @@ from rich.console import Console
 
 import strategies.rounds.strategy
 from client import app
-from client.training.private_round import private_round
+from client.training.layers import train_round
 from common.config import read_experiment
 from server.federation.checkpoints import CheckpointFolder
 from server.federation.rollback import Backwards
@@ -41,7 +41,7 @@ def quietly() -> Iterator[None]:
 
 
 def lied(monkeypatch: pytest.MonkeyPatch, answer: Answer, liar: str = LIAR) -> None:
-    monkeypatch.setitem(vars(app), "private_round", Lying(liar, answer))
+    monkeypatch.setitem(vars(app), "train_round", Lying(liar, answer))
 
 
 def events(run: Path, name: str) -> list[dict[str, Any]]:
@@ -253,7 +253,7 @@ def test_a_site_that_states_wrong_aurocs_does_not_have_the_untrained_model_chose
     """It says 1 of the model before round 1 and 0 of all later ones, over the real wire."""
 
     def praising(site: Any, request: Any) -> Any:
-        return replace(private_round(site, request), validation_auroc=float(request.round == 1))
+        return replace(train_round(site, request), validation_auroc=float(request.round == 1))
 
     lied(monkeypatch, praising)
     summary = federation(tmp_path, "run.rounds=4", "partition.sites=3", "partition.shared=10")

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from common.errors import Fault
 from common.wire.codec import decode, encode, payload_bytes
-from common.wire.roll_call import (
+from common.wire.records import (
     REFUSAL,
     ROLL_CALL,
     Refusal,

@@ -129,14 +129,14 @@ def test_the_teacher_goes_on_from_round_to_round_and_a_lost_disk_starts_it_anew(
 
     from client import app
 
-    train = app.private_round
+    train = app.train_round
 
-    def without_memory(site: Any, request: TrainRequest) -> TrainReply:
+    def without_memory(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
         if (site.name, request.round) == ("site-1", 2):
             shutil.rmtree(site.folder / "memory")
-        return train(site, request)
+        return train(site, request, masks)
 
-    monkeypatch.setattr(app, "private_round", without_memory)
+    monkeypatch.setattr(app, "train_round", without_memory)
     assert federation(tmp_path, "run.method=rscfed")["rounds"] == 2
     lost, lasting = (kept(tmp_path / "run", site)["steps"] for site in ("site-1", "site-2"))
     assert lasting == 2 * lost

@@ -18,10 +18,11 @@ from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
     Groups,
+    RollCall,
+    RollCallAnswer,
     TrainReply,
     TrainRequest,
 )
-from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends.inline import inline
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import RoundRecord, RunStopped, TooFewSites

@@ -16,109 +16,85 @@ ATTACKS = (IMPRINT, INVERSION, MATCHED, LIRA, LOSSES, DIGITS, HASHES, ROWS, TRUN
 _GIVEN = "the coordinator's own words, given back"
 _KEYS = "of secure aggregation: random numbers, or keys made for one round; tests/client/test_masked_attacks.py"
 _DECLARED = "what the hospital declares about itself, before any image is looked at"
-_TOLD_COUNT = (
-    "a count that the policy tells as it is, under smallest_count and round_counts_to; images that are left out of "
+_REPORTED_COUNT = (
+    "a count that the policy reports as it is, under smallest_count and round_counts_to; images that are left out of "
     "training are not in it"
 )
 _COMPARED = "not tried by itself: of test images, exact like the AUROC of the test; three of the models never leave"
 
-BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
-    "RollCallAnswer": {
-        "run": _GIVEN,
-        "site": _DECLARED,
-        "names": _DECLARED,
-        "class_names": _DECLARED,
-        "train_samples": _TOLD_COUNT,
-        "validation_samples": _TOLD_COUNT,
-        "patients": _TOLD_COUNT,
-        "layout": "a hash of the plan's network",
-        "version": _DECLARED,
-        "positives": _TOLD_COUNT,
-        "negatives": _TOLD_COUNT,
-        "smallest_count": _DECLARED,
-        "holds_frozen": "about a file of the coordinator's, not about images",
-    },
-    "TrainReply": {
-        "run": _GIVEN,
-        "round": _GIVEN,
-        "site": _DECLARED,
-        "train_samples": _TOLD_COUNT,
-        "train_loss": (LOSSES,),
-        "validation_loss": (LOSSES, FAILURES),
-        "validation_auroc": (BUDGET,),
-        "seconds": "depends on the number of images, which is told, and on the machine; 0 in a run with privacy",
-        "update": (IMPRINT, INVERSION, MATCHED, LIRA, ROWS, TRUNK, PERSONS),
-        "epochs": "the plan's, or how many epochs a loss took to settle: a validation loss where such figures leave",
-        "arithmetic": "says something of the machine, and nothing of the images",
-        "statistics": "by name, below",
-        "test_images": _TOLD_COUNT,
-        "test_correct": (FAILURES,),
-        "epsilon": "follows from the plan and train_samples",
-    },
-    "EvaluateReply": {
-        "run": _GIVEN,
-        "round": _GIVEN,
-        "site": _DECLARED,
-        "validation_loss": (LOSSES, FAILURES, BUDGET),
-        "validation_auroc": (BUDGET,),
-        "class_names": _DECLARED,
-        "auroc": (DIGITS, FAILURES, PERSONS, BUDGET),
-        "average_precision": "not tried by itself: exact like the AUROC beside it, and of the same scores",
-        "balanced_accuracy": "not tried by itself: exact like the AUROC beside it, and of the same scores",
-        "positives": (DIGITS,),
-        "negatives": (DIGITS,),
-        "model_sha256": (HASHES,),
-        "test_images": _TOLD_COUNT,
-        "test_correct": (FAILURES,),
-        "told_classes": _DECLARED,
-        "positive_scores": "counts by score that score_histograms allows: who allows them tells more than a count",
-        "negative_scores": "counts by score that score_histograms allows: who allows them tells more than a count",
-        "validation_classes": _DECLARED,
-        "validation_positive_scores": "counts by score that score_histograms allows",
-        "validation_negative_scores": "counts by score that score_histograms allows",
-        "metric_names": _GIVEN,
-        "metric_values": "of a plug-in that the hospital has read and listed",
-        "masked_classes": _DECLARED,
-    },
-    "BenefitReply": {
-        "run": _GIVEN,
-        "round": _GIVEN,
-        "site": _DECLARED,
-        "class_names": (FAILURES,),
-        "auroc": _COMPARED,
-        "mean": _COMPARED,
-        "mean_low": _COMPARED,
-        "mean_high": _COMPARED,
-        "gain": _COMPARED,
-        "gain_low": _COMPARED,
-        "gain_high": _COMPARED,
-        "over_patients": _DECLARED,
-    },
-    "RefusalNoted": {"run": _GIVEN, "site": _DECLARED},
-    "KeysAnswer": {
-        "run": _GIVEN,
-        "round": _GIVEN,
-        "site": _DECLARED,
-        "statement": _KEYS,
-        "signature": _KEYS,
-        "identity": _KEYS,
-    },
-    "SharesAnswer": {"run": _GIVEN, "round": _GIVEN, "site": _DECLARED, "recipients": _GIVEN, "letters": _KEYS},
-    "MaskedAnswer": {"run": _GIVEN, "round": _GIVEN, "site": _DECLARED, "vector": _KEYS},
-    "RevealAnswer": {
-        "run": _GIVEN,
-        "round": _GIVEN,
-        "site": _DECLARED,
-        "owners": _GIVEN,
-        "segments": _GIVEN,
-        "shares": _KEYS,
-        "gone": _GIVEN,
-        "key_shares": _KEYS,
-    },
+Covered = tuple[str, ...] | str
+"""The attacks that look at a field, or the reason why none does."""
+
+
+def _fields(names: Mapping[Covered, str]) -> dict[str, Covered]:
+    return {name: covered for covered, group in names.items() for name in group.split()}
+
+
+_STEP: Mapping[Covered, str] = {_GIVEN: "run round", _DECLARED: "site"}
+BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
+    "RollCallAnswer": _fields(
+        {
+            _GIVEN: "run",
+            _DECLARED: "site names class_names version smallest_count",
+            _REPORTED_COUNT: "train_samples validation_samples patients positives negatives",
+            "a hash of the plan's network": "layout",
+            "about a file of the coordinator's, not about images": "holds_frozen",
+        }
+    ),
+    "TrainReply": _fields(
+        {
+            **_STEP,
+            _REPORTED_COUNT: "train_samples test_images",
+            (LOSSES,): "train_loss",
+            (LOSSES, FAILURES): "validation_loss",
+            (BUDGET,): "validation_auroc",
+            "depends on the number of images, which is reported, and on the machine; 0 with privacy": "seconds",
+            (IMPRINT, INVERSION, MATCHED, LIRA, ROWS, TRUNK, PERSONS): "update",
+            "the plan's, or how many a loss took to settle: a validation loss where such figures leave": "epochs",
+            "says something of the machine, and nothing of the images": "arithmetic",
+            "by name, below": "statistics",
+            (FAILURES,): "test_correct",
+            "follows from the plan and train_samples": "epsilon",
+        }
+    ),
+    "EvaluateReply": _fields(
+        {
+            **_STEP,
+            (LOSSES, FAILURES, BUDGET): "validation_loss",
+            (BUDGET,): "validation_auroc",
+            (DIGITS, FAILURES, PERSONS, BUDGET): "auroc",
+            "not tried by itself: exact like the AUROC beside it, and of the same scores": (
+                "average_precision balanced_accuracy"
+            ),
+            (DIGITS,): "positives negatives",
+            (HASHES,): "model_sha256",
+            _REPORTED_COUNT: "test_images",
+            (FAILURES,): "test_correct",
+            "counts by score that score_histograms allows: who allows them reports more than a count": (
+                "positive_scores negative_scores validation_positive_scores validation_negative_scores"
+            ),
+            _DECLARED: "site class_names told_classes validation_classes masked_classes",
+            _GIVEN: "run round metric_names",
+            "of a plug-in that the hospital has read and listed": "metric_values",
+        }
+    ),
+    "BenefitReply": _fields(
+        {
+            _GIVEN: "run round",
+            (FAILURES,): "class_names",
+            _COMPARED: "auroc mean mean_low mean_high gain gain_low gain_high",
+            _DECLARED: "site over_patients",
+        }
+    ),
+    "RefusalNoted": _fields({_GIVEN: "run", _DECLARED: "site"}),
+    "KeysAnswer": _fields({**_STEP, _KEYS: "statement signature identity"}),
+    "SharesAnswer": _fields({_GIVEN: "run round recipients", _DECLARED: "site", _KEYS: "letters"}),
+    "MaskedAnswer": _fields({**_STEP, _KEYS: "vector"}),
+    "RevealAnswer": _fields({_GIVEN: "run round owners segments gone", _DECLARED: "site", _KEYS: "shares key_shares"}),
 }
 
 _MEANS = "not tried: a mean over a class's images, kept back where few patients show it; statistics = [] declines it"
-BY_STATISTIC: Mapping[str, tuple[str, ...] | str] = {
+BY_STATISTIC: Mapping[str, Covered] = {
     "prototypes": _MEANS,
     "difficulty": _MEANS,
     "entries": "counts, under smallest_count and round_counts_to",

@@ -1,26 +1,31 @@
-"""All attacks, one after the other, each in front of its own copy of the site in a folder that is removed."""
+"""All attacks, one after the other, each in front of its own copy of the site, and the page of what they found.
+
+The copy lies in a folder that is removed. The page has figures and pictures, for this hospital only.
+"""
 
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 
-from client.preview.attack.kinds.adversary import Adversary, drawn, training_on
-from client.preview.attack.kinds.attempt import Attempt
-from client.preview.attack.kinds.budget import round_the_budget
-from client.preview.attack.kinds.counts import from_digits, from_losses
-from client.preview.attack.kinds.counts_of_updates import from_hash, from_head_rows, from_trunk
-from client.preview.attack.kinds.failures import failures
-from client.preview.attack.kinds.images import imprinted, inverted
-from client.preview.attack.kinds.membership import by_gradient, by_likelihood
-from client.preview.attack.kinds.persons import persons, sought
+from client.preview.attack.adversary import Adversary, Attempt, drawn, training_on
+from client.preview.attack.counts import bypass_budget, from_digits, from_hash, from_head_rows, from_losses, from_trunk
+from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC, NOT_TRIED, Covered
+from client.preview.attack.images import imprinted, inverted
+from client.preview.attack.membership import by_gradient, by_likelihood
+from client.preview.attack.patients import failures, persons, sought
 from client.site.site import Site
+from common import __version__
 from common.config import Plan
 from common.data.base.image_set import ImageSet
+from common.system.files import write_atomically
+from common.system.pages import page_environment
 
 MOST_IMAGES = 60
 """Training images that the copy has where pictures are recovered, so that it takes seconds."""
@@ -65,7 +70,7 @@ def _on_counts(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
 
 
 def _on_persons(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    """The copy lacks some training images: they are the pictures that are in neither part."""
+    """Attack a copy that lacks some training images: they are the pictures that are in neither part."""
     train, others = _halves(site.train, 2 * MOST_IMAGES)
     apart = ~np.isin(others.patients, train.patients)
     strangers = drawn(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
@@ -85,7 +90,7 @@ def _on_persons(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
 
 
 def _on_budget(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    return [round_the_budget(Adversary(site, folder, plan))]
+    return [bypass_budget(Adversary(site, folder, plan))]
 
 
 ATTACKS: tuple[Attack, ...] = (_on_images, _on_gradients, _on_members, _on_counts, _on_persons, _on_budget)
@@ -96,9 +101,9 @@ def attempts(site: Site, plan: Plan) -> Iterator[Attempt]:
     for attack in ATTACKS:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            found = attack(site, Path(folder), plan)
-        for one in found:
-            yield replace(one, seconds=(time.monotonic() - began) / len(found))
+            made = attack(site, Path(folder), plan)
+        for attempt in made:
+            yield replace(attempt, seconds=(time.monotonic() - began) / len(made))
 
 
 def _halves(images: ImageSet, most: int) -> tuple[ImageSet, ImageSet]:
@@ -119,3 +124,56 @@ def by_patient(images: ImageSet, most: int) -> list[ImageSet]:
         seen[patient] += 1
     rows = np.lexsort((order, np.array(earlier)))
     return [images.rows(np.sort(rows[order[rows] % 3 == part][:most])) for part in range(3)]
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def _row(attempt: Attempt) -> dict[str, Any]:
+    """Return one attack's figures."""
+    names = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
+    return {
+        **{name: getattr(attempt, name) for name in names},
+        "notes": list(attempt.notes),
+        "refusals": list(attempt.response.refusals),
+        "seconds": round(attempt.seconds, 1),
+    }
+
+
+def as_json(site: Site, plan: Plan, attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return all figures; no picture."""
+    return {
+        "site": site.name,
+        "version": __version__,
+        "level": site.policy.level,
+        "policy": site.policy.model_dump(mode="json"),
+        "method": plan.run.method,
+        "attacks": [_row(attempt) for attempt in attempts],
+        "fields": {record: _covered(fields) for record, fields in BY_FIELD.items()},
+        "statistics": _covered(BY_STATISTIC),
+        "not_tried": list(NOT_TRIED),
+    }
+
+
+def _covered(fields: Mapping[str, Covered]) -> dict[str, Any]:
+    return {
+        name: {"attacks": list(covered)} if isinstance(covered, tuple) else {"reason": covered}
+        for name, covered in fields.items()
+    }
+
+
+def _code(text: str) -> Markup:
+    """Show what stands in backquotes as code."""
+    parts = text.split("`")
+    shown = (Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
+    return Markup("").join(shown)
+
+
+def write_page(site: Site, plan: Plan, attempts: Sequence[Attempt], out: Path) -> Path:
+    """Write the page, readable by its owner only: it shows patients' images."""
+    environment = page_environment(Path(__file__).parent)
+    environment.globals.update(code=_code)
+    template = environment.get_template("attack.html.j2")
+    text = template.render(site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=NOT_TRIED)
+    write_atomically(out, text.encode(), private=True)
+    return out

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from common.errors import quoted
 from common.system.plain_text import shown
-from common.wire.benefit import BenefitReply
 from common.wire.codec import payload_bytes
-from common.wire.records import Arrays, EvaluateReply, Groups, TrainReply
+from common.wire.records import Arrays, BenefitReply, EvaluateReply, Groups, TrainReply
 from strategies.aggregation.largest_share import counted_images
 from strategies.base.round_record import Arrival
 from strategies.rounds.messages.plausible_figures import too_long, too_many_epochs

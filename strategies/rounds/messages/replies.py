@@ -9,10 +9,9 @@ from flwr.app import Message
 
 from common.metrics.multi_class import Tally
 from common.system.plain_text import shown
-from common.wire.benefit import BenefitReply
 from common.wire.codec import R, decode
 from common.wire.errors import WireError
-from common.wire.records import EvaluateReply, TrainReply
+from common.wire.records import BenefitReply, EvaluateReply, TrainReply
 from strategies.base.round_record import FederationValidation, RoundRecord, TooFewSites
 from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, REFUSED_REPLY
 

@@ -11,8 +11,7 @@ from common.config import ParticipationSection, Plan
 from common.contract import Declaration, LabelContract, merge
 from common.errors import BadInput, Fault, stop_on
 from common.system.timers import JOIN_DEADLINE_S
-from common.wire.records import NO_ARRAYS, Arrays
-from common.wire.roll_call import RollCall
+from common.wire.records import NO_ARRAYS, Arrays, RollCall
 from strategies.base.callbacks import Callbacks
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext

@@ -13,7 +13,7 @@ from common.errors import Fault, quoted, stop_on
 from common.security.signatures import Signed, stated
 from common.system.timers import REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
-from common.wire.roll_call import REFUSAL, ROLL_CALL, Refusal, RollCall, RollCallAnswer
+from common.wire.records import REFUSAL, ROLL_CALL, Refusal, RollCall, RollCallAnswer
 from strategies.base.round_record import TooFewSites, Waiting
 from strategies.rounds.messages.deadline import NODE_UNAVAILABLE, REVOKED, Patience, Pauses, exchange, pushed
 from strategies.rounds.messages.replies import decoded

@@ -10,8 +10,7 @@ from PIL import Image
 from client.check.findings import Finding, Result
 from client.check.machine import Gpu, Machine
 from client.check.run import check
-from client.site.init import prepare
-from client.site.site_file import Settings
+from client.site.site_file import Settings, make_site
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, phantoms
 from common.security.identity import SiteKit, public_line, read_key, write_toml
@@ -92,7 +91,7 @@ class Hospital:
 
 def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
     """Phantom radiographs, a table, a key, a kit of a coordinator that nobody has started."""
-    prepare(folder, "north")
+    make_site(folder, "north")
     write_images(folder, images, size)
     (folder / "site.toml").write_text(SITE, encoding="utf-8")
     file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092)

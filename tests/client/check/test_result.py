@@ -21,16 +21,15 @@ from client.check.pictures import looks_inverted
 from client.check.terminal import narrow, show
 from client.check.training import work_of
 from client.connection.exit_codes import ExitCode
-from client.site.last_plan import remember
 from client.site.policy import TRUST, Level
 from client.site.settings import open_site
-from client.site.site_file import read_file_only
-from client.training import network_cache
+from client.site.site_file import keep_plan, read_file_only
+from client.training import task
 from common.config import Plan, plan_of, read_experiment
 from common.data.sources.built_in import phantoms
 from common.models.network import SplitNetwork, build
 from common.system.stopping import STOPPED_ON_REQUEST
-from common.wire.roll_call import RollCall
+from common.wire.records import RollCall
 from server.deployment.processes.supervisor import RunExit
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
 from tests.common.data.dicom_files import dicom
@@ -182,7 +181,7 @@ def written_plan(folder: Path) -> Plan:
 
 def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: Hospital, tmp_path: Path) -> None:
     plan = written_plan(tmp_path)
-    remember(hospital.folder / "state", RollCall("run", plan.model_dump_json()).plan)
+    keep_plan(hospital.folder / "state", RollCall("run", plan.model_dump_json()).plan)
     (line, pace, _) = hospital.checked(offline=True, experiment=None).areas[-1].passed
     assert line.startswith("surgical, tiny_cnn, 16 pixels, batches of 64 (the last roll call): a step on cpu works")
     assert re.match(r"a round: about \d+ s of training, 0\.\d MB down, 0\.\d MB up \(\d+ s at 10 Mbit/s\)", pace)
@@ -295,7 +294,7 @@ def test_both_pages_for_hospitals_list_the_codes_of_start_alike() -> None:
 def test_the_step_is_tried_on_a_network_with_initial_values_and_not_on_whatever_the_memory_held(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = network_cache._headed
+    made = task.with_new_head
 
     def of_nothing(*arguments: Any) -> SplitNetwork:
         network = made(*arguments)
@@ -303,7 +302,7 @@ def test_the_step_is_tried_on_a_network_with_initial_values_and_not_on_whatever_
             parameter.data.fill_(torch.nan)
         return network
 
-    monkeypatch.setattr(network_cache, "_headed", of_nothing)
+    monkeypatch.setattr(task, "with_new_head", of_nothing)
     trained = list[float]()
     epoch = training.train_epoch
 

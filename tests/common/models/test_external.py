@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from client.gate.plan_costs import footprint
+from client.gate.plan_costs import estimate_cost
 from common.errors import BadInput
 from common.models.network import build, model_faults
 from common.models.saved import load_model
@@ -211,7 +211,7 @@ def test_code_that_looks_at_values_can_be_built_and_counted(stairs: Path) -> Non
     text = stairs.read_text()
     stairs.write_text(text.replace("return nn.Sequential(", f"{looks}\n    return nn.Sequential("))
     assert model_faults(spec("plugin:stairs", 1, 16), Path()) == []
-    assert footprint(spec("plugin:stairs", 1, 16), rows=2).parameters > 5000
+    assert estimate_cost(spec("plugin:stairs", 1, 16), rows=2).parameters > 5000
 
 
 @pytest.mark.parametrize("ends", ["raise TypeError('no')", "raise SystemExit(3)"])

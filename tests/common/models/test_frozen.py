@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from client.site.frozen_parts import FrozenParts
+from client.site.memory import FrozenParts
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, freeze_batch_norm, model_faults, train_mode, unfreeze
 from common.models.saved import load_model, save_model

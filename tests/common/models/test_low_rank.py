@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from client.gate.plan_costs import footprint
+from client.gate.plan_costs import estimate_cost
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, model_faults, train_mode
 from common.models.saved import load_model, save_model
@@ -85,7 +85,7 @@ def test_it_travels_little_and_the_costs_count_it() -> None:
     network = build(spec("lora:4"), NAMES, 1)
     layout = layout_of(network)
     assert layout.trunk_size < 0.01 * layout_of(build(spec("all"), NAMES, 1)).trunk_size
-    assert footprint(spec("lora:4"), rows=2).trained == layout.trunk_size + 2 * 513
+    assert estimate_cost(spec("lora:4"), rows=2).trained == layout.trunk_size + 2 * 513
 
 
 def test_a_finished_model_is_loaded_exported_and_begun_from(tmp_path: Path) -> None:

@@ -18,9 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from client.preview.attack.kinds.adversary import Adversary
-from client.preview.attack.kinds.attempt import Attempt, Picture
-from client.preview.attack.kinds.crafted import DENSE, hand_images_on, handed_on, layers_of
+from client.preview.attack.adversary import (
+    DENSE,
+    Adversary,
+    Attempt,
+    Picture,
+    layers_of,
+    pass_pixels_through,
+    passed_pixels,
+)
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.data.images.reading import png
@@ -51,7 +57,7 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
     network = build(plan.model, at.rows, 1)
     _measure_brightness(network, _others(at))
     reply = at.trains(plan, read_state(network))
-    truth = handed_on(network, train).flatten(1).double().numpy()
+    truth = passed_pixels(network, train).flatten(1).double().numpy()
     found = np.zeros((0, truth.shape[1])) if reply is None or reply.update.trunk is None else _read_out(reply, network)
     best, place = _best_matches(truth, found)
     side = math.isqrt(truth.shape[1])
@@ -68,22 +74,22 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
         '`level = "private"` (noise: `epsilon`, `privacy_unit`). Masks alone do not stop it: a model can be made that '
         "leaves one hospital alone in the sum. Nor does clipping (`maximum_update_norm`).",
         notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
-        said=at.said,
+        response=at.response,
         pictures=_pictures(_seen(train, plan.model), found, best, place),
     )
 
 
 def _others(at: Adversary) -> ImageSet:
-    """Images that the attacker takes for alike: it learns from them how brightness is spread."""
+    """Choose images that the attacker takes for alike: it learns from them how brightness is spread."""
     return next((part for part in (at.site.test, at.site.validation) if len(part)), at.site.train)
 
 
 @torch.no_grad()
 def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
     """Craft the network: its dense units compare an image's mean with rising thresholds."""
-    hand_images_on(network)
+    pass_pixels_through(network)
     dense = layers_of(network).dense
-    seen = handed_on(network, alike)
+    seen = passed_pixels(network, alike)
     numbers, brightness = seen[0].numel(), seen.mean(dim=(1, 2)).double().numpy()
     dense.weight[:, :numbers] = 1 / numbers
     thresholds = np.quantile(_spread(brightness), (np.arange(len(dense.bias)) + 0.5) / len(dense.bias))
@@ -91,14 +97,14 @@ def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
 
 
 def _spread(brightness: Floats) -> Floats:
-    """A smooth spread with the mean and the deviation of what was seen: each image widened by a part of it."""
+    """Make a smooth spread with the mean and the deviation of what was seen: each image widened by a part of it."""
     width = 0.3 * float(brightness.std() or 0.1)
     noise = np.random.default_rng(3).normal(0, width, (64, len(brightness)))
     return np.asarray(brightness + noise).ravel()
 
 
 def _read_out(reply: TrainReply, network: SplitNetwork) -> Floats:
-    """Candidates ``(units, numbers)``."""
+    """Read candidates for images ``(units, numbers)`` out of an update."""
     assert reply.update.trunk is not None
     places, dense = layout_of(network).slices(), layers_of(network).dense
     used = (dense.weight[0] != 0).numpy()
@@ -110,14 +116,14 @@ def _read_out(reply: TrainReply, network: SplitNetwork) -> Floats:
 
 
 def _seen(images: ImageSet, spec: ModelSpec) -> Floats:
-    """The images as they would be at the dense layer's resolution, ``(n, numbers)``, by means over pixels."""
+    """Bring images to what they would be at the dense layer's resolution, ``(n, numbers)``, by means over pixels."""
     end = spec.image_size - CROP
     pixels = as_seen(channels_first(images.images).float(), spec)[..., CROP:end, CROP:end]
     return np.asarray(functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255)
 
 
 def _best_matches(truth: Floats, found: Floats) -> tuple[Floats, NDArray[np.intp]]:
-    """The highest correlation of each image with any candidate, and which candidate it is."""
+    """Find the highest correlation of each image with any candidate, and which candidate it is."""
     if not len(found):
         return np.zeros(len(truth)), np.zeros(len(truth), np.intp)
     alike = _standard(truth) @ _standard(found).T
@@ -166,7 +172,7 @@ def inverted(at: Adversary) -> Attempt:
         "training images",
         'more images in a step; `level = "private"`; under an honest model also `masked_only` with `peers`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
-        said=at.said,
+        response=at.response,
         pictures=_pictures(truth, found, best, place),
     )
 

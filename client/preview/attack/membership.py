@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.preview.attack.kinds.adversary import Adversary, training_on
-from client.preview.attack.kinds.attempt import Attempt
+from client.preview.attack.adversary import Adversary, Attempt, training_on
 from client.site.policy import Policy
 from common.config import Plan
 from common.data.base.image_set import ImageSet, joined
@@ -39,7 +38,7 @@ Floats = NDArray[np.float64]
 
 
 def by_gradient(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
-    """The matched filter.
+    """Attack by the matched filter.
 
     Args:
         strangers: Images of this hospital that the copy of the site was not given.
@@ -50,13 +49,15 @@ def by_gradient(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Att
     batch = min(members, at.site.policy.maximum_batch_size or members)
     plan = _plan(at, {"optimizer": "sgd", "lr": 0.05, "batch_size": batch, "epochs": 1})
     known = _Known.of(at, strangers, plan)
-    scores = [np.zeros(len(known.both)) if one is None else matched(known, one) for one in known.replies(at, elsewhere)]
+    scores = [
+        np.zeros(len(known.both)) if reply is None else matched(known, reply) for reply in known.replies(at, elsewhere)
+    ]
     tried = f"One honest update (tiny_cnn, one epoch over {members} training images, {batch} at once)"
     return _attempt("matched filter", tried, scores, known, at)
 
 
 def by_likelihood(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
-    """LiRA; arguments as of :func:`by_gradient`."""
+    """Attack by LiRA; arguments as of :func:`by_gradient`."""
     allowed = at.site.policy.maximum_epochs or EPOCHS
     plan = _plan(at, {"optimizer": "adam", "lr": 1e-3, "batch_size": 16, "epochs": min(EPOCHS, allowed)})
     known = _Known.of(at, strangers, plan)
@@ -93,14 +94,14 @@ class _Known:
         return cls(plan, both, np.arange(len(both)) < len(at.site.train), network, read_state(network), examples)
 
     def replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
-        return [one.trains(self.plan, self.start) if len(one.site.train) else None for one in adversaries]
+        return [at.trains(self.plan, self.start) if len(at.site.train) else None for at in adversaries]
 
 
 def _attempt(name: str, tried: str, scores: Sequence[Floats], known: _Known, at: Adversary) -> Attempt:
     """Judge the scores of the update, beside those of the update that was trained elsewhere."""
     inside = known.inside
-    found, by_chance = (_surer(one, inside) for one in scores)
-    aurocs = [mean_auroc(one[:, None], inside[:, None].astype(np.float64)) or 0.5 for one in scores]
+    found, by_chance = (_surer(row, inside) for row in scores)
+    aurocs = [mean_auroc(row[:, None], inside[:, None].astype(np.float64)) or 0.5 for row in scores]
     members = int(inside.sum())
     return Attempt(
         f"membership: {name}",
@@ -113,12 +114,12 @@ def _attempt(name: str, tried: str, scores: Sequence[Floats], known: _Known, at:
         '`level = "private"` (noise that hides patients).',
         by_chance=max(float(by_chance), FALSE_ALARMS * members),
         notes=[f"AUROC {aurocs[0]:.3f}; {aurocs[1]:.3f} in the update that was trained on further images"],
-        said=at.said,
+        response=at.response,
     )
 
 
 def _surer(scores: Floats, inside: NDArray[np.bool_]) -> int:
-    """How many members have a higher score than 95 of 100 strangers."""
+    """Count the members that have a higher score than 95 of 100 strangers."""
     limit = np.quantile(scores[~inside], 1 - FALSE_ALARMS) if (~inside).any() else np.inf
     return int((scores[inside] > limit).sum())
 
@@ -137,8 +138,8 @@ def matched(known: _Known, reply: TrainReply) -> Floats:
     for row in range(len(steps)):
         part = slice(row, row + 1)
         value = loss(network(pixels[part]), known.examples.labels[part], known.examples.annotated)
-        gradients = torch.autograd.grad(value, [one for _, one in named])
-        steps[row] = np.concatenate([-one.numpy().ravel() for one in gradients])
+        gradients = torch.autograd.grad(value, [parameter for _, parameter in named])
+        steps[row] = np.concatenate([-gradient.numpy().ravel() for gradient in gradients])
     products = (steps @ steps.T).astype(np.float64)
     products[np.diag_indices_from(products)] += RIDGE * np.trace(products) / len(products)
     return np.asarray(np.linalg.solve(products, (steps @ wanted).astype(np.float64)))
@@ -174,11 +175,11 @@ def likelihoods(shadows: _Shadows, known: _Known, replies: Sequence[TrainReply |
         for had in (chosen, ~chosen)
     )
     real = [others if reply is None else _losses(known, reply) for reply in replies]
-    return [np.asarray(((one - others) ** 2 - (one - members) ** 2) / spread**2) for one in real]
+    return [np.asarray(((row - others) ** 2 - (row - members) ** 2) / spread**2) for row in real]
 
 
 def _losses(known: _Known, reply: TrainReply) -> Floats:
-    """The loss of each image under the model that an update makes."""
+    """Compute the loss of each image under the model that an update makes."""
     update, head, start = reply.update, reply.update.head, known.start
     assert update.trunk is not None
     weight, bias = start.head.weight, start.head.bias

@@ -1,0 +1,280 @@
+"""A coordinator that sends what it likes, played in front of a copy of the site: its gate, its policy, its own images.
+
+What it is told it was told over the wire; what it knows beside stands in each attack. It keeps to the policy where the
+site would else decline: it asks for as little noise as the policy takes part with, and for the clipping it wants. Some
+attacks craft a network whose convolutions pass pixels through, so that its dense units can look at them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor, nn
+
+from client.app import client_app
+from client.site.site import Site
+from common.config import Plan
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import channels_first
+from common.errors import BadInput
+from common.models.network import SplitNetwork
+from common.models.state import ModelState
+from common.wire.codec import R, Record, decode, encode
+from common.wire.flower_objects import act_as
+from common.wire.records import (
+    BenefitReply,
+    BenefitRequest,
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    TrainReply,
+    TrainRequest,
+)
+
+Picture = tuple[str, str]
+"""An original and what was recovered of it, PNG as base64."""
+
+
+@dataclass
+class ProbeResponse:
+    """What a site answered an attacker.
+
+    Attributes:
+        records: Answers that it could use.
+        refusals: Reasons for others, each once.
+    """
+
+    records: int = 0
+    refusals: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attack.
+
+    Attributes:
+        name: For the JSON form and the contract suite.
+        title: For people.
+        tried: What the attacker did, in one or two sentences.
+        recovered, of: How many things it found, of how many it looked for; ``of`` is 0 where there was nothing to find.
+        things: What these are, in the plural.
+        by_chance: How many of them guessing finds, on average.
+        stops: What stops it, in words; keys of the policy in backquotes.
+        notes: Further figures.
+        response: What the site answered.
+        pictures: Of recovered images, the best first.
+    """
+
+    name: str
+    title: str
+    tried: str
+    recovered: int
+    of: int
+    things: str
+    stops: str
+    by_chance: float = 0.0
+    notes: Sequence[str] = ()
+    response: ProbeResponse = field(default_factory=ProbeResponse)
+    pictures: Sequence[Picture] = field(default=(), repr=False)
+    seconds: float = 0.0
+
+    @property
+    def sentence(self) -> str:
+        """Say the result in one sentence."""
+        if not self.of:
+            return f"Nothing to find: here are no {self.things}."
+        if self.declined:
+            return (
+                "Each request was declined, so nothing was tried: this says nothing of requests that are not declined."
+            )
+        guessed = f" (guessing finds {self.by_chance:.3g})" if self.by_chance else ""
+        chance = ", which chance explains" if self.recovered and not self.succeeds else ""
+        return f"{self.recovered} of {self.of} {self.things} were found{guessed}{chance}."
+
+    @property
+    def declined(self) -> bool:
+        """True where the site answered nothing but refusals: then 0 is no result."""
+        return bool(self.response.refusals) and not self.response.records
+
+    @property
+    def succeeds(self) -> bool:
+        """True where the attack found more than guessing does: by two standard deviations of a count by chance."""
+        return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)
+
+
+# ---------------------------------------------------------------------- the adversary
+
+
+METHODS = ("surgical", "partial_loss", "vanilla", "fedavg")
+"""Methods that average updates and need nothing from the site beside; the first that the policy allows."""
+BELOW_BUDGET = 0.98
+
+
+@dataclass
+class Adversary:
+    """One attacker and the copy of the site that it attacks.
+
+    Attributes:
+        site: The copy, in a folder that is removed afterwards.
+        honest: The plan that the hospital was asked to take part in.
+        response: What the site answered.
+    """
+
+    site: Site
+    folder: Path
+    honest: Plan
+    response: ProbeResponse = field(default_factory=ProbeResponse)
+
+    def __post_init__(self) -> None:
+        act_as(1, 1)  # read by Message()
+        self.site = replace(self.site, folder=self.folder, durable=False, tell=lambda text: None)
+        self._app = client_app(lambda context: self.site)
+        self._runs = count(1)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Return the head rows that a model for this site has."""
+        return self.site.declaration.canonical
+
+    def new_run(self) -> str:
+        """Name a run that the site has not heard of."""
+        return f"attack-{next(self._runs)}"
+
+    def plan(self, model: Mapping[str, Any], training: Mapping[str, Any]) -> Plan:
+        """Make a plan of the attacker's own, as far as this site's policy takes part in it."""
+        policy = self.site.policy
+        allowed = [name for name in METHODS if policy.methods is None or {name, "*"} & set(policy.methods)]
+        clip = policy.maximum_update_norm
+        unit = "patient" if policy.privacy_unit == "patient" else "sample"
+        budget = policy.epsilon and {"level": unit, "epsilon": BELOW_BUDGET * policy.epsilon, "delta": policy.delta}
+        return Plan.model_validate(
+            {
+                "run": {"method": next(iter(allowed), self.honest.run.method), "rounds": 1, "seed": 1},
+                "method": {} if clip is None else {"clip_update": clip},
+                "model": {"channels": 1, "norm": "group", "task": self.honest.model.task, **model},
+                "training": training,
+                "augmentation": {},
+                "evaluation": {"result": "last"},
+                "privacy": budget or {},
+                "weights_sha256": "0" * 64,  # of a file that no hospital has, so it cannot compare the first model
+            }
+        )
+
+    def trains(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
+        """Have the site train from a model in round 1; None where it does not answer."""
+        facts = self._facts(plan, model, run)
+        return self._asked("train", TrainRequest(**facts), TrainReply)
+
+    def judges(
+        self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
+    ) -> EvaluateReply | None:
+        """Have the site judge a model in round 1; None where it does not answer.
+
+        Args:
+            counted: The round whose training the site is to remember; 0 for none.
+        """
+        facts = {**self._facts(plan, model, run), "counted": counted}
+        return self._asked("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
+
+    def compares(self, plan: Plan, model: ModelState, run: str) -> BenefitReply | None:
+        """Have the site compare a model with one that it trains alone; None where it does not answer."""
+        facts = self._facts(plan, model, run)
+        return self._asked("query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply)
+
+    def _facts(self, plan: Plan, model: ModelState, run: str) -> dict[str, Any]:
+        return {
+            "run": run or self.new_run(),
+            "round": 1,
+            "plan": plan.model_dump_json(),
+            "contract": "attack",
+            "class_names": model.head.class_names,
+            "counted": 0,
+            "best": -1,
+            "left_out": "",
+            "model": Groups.of_model(model),
+        }
+
+    def _asked(self, kind: str, record: Record, expected: type[R]) -> R | None:
+        message = Message(encode(record), 2, kind)
+        try:
+            reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))
+        except (BadInput, ValueError, FloatingPointError) as error:
+            self._refused(f"stopped: {type(error).__name__}")
+            return None
+        if reply.has_error():
+            self._refused(str(reply.error.reason))
+            return None
+        self.response.records += 1
+        return decode(reply.content, expected)
+
+    def _refused(self, reason: str) -> None:
+        if reason not in self.response.refusals:
+            self.response.refusals.append(reason)
+
+
+def drawn(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
+    """Draw at most so many images at random; they keep their order."""
+    rows = np.random.default_rng(seed).permutation(len(images))[:most]
+    return images.rows(np.sort(rows))
+
+
+def training_on(site: Site, train: ImageSet) -> Site:
+    """Copy the site with other training images, which hides the same classes as the site itself."""
+    hidden = {part: site.hides(part) for part in ("train", "validation", "test")}
+    return replace(site, hidden=hidden, train=train)
+
+
+# ---------------------------------------------------------------------- crafted networks
+
+
+DENSE = "backbone.7"
+"""The dense layer of ``fedsld_cnn``, behind two convolutions with pooling."""
+AT_A_TIME = 64
+
+
+class Layers(NamedTuple):
+    """The layers of ``fedsld_cnn``."""
+
+    first: nn.Conv2d
+    second: nn.Conv2d
+    dense: nn.Linear
+
+
+def layers_of(network: SplitNetwork) -> Layers:
+    """Find the layers of a ``fedsld_cnn``."""
+    first, second, dense = (network.get_submodule(f"backbone.{place}") for place in (0, 3, 7))
+    assert isinstance(first, nn.Conv2d)
+    assert isinstance(second, nn.Conv2d)
+    assert isinstance(dense, nn.Linear)
+    return Layers(first, second, dense)
+
+
+@torch.no_grad()
+def pass_pixels_through(network: SplitNetwork) -> None:
+    """Set all to 0 but one number of each convolution, and the head: the dense layer then sees pixels from 0 to 1."""
+    for value in network.parameters():
+        value.zero_()
+    layers, normalisation = layers_of(network), network.spec.normalisation
+    layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
+    assert layers.first.bias is not None
+    layers.first.bias[0] = normalisation.mean[0]
+    # Other weights for each class: of no image do the errors of all classes cancel one another.
+    weights = torch.randn(len(network.class_names), 1, generator=torch.Generator().manual_seed(2))
+    network.head.weight.copy_(1e-3 * weights.expand_as(network.head.weight))
+
+
+@torch.no_grad()
+def passed_pixels(network: SplitNetwork, images: ImageSet) -> Tensor:
+    """Compute what the dense layer sees of each image, ``(n, side, side)``."""
+    backbone = network.backbone
+    assert isinstance(backbone, nn.Sequential)
+    convolutions, pixels = backbone[:6], channels_first(images.images).float()
+    starts = range(0, len(pixels), AT_A_TIME)
+    parts = [convolutions(network._prepared(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
+    return torch.cat(parts)

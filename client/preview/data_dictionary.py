@@ -1,0 +1,66 @@
+"""What leaves a hospital, field by field, in plain words: for ``flwr-client preview`` and ``docs/what-leaves.md``.
+
+The words stand in the docstrings of the records. A test holds that every field of every record that a site sends is
+explained there, and that the page says the same.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+
+from common.wire.codec import Record, field_names
+from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
+from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
+from strategies.registry import statistics_sent
+
+SENT = (
+    RollCallAnswer,
+    TrainReply,
+    EvaluateReply,
+    BenefitReply,
+    RefusalNoted,
+    KeysAnswer,
+    SharesAnswer,
+    MaskedAnswer,
+    RevealAnswer,
+)
+"""The records that a site sends; besides, errors: a reason in words."""
+
+OF_EACH = {
+    "run": "the run's identifier, as the coordinator gave it",
+    "round": "the round's number, as the coordinator gave it",
+    "site": "this site's name",
+}
+"""Fields of each record, which the page explains once."""
+
+
+def meanings_of(record: type[Record]) -> dict[str, str]:
+    """Return the words of a record's docstring for each field, without a capital and a full stop."""
+    _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
+    texts = {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}
+    own = {name: text[0].lower() + text[1:] for name, text in texts.items()}
+    return {name: OF_EACH.get(name) or own[name] for name in field_names(record)}
+
+
+MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: meanings_of(record) for record in SENT}
+STATISTICS: Mapping[str, str] = statistics_sent()
+
+
+def meaning(record: str, field: str) -> str:
+    """Explain a field; of an array, or of one of a method's statistics, the field of the record that it belongs to."""
+    name, _, rest = field.partition("/")
+    if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
+        return STATISTICS[rest.removesuffix("/shape")]
+    return MEANING[record].get(name.partition(".")[0], "how the program packs its records")
+
+
+def fields_in_markdown() -> str:
+    """Return the page's lists; the fields that each record has stand above them."""
+    lines: list[str] = []
+    for record in SENT:
+        own = [name for name in field_names(record) if name not in OF_EACH]
+        explained = [f"- `{name}`: {MEANING[record.__name__][name]}" for name in own]
+        lines += [f"### {record.__name__}", "", *(explained or ["Nothing else: the site has noted a refusal."]), ""]
+    lines += ["### Statistics", "", *(f"- `{name}`: {text}" for name, text in STATISTICS.items())]
+    return "\n".join(lines) + "\n"

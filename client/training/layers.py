@@ -1,0 +1,162 @@
+"""The layers around a hospital's round, and which of them a plan and a policy turn on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from client.site.disclosure import few_of_rows, released_statistics
+from client.site.site import Site
+from client.training.figures import LIMITED_FIGURES, validation_figures_leave
+from client.training.local_round import evaluated_reply, situation_of, trained_reply, update_of
+from client.training.privacy import PrivacyBudget
+from client.training.secure_aggregation import Masks, SecureAggregation
+from client.training.task import LocalResult, LocalTask, RoundLayer, Train
+from common.config import Plan, plan_of_text
+from common.errors import BadInput
+from common.models.state import write_state
+from common.wire.errors import WireError
+from common.wire.quantization import Form
+from common.wire.records import (
+    Arrays,
+    EvaluateReply,
+    EvaluateRequest,
+    Request,
+    TrainReply,
+    TrainRequest,
+)
+from strategies.base.method import Method
+from strategies.local.clipping import clipped
+from strategies.local.compression import compressed
+from strategies.local.optimisation import optimizer_for
+from strategies.registry import method_of
+
+
+def train_round(site: Site, request: TrainRequest, masks: Masks | None = None) -> TrainReply:
+    """Answer a request to train, through the layers that its plan and the site's policy turn on.
+
+    Args:
+        masks: Holds updates back until they are masked; None where no plan may ask for secure aggregation.
+    """
+    plan = plan_of_text(request.plan)
+    layers = layers_of(site, plan, method_of(plan), masks)
+    answer: Callable[[TrainRequest], TrainReply] = partial(trained_reply, site, layers=layers)
+    for layer in reversed(layers):
+        answer = partial(layer.answer, answer)
+    return answer(request)
+
+
+def evaluate_round(site: Site, request: EvaluateRequest, masks: Masks | None = None) -> EvaluateReply:
+    """Answer a request to evaluate; arguments as of :func:`train_round`."""
+    plan = plan_of_text(request.plan)
+    return evaluated_reply(site, request, layers_of(site, plan, method_of(plan), masks))
+
+
+def layers_of(site: Site, plan: Plan, method: Method, masks: Masks | None) -> list[RoundLayer]:
+    """Return the layers of a plan at a site, the outermost first; none in a plain run without limits."""
+    privacy, parameters = plan.privacy, method.parameters
+    layers: list[RoundLayer] = []
+    if privacy.secure_aggregation and masks is not None:
+        layers.append(SecureAggregation(masks, site, plan, method))
+    if parameters.compress_update != "float32":
+        layers.append(Compression(parameters.compress_update))
+    if privacy.level != "none":
+        layers.append(PrivacyBudget(site, plan, method))
+    if privacy.covers or not site.unlimited:
+        layers.append(DisclosureLimits())
+    if parameters.clip_update is not None:
+        layers.append(Clipping(parameters.clip_update))
+    if privacy.secure_aggregation or privacy.level == "update":
+        layers.append(HiddenFailures(Exception))
+    elif privacy.level != "none" and not site.simulated:
+        # A change of zero is one more result of noisy steps; any other failure is an error, and paid for as one.
+        layers.append(HiddenFailures(FloatingPointError))
+    return layers
+
+
+@dataclass(frozen=True)
+class Clipping(RoundLayer):
+    """Shortens the update to a length that the method's parameters name."""
+
+    longest: float
+
+    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+        """Clip the update that training makes."""
+        result = train(task, request)
+        return replace(result, update=clipped(result.update, self.longest))
+
+
+@dataclass(frozen=True)
+class Compression(RoundLayer):
+    """Rounds the update's trunk; what is lost goes with the site's next update."""
+
+    form: Form
+
+    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+        """Compress the update that training makes."""
+        result = train(task, request)
+        update, unsent = compressed(result.update, task.memory.unsent, self.form)
+        return replace(result, update=update, unsent=unsent)
+
+
+class DisclosureLimits(RoundLayer):
+    """Holds what a reply says of few patients, of the validation part and of the test part to the site's policy."""
+
+    def prepare(self, task: LocalTask, request: Request) -> LocalTask:
+        """Compute only the figures that may leave."""
+        return replace(task, figures=LIMITED_FIGURES, validation_chooses=validation_figures_leave(task))
+
+    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+        """Take out of the statistics what rests on few patients."""
+        result, policy = train(task, request), task.site.policy
+        few = few_of_rows(task.site.train, task.network.class_names, policy)
+        statistics = released_statistics(result.statistics, task.method.traffic.statistics, few, policy)
+        loss = result.train_loss if validation_figures_leave(task) else None
+        return replace(result, statistics=statistics, train_loss=loss)
+
+
+@dataclass(frozen=True)
+class HiddenFailures(RoundLayer):
+    """Answers a training that failed by no change, where masks or noise have to hide that it failed.
+
+    A reply that fails names this site, and a model can be made that diverges on one patient's images alone, or whose
+    change is longer than a number can be. A change of zero disappears in the sum.
+    """
+
+    hidden: type[Exception]
+
+    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+        """Train, and return what stands for it where that failed.
+
+        Raises:
+            BadInput, WireError: If the request cannot be trained by, no matter on which images.
+        """
+        try:
+            result = train(task, request)
+            if not all(np.isfinite(array).all() for array in result.update.named().values()):
+                raise FloatingPointError("the update is longer than a number can be.")
+            return result
+        except (BadInput, WireError):
+            raise
+        except self.hidden as error:
+            task.site.tell(f"nothing of this round is in the update: {error}")
+            return _without_change(task, request)
+
+
+def _without_change(task: LocalTask, request: TrainRequest) -> LocalResult:
+    plan, network, received = task.plan, task.network, task.received
+    write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
+    statistics: Arrays = {}
+    if task.method.traffic.statistics:  # of the received model; noise is on them, as on all that leaves
+        local = task.method.local_round(situation_of(task, request))
+        statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
+    return LocalResult(
+        state=received,
+        train_loss=0.0,
+        epochs=plan.training.epochs,
+        optimizer=optimizer_for(network, plan.training, plan.training.lr),
+        notes=task.memory.notes,
+        statistics=statistics,
+        update=update_of(task, request, received),
+    )

@@ -1,0 +1,351 @@
+"""The hospital's half of a round: judge the received model, train it, answer with new minus received.
+
+What surrounds this (noise, masks, limits on figures, clipping, compression) are layers, see
+:mod:`client.training.layers`.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from client.site.memory import Memory
+from client.site.site import Site
+from client.training.task import Evaluate, LocalResult, LocalTask, RoundLayer, Train, prepare_task
+from common.errors import quoted
+from common.metrics.auroc import ClassMetrics
+from common.models.network import unfreeze
+from common.models.saved import save_model
+from common.models.state import Head, ModelState, read_state, write_state
+from common.system.seeds import seed_of
+from common.wire.bounds import reported_loss
+from common.wire.errors import WireError
+from common.wire.records import (
+    UNKNOWN_COUNT,
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    Request,
+    TrainReply,
+    TrainRequest,
+    no_scores,
+)
+from strategies.base.method import Method
+from strategies.local.objective import LocalRound, Situation
+from strategies.local.optimisation import optimizer_arrays, optimizer_for, rate_factor, restore_optimizer
+from strategies.local.training import (
+    Examples,
+    Exercise,
+    Frozen,
+    Judge,
+    Trained,
+    Validation,
+    plain,
+    refuse_diverged,
+    reproducible,
+    train,
+    train_epoch,
+    train_until_settled,
+    validate,
+)
+
+NO_LAYERS: Sequence[RoundLayer] = ()
+
+
+def trained_reply(site: Site, request: TrainRequest, layers: Sequence[RoundLayer] = NO_LAYERS) -> TrainReply:
+    """Take part in one round; the site's memory of it is on disk before the answer leaves.
+
+    Args:
+        layers: The layers around the training, the outermost first.
+    """
+    began = time.monotonic()
+    task = prepared(site, request, layers)
+    with reproducible(seed_of(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
+        received = task.figures.of_received(task)
+    step: Train = train_locally
+    for layer in reversed(layers):
+        step = partial(layer.train, step)
+    result = step(task, request)
+    if not request.ranks:
+        remember(task, request, received.own, result)
+    return TrainReply(
+        run=request.run,
+        round=request.round,
+        site=site.name,
+        train_samples=site.train_samples,
+        train_loss=reported_loss(result.train_loss),
+        validation_loss=reported_loss(received.sent.loss),
+        validation_auroc=received.sent.mean_auroc,
+        seconds=time.monotonic() - began,
+        update=result.update,
+        epochs=result.epochs,
+        statistics=result.statistics,
+        test_images=received.test_images,
+        test_correct=received.test_correct,
+        arithmetic=site.computes_as(task.plan),
+    )
+
+
+def prepared(site: Site, request: Request, layers: Sequence[RoundLayer]) -> LocalTask:
+    """Return what a request asks, as the layers change it."""
+    task = prepare_task(site, request)
+    for layer in layers:
+        task = layer.prepare(task, request)
+    return task
+
+
+def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
+    """Train the received model; every random number is drawn from the round's own seed.
+
+    Raises:
+        FloatingPointError: If training diverged.
+        WireError: If the method makes a statistic that it does not declare.
+    """
+    plan, network = task.plan, task.network
+    with reproducible(seed_of(plan.run.seed, request.round, task.site.name), plan.training.threads) as generator:
+        validation = task.examples("validation") if task.validation_chooses else None  # see Judge
+        local = task.method.local_round(situation_of(task, request))
+        if task.warms_up:
+            warm_up(task, validation, generator)
+        trained, optimizer = fine_tune(task, request, local, validation, generator)
+        state = read_state(network)
+        # Where noise is in each step, the loss says something of the images that no noise covers.
+        refuse_diverged(state, trained.last_loss if task.epoch is None else 0.0)
+        statistics = local.statistics(network, trained.losses)
+    if undeclared := statistics.keys() - set(task.method.traffic.names):
+        raise WireError(f"{task.method.name} does not declare {quoted(sorted(undeclared))}.")
+    return LocalResult(
+        state=state,
+        train_loss=trained.last_loss,
+        epochs=trained.epochs,
+        optimizer=optimizer,
+        notes=local.notes(network),
+        statistics=statistics,
+        update=update_of(task, request, state),
+    )
+
+
+def situation_of(task: LocalTask, request: TrainRequest) -> Situation:
+    """Return what the method's half of this round is made for."""
+    examples, notes = task.examples("train"), task.memory.notes
+    return Situation(task.network, examples, request.statistics, notes, request.round, task.plan.training)
+
+
+def exercise_of(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> Exercise:
+    """Return what is trained on, and how."""
+    frozen, plan = Frozen(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
+    return Exercise(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
+
+
+def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Generator) -> None:
+    """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4; see Judge)."""
+    spec, method, network = task.plan.training, task.method, task.network
+    if not method.warm_up.epochs:
+        return
+    optimizer = optimizer_for(network, spec, method.warm_up.lr)
+    minimised = method.training_loss(task.examples("train"), spec)
+    exercise = exercise_of(task, LocalRound(plain(minimised)), backbone_frozen=True)
+    best, best_loss = read_state(network), float("inf")
+    for _ in range(method.warm_up.epochs):
+        losses = train_epoch(network, exercise, optimizer, generator)
+        loss = validate(network, validation, method.loss, spec).loss if validation is not None else float(losses.mean())
+        if loss is None or loss < best_loss:
+            best, best_loss = read_state(network), best_loss if loss is None else loss
+    write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
+
+
+def fine_tune(
+    task: LocalTask, request: TrainRequest, local: LocalRound, validation: Examples | None, generator: torch.Generator
+) -> tuple[Trained, torch.optim.Optimizer]:
+    """Train the local epochs of a round: as many as the plan says, until the loss settles (see Judge), or one."""
+    spec, method, network = task.plan.training, task.method, task.network
+    unfreeze(network)
+    factor = local.lr_factor * rate_factor(spec, request.round, task.plan.run.rounds)
+    optimizer = optimizer_for(network, spec, spec.lr * factor)
+    if task.plan.keeps_optimizer:
+        restore_optimizer(network, optimizer, task.memory.optimizer)
+    exercise = exercise_of(task, local)
+    if request.ranks:
+        exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
+    elif method.settling is not None:
+        judge = Judge(validation, method.loss, method.settling)
+        return train_until_settled(network, exercise, optimizer, generator, judge), optimizer
+    return train(network, exercise, optimizer, generator), optimizer
+
+
+def update_of(task: LocalTask, request: TrainRequest, trained: ModelState) -> Groups:
+    """Return the update that leaves; nothing where sites are only ranked."""
+    if request.ranks:
+        return Groups()
+    return difference(trained, task.received, task.method, task.site.declaration.canonical)
+
+
+def difference(trained: ModelState, received: ModelState, method: Method, annotated: tuple[str, ...]) -> Groups:
+    """Return new minus received, for the groups and head rows that the method averages."""
+    sent = method.rows_sent(trained.head.class_names, annotated)
+    now, before = trained.head.rows(sent), received.head.rows(sent)
+    with np.errstate(over="ignore"):  # infinite where the two are further apart than a float32 reaches
+        return Groups(
+            trained.trunk - received.trunk if method.traffic.trunk else None,
+            trained.norm - received.norm if method.sends_norm else None,
+            Head(sent, now.weight - before.weight, now.bias - before.bias) if method.traffic.head else None,
+        )
+
+
+# ---------------------------------------------------------------------- evaluation
+
+
+def evaluated_reply(site: Site, request: EvaluateRequest, layers: Sequence[RoundLayer] = NO_LAYERS) -> EvaluateReply:
+    """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part.
+
+    Args:
+        layers: The layers around the evaluation, the outermost first.
+    """
+    step: Evaluate = evaluate_locally
+    for layer in reversed(layers):
+        step = partial(layer.evaluate, step)
+    return step(prepared(site, request, layers), request)
+
+
+def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+    """Judge the received model; for a test, the best one that the site holds."""
+    reply = task.figures.judged(task, partial(_judged, task, request), None)
+    return reply or _evaluation(task, request, Validation(), {})
+
+
+def _judged(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+    site, plan, figures = task.site, task.plan, task.figures
+    with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
+        own = task.validated()
+        if not request.test:
+            images, correct = figures.test_counts(task)
+            reply = _evaluation(task, request, figures.validation(task, own), {})
+            return replace(reply, test_images=images, test_correct=correct)
+        if task.method.keeps_local_parts:
+            load_best_parts(task, request, own)
+            own = task.validated()
+            save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
+        metrics, tested = figures.test(task)
+        chosen_on = figures.validation_histograms(task)
+        reply = _evaluation(task, request, figures.validation(task, own), metrics)
+    return replace(
+        reply,
+        told_classes=tuple(tested),
+        positive_scores=np.concatenate([no_scores(), *(spread.positives for spread in tested.values())]),
+        negative_scores=np.concatenate([no_scores(), *(spread.negatives for spread in tested.values())]),
+        validation_classes=tuple(chosen_on),
+        validation_positive_scores=np.concatenate([no_scores(), *(spread.positives for spread in chosen_on.values())]),
+        validation_negative_scores=np.concatenate([no_scores(), *(spread.negatives for spread in chosen_on.values())]),
+    )
+
+
+def _evaluation(
+    task: LocalTask, request: EvaluateRequest, validation: Validation, metrics: Mapping[str, ClassMetrics]
+) -> EvaluateReply:
+    """Write figures into a reply; NaN stands for a metric that is not defined."""
+    rows = metrics.values()
+    plugin_metrics = tuple(next((row.more for row in rows), ()))
+
+    def number(value: float | None) -> float:
+        return np.nan if value is None else float(value)
+
+    def count(value: int | None) -> int:
+        return UNKNOWN_COUNT if value is None else value
+
+    return EvaluateReply(
+        run=request.run,
+        round=request.round,
+        site=task.site.name,
+        validation_loss=reported_loss(validation.loss),
+        validation_auroc=validation.mean_auroc,
+        class_names=tuple(metrics),
+        auroc=tuple(number(row.auroc) for row in rows),
+        average_precision=tuple(number(row.average_precision) for row in rows),
+        balanced_accuracy=tuple(number(row.balanced_accuracy) for row in rows),
+        positives=tuple(count(row.positives) for row in rows),
+        negatives=tuple(count(row.negatives) for row in rows),
+        model_sha256=task.figures.model_sha256(task, request),
+        metric_names=plugin_metrics,
+        metric_values=tuple(number(row.more[name]) for row in rows for name in plugin_metrics),
+    )
+
+
+# ---------------------------------------------------------------------- parts that never leave the site
+
+
+def local_parts(state: ModelState, method: Method) -> Groups:
+    """Return the groups that never leave the site and do change there."""
+    return Groups(
+        None if method.traffic.trunk else state.trunk,
+        None if method.sends_norm or method.frozen_norm else state.norm,
+        None if method.traffic.head else state.head,
+    )
+
+
+def remember(task: LocalTask, request: TrainRequest, received: Validation, result: LocalResult) -> None:
+    """Write the site's memory of this round, if the method or the optimiser has any.
+
+    Args:
+        received: How good the model was as received.
+    """
+    method, memory = task.method, task.memory
+    keeps_optimizer = task.plan.keeps_optimizer
+    if not (method.keeps_local_parts or keeps_optimizer or result.notes or result.unsent.trunk is not None):
+        return
+    before = local_parts(task.received, method)
+    if method.selection == "site":
+        loss = selection_loss(task, received)
+        if loss is not None and loss < memory.best_loss:
+            memory = replace(memory, best=before, best_round=request.round - 1, best_loss=loss)
+    elif (best := parts_in_best_round(memory, request, before)) is not None:
+        memory = replace(memory, best=best, best_round=request.best)
+    task.folder.keep(
+        replace(
+            memory,
+            round=request.round,
+            parts=local_parts(result.state, method),
+            evaluated=before,
+            evaluated_round=request.round - 1,
+            optimizer=optimizer_arrays(task.network, result.optimizer) if keeps_optimizer else {},
+            notes=result.notes,
+            unsent=result.unsent,
+        )
+    )
+
+
+def load_best_parts(task: LocalTask, request: Request, last: Validation) -> None:
+    """Put this site's own parts of the best round into the network.
+
+    Args:
+        last: How good the network is with the parts of the last round.
+    """
+    memory = task.memory
+    if task.method.selection == "site":
+        loss = selection_loss(task, last)
+        better = loss is not None and loss < memory.best_loss  # False where the last round diverged
+        best = memory.parts if better else memory.best
+    else:
+        best = parts_in_best_round(memory, request, memory.parts) or memory.parts
+    write_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
+
+
+def parts_in_best_round(memory: Memory, request: Request, now: Groups) -> Groups | None:
+    """Return the site's own parts as they were in the federation's best round; None where a lost disk held them.
+
+    They change only in rounds in which the site counted, so from the last of these on they are what they are ``now``.
+    """
+    if memory.round == request.counted <= request.best:
+        return now
+    return {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated}.get(request.best)
+
+
+def selection_loss(task: LocalTask, validation: Validation) -> float | None:
+    """Return what counts as a model's loss where the site chooses by itself; None where the model cannot be judged.
+
+    It is 1 minus the AUROC if that is the run's criterion and the site's validation part shows both kinds of image.
+    """
+    auroc = validation.mean_auroc if task.method.chosen_by(task.plan.evaluation) == "auroc" else None
+    return validation.loss if auroc is None else 1 - auroc

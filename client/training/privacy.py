@@ -1,0 +1,278 @@
+"""A site's privacy budget: what its noisy replies have cost, on its own disk, and the noise of a round.
+
+One ledger for all runs, for they see the same patients. A reply is written to the disk first, then what it cost, then
+it leaves. A site that is killed in between finds both: the same request gets the same reply again, and what has left
+twice alike has cost once. Any other request is answered anew, with new noise, and costs anew.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from client.gate.incoming_request import OutOfTime
+from client.site.site import Site
+from client.training.task import LocalResult, LocalTask, RoundLayer, Train
+from common.config import Plan
+from common.errors import BadInput, Fault
+from common.system.files import write_atomically
+from common.system.seeds import seed_of
+from common.wire.errors import WireError
+from common.wire.records import Arrays, Groups, Request, TrainReply, TrainRequest, below
+from strategies.base.method import Method
+from strategies.privacy.accounting import Accountant, Steps, epsilon_of
+from strategies.privacy.noise import from_the_system, seeded
+from strategies.privacy.protection import Protection, Shield, protection_of
+
+FOLDER = "privacy"
+
+
+@dataclass(frozen=True)
+class BudgetEntry:
+    """One reply that may have left.
+
+    Attributes:
+        request: The :func:`fingerprint` of the request that it answers.
+    """
+
+    run: str
+    round: int
+    request: str
+    noise_multiplier: float
+    sample_rate: float
+    count: int
+
+    @property
+    def steps(self) -> Steps:
+        """Return the steps whose cost it counts."""
+        return Steps(self.noise_multiplier, self.sample_rate, self.count)
+
+
+def fingerprint(request: TrainRequest) -> str:
+    """Return the SHA-256 of everything that a request says."""
+    digest = hashlib.sha256()
+    plain = (request.run, request.round, request.plan, request.contract, request.counted, request.best)
+    digest.update(json.dumps([*plain, list(request.class_names)]).encode())
+    for name, array in sorted({**request.model.named(), **_prefixed("told", request.statistics)}.items()):
+        digest.update(f"\0{name}\0{list(array.shape)}\0".encode())
+        digest.update(array.astype("<f4", copy=False).tobytes())
+    return digest.hexdigest()
+
+
+class PaidReply(NamedTuple):
+    """A reply that is on the disk.
+
+    Attributes:
+        left: :meth:`MemoryFolder.digest` of the memory that its training left.
+    """
+
+    reply: TrainReply
+    left: bytes
+
+
+class PrivacyBudgetLedger:
+    """The ledger in a site's folder."""
+
+    def __init__(self, site: Path, *, durable: bool = True) -> None:
+        self._folder, self._durable = site / FOLDER, durable
+
+    @property
+    def entries(self) -> tuple[BudgetEntry, ...]:
+        """Return the entries in the order in which they were written."""
+        if not self._path.exists():
+            return ()
+        return tuple(BudgetEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
+
+    def epsilon(self, delta: float, more: Sequence[Steps] = ()) -> float:
+        """Return what all runs have cost, with ``more`` steps on top."""
+        return epsilon_of(_joined([*(entry.steps for entry in self.entries), *more]), delta, "prv")
+
+    def epsilon_of_run(self, run: str, delta: float, accountant: Accountant, more: Sequence[Steps] = ()) -> float:
+        """Return what one run has cost, with ``more`` steps on top."""
+        steps = [*(entry.steps for entry in self.entries if entry.run == run), *more]
+        return epsilon_of(_joined(steps), delta, accountant)
+
+    def reply_to(self, request: str) -> PaidReply | None:
+        """Return the reply to this very request, if it was the last to be answered."""
+        if not self._reply_path.exists():
+            return None
+        with safe_open(self._reply_path, framework="numpy") as file:
+            facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+            if facts.pop("request") != request:
+                return None
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
+        update = replace(Groups.of_named(below("update", arrays), classes), form=form)
+        return PaidReply(TrainReply(**facts, update=update, statistics=below("statistics", arrays)), left)
+
+    def note_reply(self, entry: BudgetEntry, paid: PaidReply) -> None:
+        """Write down a reply and what it costs, before it leaves."""
+        write_atomically(self._reply_path, _saved(paid, entry.request), durable=self._durable)
+        self.note(entry)
+
+    def note(self, entry: BudgetEntry, *, once: bool = False) -> None:
+        """Write down a cost: of an error in the place of an answer, too, since it can depend on the noise.
+
+        Args:
+            once: The reply lies on the disk; its cost may have been written down before a kill.
+        """
+        entries = self.entries
+        if once and entries and entries[-1].request == entry.request:
+            return
+        text = json.dumps({"entries": [asdict(noted) for noted in (*entries, entry)]}, indent=1)
+        write_atomically(self._path, text.encode(), durable=self._durable)
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / "ledger.json"
+
+    @property
+    def _reply_path(self) -> Path:
+        return self._folder / "last-reply.safetensors"
+
+
+def _joined(steps: Sequence[Steps]) -> list[Steps]:
+    """Add steps of one kind up, which an accountant counts at once."""
+    counts: dict[tuple[float, float], int] = {}
+    for step in steps:
+        kind = (step.noise_multiplier, step.sample_rate)
+        counts[kind] = counts.get(kind, 0) + step.count
+    return [Steps(noise, rate, count) for (noise, rate), count in counts.items()]
+
+
+def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
+    return {f"{prefix}/{name}": array for name, array in arrays.items()}
+
+
+def _saved(paid: PaidReply, request: str) -> bytes:
+    reply = paid.reply
+    facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
+    head = reply.update.head
+    facts |= {
+        "request": request,
+        "left": paid.left.hex(),
+        "classes": list(head.class_names) if head else [],
+        "form": reply.update.form,
+    }
+    arrays = {**_prefixed("update", reply.update.named()), **_prefixed("statistics", reply.statistics)}
+    return save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})
+
+
+def ledger_of(site: Site) -> PrivacyBudgetLedger:
+    """Return the ledger of a site."""
+    return PrivacyBudgetLedger(site.folder, durable=site.durable)
+
+
+def privacy_status(site: Site) -> dict[str, float | None]:
+    """Return what all runs have cost, for the site's status."""
+    ledger, policy = ledger_of(site), site.policy
+    if not ledger.entries and policy.epsilon is None:
+        return {}
+    spent = ledger.epsilon(policy.delta)
+    return {"epsilon": _finite(spent), "delta": policy.delta, "budget": policy.epsilon}
+
+
+def refuse_unaffordable(site: Site, plan: Plan, method: Method) -> None:
+    """Raise if another round of this plan would cost more than the site's policy allows.
+
+    Raises:
+        BadInput: With the reason.
+    """
+    protection, budget = protection_of(plan, method, site.train_samples), site.policy.epsilon
+    if protection is None or budget is None:
+        return
+    after = ledger_of(site).epsilon(site.policy.delta, [protection.cost])
+    if after > budget:
+        spent = f"another round would bring what all runs have cost to epsilon {after:.2f}"
+        problem = f"{spent}; this site allows {budget:g}."
+        raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
+
+
+@dataclass(frozen=True)
+class PrivacyBudget(RoundLayer):
+    """Adds a plan's noise, and answers within the site's budget."""
+
+    site: Site
+    plan: Plan
+    method: Method
+
+    @cached_property
+    def protection(self) -> Protection:
+        """How every round of the run is made private here."""
+        protection = protection_of(self.plan, self.method, self.site.train_samples)
+        assert protection is not None, "this layer is on for plans with privacy only"
+        return protection
+
+    def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
+        """Answer if the budget allows it; a request that was answered last gets the same reply again.
+
+        Raises:
+            BadInput: If the round would cost more than the site's policy allows.
+        """
+        site, plan, cost = self.site, self.plan, self.protection.cost
+        ledger, asked, section = ledger_of(site), fingerprint(request), plan.privacy
+        entry = BudgetEntry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
+        if (paid := ledger.reply_to(asked)) is not None:
+            ledger.note(entry, once=True)
+        else:
+            self._refuse_more_answers(ledger, request)
+            refuse_unaffordable(site, plan, self.method)
+            spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])
+            try:
+                reply = answer(request)
+            except (BadInput, WireError):
+                raise  # of the request
+            except (Exception, OutOfTime):
+                ledger.note(entry)  # an error in the middle may be an answer too
+                raise
+            reply = replace(reply, epsilon=_finite(spent))
+            if not site.policy.metrics_outside_privacy:
+                # The number of epochs that a loss took to settle depends on the data, as the time does.
+                reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
+            paid = PaidReply(reply, site.memory(request.run).digest(request.round))
+            ledger.note_reply(entry, paid)
+        if not section.secure_aggregation:
+            # Later rounds may go on from what this training left: it is paid for. A masked one has to be opened too.
+            site.memory(request.run).note_settled(request.round, paid.left)
+        return paid.reply
+
+    def prepare(self, task: LocalTask, request: Request) -> LocalTask:
+        """Add noise to each step of training, where the plan says so."""
+        if self.plan.privacy.level == "update" or not isinstance(request, TrainRequest):
+            return task
+        return replace(task, epoch=self._shield(request).epoch)
+
+    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+        """Add noise to update and statistics, where the plan says so."""
+        result = train(task, request)
+        noisy = self._shield(request).reply
+        if noisy is None:  # the noise is in the steps
+            return result
+        update, statistics = noisy(result.update, result.statistics)
+        return replace(result, update=update, statistics=statistics)
+
+    def _shield(self, request: Request) -> Shield:
+        site, plan = self.site, self.plan
+        rows = site.kept_rows(site.trained_on("train", plan))
+        patients = site.train.patients if rows is None else site.train.patients[rows]
+        seed = seed_of(plan.run.seed, request.round, site.name, "noise")
+        return self.protection.shield(self.method, seeded(seed) if site.simulated else from_the_system(), patients)
+
+    def _refuse_more_answers(self, ledger: PrivacyBudgetLedger, request: TrainRequest) -> None:
+        """Hold a run to the epsilon that its plan states: noise is drawn for so many answers, of any rounds."""
+        answers = sum(entry.run == request.run for entry in ledger.entries)
+        most = self.plan.run.rounds + self.method.ranks_sites
+        if self.plan.privacy.epsilon is not None and answers >= most:
+            problem = f"this run's plan has noise for {most} answers, and this site has given them."
+            raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

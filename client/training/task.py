@@ -1,0 +1,230 @@
+"""A request of a round as the site works on it: the network with the received model in it, images, memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from client.site.memory import Memory, MemoryFolder
+from client.site.site import Site
+from client.training.features import NetworkOnFeatures, features_of, trains_on_features
+from client.training.figures import ALL_FIGURES, Figures
+from common.config import Plan, plan_of_text
+from common.data.images.pixels import Pixels, at_rows
+from common.errors import quoted
+from common.models.gpu import on_device, use_gpus
+from common.models.network import MemoryFormat, SplitNetwork, build, head_of, in_format, unfreeze
+from common.models.state import FrozenPart, ModelState, write_state
+from common.models.zoo.spec import ModelSpec
+from common.wire.errors import WireError
+from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
+from strategies.base.method import Method
+from strategies.local.training import Epoch, Examples, Validation, examples_of, validate
+from strategies.registry import method_of
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """One request, unpacked: who does what with which network.
+
+    Attributes:
+        network: The network that is trained: the whole, or the part behind its frozen backbone.
+        whole: The network from pixels to logits, around the same neck and head.
+        received: The model as sent, with the parts that never left this site put back.
+        warms_up: Warm-up epochs come first: the site takes part for the first time.
+        figures: What is computed of a model, and so what leaves.
+        validation_chooses: The validation part decides which epoch is kept, in warm-up and where a method trains until
+            its loss settles; else the loss in training does.
+        epoch: Trains one epoch in the place of the usual loop; None for the usual loop.
+    """
+
+    site: Site
+    plan: Plan
+    method: Method
+    network: SplitNetwork
+    whole: SplitNetwork
+    received: ModelState
+    folder: MemoryFolder
+    memory: Memory
+    warms_up: bool
+    figures: Figures = ALL_FIGURES
+    validation_chooses: bool = True
+    epoch: Epoch | None = None
+    _examples: dict[str, Examples] = field(default_factory=dict)
+
+    def examples(self, part: str) -> Examples:
+        """Return the images of ``train`` or ``validation`` with the labels of the network's rows."""
+        if part not in self._examples:
+            images, seen = self.site.trained_on(part, self.plan), self.seen(part)
+            if part == "train" and (rows := self.site.kept_rows(images)) is not None:
+                images, seen = images.rows(rows), at_rows(seen, rows)
+            self._examples[part] = examples_of(images, seen, self.network.class_names)
+        return self._examples[part]
+
+    def seen(self, part: str) -> Tensor | Pixels:
+        """Return what the network receives of each image of one part: its pixels, or its features."""
+        pixels = self.site.pixels(part)
+        if self.network is self.whole:
+            return pixels
+        return features_of(self.site).of(self.whole, part, pixels, self.plan)
+
+    def validated(self) -> Validation:
+        """Validate the network as it is now; no class of few patients counts in the AUROC."""
+        validation, spec = self.examples("validation"), self.plan.training
+        return validate(self.network, validation, self.method.loss, spec, self.site.hides("validation"))
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """The outcome of a site's training in one round.
+
+    Attributes:
+        train_loss: Mean over the batches of the last epoch; None where it does not leave.
+        notes: What the method keeps at this site for its next round.
+        statistics: What the method sends beside the update.
+        unsent: What compression took off this update, to go with the next one.
+    """
+
+    state: ModelState
+    train_loss: float | None
+    epochs: int
+    optimizer: torch.optim.Optimizer
+    notes: Arrays
+    statistics: Arrays
+    update: Groups
+    unsent: Groups = field(default_factory=Groups)
+
+
+Train = Callable[[LocalTask, TrainRequest], LocalResult]
+Evaluate = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
+
+
+class RoundLayer:
+    """One thing around a site's round, such as noise or masks; what is off is not in the list of layers.
+
+    A method that wraps a step receives that step and calls it, as Flower's mods do. This class changes nothing.
+    """
+
+    def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
+        """Wrap a whole training round, from the request to the reply."""
+        return answer(request)
+
+    def prepare(self, task: LocalTask, request: Request) -> LocalTask:
+        """Change how a request is worked on."""
+        return task
+
+    def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
+        """Wrap the training: what comes out is not in the site's memory yet."""
+        return train(task, request)
+
+    def evaluate(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+        """Wrap an evaluation."""
+        return evaluate(task, request)
+
+
+def prepare_task(site: Site, request: Request) -> LocalTask:
+    """Fill the network with a request's model and with the parts of it that never left this site.
+
+    Raises:
+        BadInput: If the site has too few patients to take part.
+        WireError: If the request's head rows are not those that this site holds in this method, the frozen part of the
+            model is missing or another one than the plan names, or a covered round is to go on from itself.
+    """
+    site.refuse_few()
+    plan = site.in_its_arithmetic(plan_of_text(request.plan))
+    method, own = method_of(plan), site.declaration.canonical
+    if method.traffic.rows == "own" and request.class_names != own:
+        raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
+    folder = site.memory(request.run)
+    covered, trains = plan.privacy.covers, isinstance(request, TrainRequest)
+    if covered and trains and request.counted >= max(request.round, 1):
+        # Training writes over that memory, and no site could say afterwards which it went on from.
+        raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
+    memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
+    network = empty_network(plan.model, request.class_names, site.device, plan.training.memory_format, site.gpus)
+    fill_frozen_part(network, site, request.frozen)
+    whole = memory.parts.over(request.model).model()
+    received = replace(whole, head=whole.head.rows(request.class_names))
+    write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
+    trained = NetworkOnFeatures(network) if trains_on_features(plan, method) else network
+    return LocalTask(site, plan, method, trained, network, received, folder, memory, warms_up=request.counted == 0)
+
+
+# ---------------------------------------------------------------------- the network of this process
+
+
+@dataclass
+class CachedNetworks:
+    """Networks by their head's rows, all around one backbone.
+
+    Attributes:
+        frozen_sha256: Of the frozen part that the backbone holds; empty where it is not filled yet.
+        memory_format: Of all their convolutions; a new network's to begin with.
+    """
+
+    by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
+    frozen_sha256: str = ""
+    memory_format: MemoryFormat = "channels_last"
+
+
+@lru_cache(maxsize=1)
+def cached_networks(spec: ModelSpec, device: str) -> CachedNetworks:
+    """Return the networks of the newest model; older ones would fill the memory of a process of many runs."""
+    return CachedNetworks({(): on_device(build(spec, ("",), seed=0), device)})
+
+
+def empty_network(
+    spec: ModelSpec,
+    class_names: tuple[str, ...],
+    device: str,
+    memory_format: MemoryFormat | None = None,
+    gpus: int = 1,
+) -> SplitNetwork:
+    """Return a network whose values mean nothing yet; its backbone and neck are those of the request before.
+
+    Drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
+
+    Args:
+        memory_format: None where it does not matter.
+        gpus: How many GPUs each batch is split across, where the device is ``cuda``.
+    """
+    cache = cached_networks(spec, device)
+    networks = cache.by_rows
+    if memory_format not in (None, cache.memory_format):
+        in_format(networks[()], memory_format)  # all have its backbone and neck
+        cache.memory_format = memory_format
+    if class_names not in networks:
+        networks[class_names] = with_new_head(networks[()], class_names, device)
+    network = networks[class_names]
+    use_gpus(network.backbone, gpus)
+    unfreeze(network)
+    network.zero_grad(set_to_none=True)
+    return network
+
+
+def with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
+    """Return a network of the same backbone and neck whose head has a row for each class, not filled yet."""
+    rows, features = len(class_names), network.head.in_features
+    head = head_of(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
+    return SplitNetwork(network.spec, class_names, backbone=network.backbone, neck=network.neck, head=head).to(device)
+
+
+def fill_frozen_part(network: SplitNetwork, site: Site, sent: Groups) -> None:
+    """Fill what nobody trains of a network of :func:`empty_network`: from the request, or from the site's disk.
+
+    Raises:
+        WireError: If it is neither here nor there, or another one than the plan names.
+        ValueError: If it is not of this network.
+    """
+    if (sha256 := network.spec.frozen_sha256) is None:
+        if network.frozen or sent.trunk is not None:
+            raise WireError("the plan does not name the frozen part of its model.")
+        return
+    if sent.trunk is not None:
+        site.frozen_parts.keep(FrozenPart(sent.trunk), sha256)
+    cache = cached_networks(network.spec, site.device)
+    if cache.frozen_sha256 != sha256:
+        site.frozen_parts.read(sha256).write_to(network)
+        cache.frozen_sha256 = sha256

@@ -1,0 +1,85 @@
+"""The layers around a round: on where a plan or a policy asks for them, and absent else."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from client.simulation import simulated_app
+from client.site.policy import UNLIMITED, Policy
+from client.site.site import Site
+from client.training.layers import Clipping, Compression, DisclosureLimits, HiddenFailures, layers_of
+from client.training.privacy import PrivacyBudget
+from client.training.secure_aggregation import Masks, SecureAggregation
+from common.config import Plan
+from common.wire.codec import decode, encode
+from common.wire.flower_objects import act_as
+from common.wire.records import RollCall, RollCallAnswer
+from strategies.registry import method_of
+from tests.client.rounds import plan, site
+from tests.federations import experiment
+
+MASKED = {"secure_aggregation": True}
+NOISY_UPDATE, NOISY_STEPS = ({"level": level, "noise_multiplier": 1.0} for level in ("update", "sample"))
+
+
+def names(at: Site, of: Plan) -> list[str]:
+    return [type(layer).__name__ for layer in layers_of(at, of, method_of(of), Masks(lambda text: None))]
+
+
+def with_privacy(of: Plan, privacy: dict[str, Any]) -> Plan:
+    tree = of.model_dump(mode="json")
+    tree["model"]["norm"], tree["evaluation"]["result"] = "group", "last"
+    return Plan.model_validate({**tree, "privacy": privacy})
+
+
+def simulated(folder: Path, policy: Policy = UNLIMITED) -> Site:
+    return replace(site(folder), simulated=True, policy=policy)
+
+
+def test_a_plain_round_of_a_simulation_without_limits_has_no_layer(tmp_path: Path) -> None:
+    assert names(simulated(tmp_path), plan("vanilla", {})) == []
+
+
+def test_a_policy_that_a_simulated_site_is_given_limits_what_it_sends(tmp_path: Path) -> None:
+    assert names(simulated(tmp_path, Policy()), plan("vanilla", {})) == ["DisclosureLimits"]
+
+
+def test_a_hospital_always_holds_its_figures_to_its_policy(tmp_path: Path) -> None:
+    assert names(replace(site(tmp_path), policy=UNLIMITED), plan("vanilla", {})) == ["DisclosureLimits"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "privacy", "layers"),
+    [
+        ({"clip_update": 0.5}, {}, [Clipping]),
+        ({"compress_update": "int8"}, {}, [Compression]),
+        ({}, NOISY_STEPS, [PrivacyBudget, DisclosureLimits]),
+        ({}, NOISY_UPDATE, [PrivacyBudget, DisclosureLimits, HiddenFailures]),
+        ({}, MASKED, [SecureAggregation, DisclosureLimits, HiddenFailures]),
+        (
+            {"clip_update": 0.5},
+            {**NOISY_UPDATE, **MASKED},
+            [SecureAggregation, PrivacyBudget, DisclosureLimits, Clipping, HiddenFailures],
+        ),
+    ],
+    ids=["clipping", "compression", "noisy steps", "noisy update", "masks", "all"],
+)
+def test_a_plan_turns_on_the_layers_that_it_names_the_outermost_first(
+    parameters: dict[str, Any], privacy: dict[str, Any], layers: list[type], tmp_path: Path
+) -> None:
+    of = with_privacy(plan("vanilla", parameters), privacy)
+    assert names(simulated(tmp_path), of) == [layer.__name__ for layer in layers]
+
+
+def test_a_simulated_site_without_limits_writes_no_audit_and_settles_no_plan(tmp_path: Path) -> None:
+    act_as(1, 1)  # read by Message()
+    file = experiment(tmp_path)
+    app = simulated_app(file.experiment.model_dump_json(), file.base, tmp_path / "run")
+    of = plan("vanilla", {})
+    request = Message(encode(RollCall("run", of.model_dump_json())), 2, "query.roll_call")
+    reply = app(request, Context(1, 2, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {}))
+    assert decode(reply.content, RollCallAnswer).site == "site-1"
+    assert not list((tmp_path / "run").rglob("*.json*"))
