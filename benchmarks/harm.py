@@ -30,7 +30,7 @@ from client.site.site import Site
 from client.training.private_round import private_round
 from common.models.head import Head
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.rounds.participation.client_manager import Membership
+from strategies.engine.membership import Membership
 from tests.backdoors import backdoor, success_of
 from tests.federations import federation
 from tests.liars import LIES, Answer, changed

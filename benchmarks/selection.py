@@ -26,8 +26,8 @@ from server.analysis.benchmark.spec import FormPlan
 from server.federation.recorder import Both, Watcher
 from server.federation.set_up import lead
 from server.simulation.simulate import OneMachine
-from strategies.base.round_record import RoundRecord
-from strategies.base.state import FederationState
+from strategies.engine.round_record import RoundRecord
+from strategies.engine.state import FederationState
 
 FOLDER = Path("experiments/benchmark")
 FEWER = {

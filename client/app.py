@@ -17,8 +17,7 @@ from common.wire.benefit import BenefitRequest
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateRequest, TrainReply, TrainRequest
 from common.wire.roll_call import Refusal, RefusalNoted, RollCall
-from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.rounds.secure_aggregation import STAGES
+from common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 
 SiteOf = Callable[[Context], Site]
 

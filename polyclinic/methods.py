@@ -5,16 +5,24 @@ runs on the coordinator, where it is a Flower ``Strategy``, and at the hospitals
 """
 
 from common.models.network import SplitNetwork
-from strategies.base.method import Parameters, Statistic, Traffic, Weighting, Weights
+from strategies.aggregation.means import (
+    Weighting,
+    Weights,
+)
+from strategies.base.method import (
+    Method,
+    Parameters,
+    Statistic,
+    Traffic,
+)
 from strategies.base.round_context import RoundContext
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch, Objective, plain
-from strategies.rounds.strategy import FederatedAveraging
 
 __all__ = [
     "Batch",
-    "FederatedAveraging",
     "LocalRound",
+    "Method",
     "Objective",
     "Parameters",
     "RoundContext",

@@ -372,7 +372,7 @@ def deadlines(
     from server.coordinator.folder import read_coordinator
 
     read_coordinator(folder)
-    from strategies.base.method_list import read_planned
+    from strategies.method_list import read_planned
 
     planned = read_planned(experiment).experiment if experiment else None
     from server.deployment.timers import timers, timers_table  # once nothing is wrong with the call

@@ -1,4 +1,4 @@
-"""The methods' classes by name, read on both sides of the wire; the list is in :mod:`strategies.base.method_list`."""
+"""The methods' classes by name, read on both sides of the wire; the list is in :mod:`strategies.method_list`."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,26 +13,29 @@ from common.plugins import METHODS, PLUGIN, loaded
 from common.system.toml import in_words, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.base.method_list import CLASSES, unknown_method
+from strategies.base.method import Method
 from strategies.local.training_losses import loss_faults
+from strategies.method_list import (
+    CLASSES,
+    unknown_method,
+)
 from strategies.privacy.protection import privacy_faults
 from strategies.privacy.secure_aggregation.supported import contradictions
-from strategies.rounds.strategy import FederatedAveraging
 
 
-def _imported(place: str) -> type[FederatedAveraging]:
+def _imported(place: str) -> type[Method]:
     module, _, name = place.partition(":")
-    found: type[FederatedAveraging] = getattr(import_module(module), name)
+    found: type[Method] = getattr(import_module(module), name)
     return found
 
 
-STRATEGIES: Mapping[str, type[FederatedAveraging]] = {name: _imported(place) for name, place in CLASSES.items()}
+STRATEGIES: Mapping[str, type[Method]] = {name: _imported(place) for name, place in CLASSES.items()}
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
 """Keys of ``[method]`` that are tables."""
 
 
-def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> FederatedAveraging:
+def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
     """Build a method from its name and its ``[method]`` table.
 
     Raises:
@@ -47,15 +50,15 @@ def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_l
     return method
 
 
-def _class_named(name: str) -> type[FederatedAveraging]:
+def _class_named(name: str) -> type[Method]:
     """The class of a method: of :data:`STRATEGIES`, or of a package that is installed here.
 
     Raises:
-        BadInput: If there is none, or a package's is no subclass of :class:`FederatedAveraging`.
+        BadInput: If there is none, or a package's is no subclass of :class:`Method`.
     """
     if name.startswith(PLUGIN):
         kind = loaded(METHODS, name.removeprefix(PLUGIN))
-        if isinstance(kind, type) and issubclass(kind, FederatedAveraging):
+        if isinstance(kind, type) and issubclass(kind, Method):
             return kind
         problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.FederatedAveraging.'
         raise BadInput([Fault("run.method", problem)])
@@ -86,7 +89,7 @@ def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     return ()
 
 
-def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
+def method_of(experiment: Experiment | Plan) -> Method:
     """:func:`method_named` by an experiment, or by the part of it that a hospital gets.
 
     Raises:
@@ -107,7 +110,7 @@ def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
     return method
 
 
-def _faults_of_alone(method: FederatedAveraging, evaluation: EvaluationSection) -> list[Fault]:
+def _faults_of_alone(method: Method, evaluation: EvaluationSection) -> list[Fault]:
     """Where no site can compare the run's model with one that it trains alone: there is no other, or no site."""
     if not evaluation.alone or (method.pooled == "no" and not method.shares_nothing):
         return []
@@ -115,7 +118,7 @@ def _faults_of_alone(method: FederatedAveraging, evaluation: EvaluationSection) 
     return [Fault("evaluation.alone", f"makes no sense in {method.name}: {why}.", "Leave it out.")]
 
 
-def _standardising_faults(method: FederatedAveraging, model: ModelSpec) -> list[Fault]:
+def _standardising_faults(method: Method, model: ModelSpec) -> list[Fault]:
     """Where the layer that standardises features would never learn their mean and variance."""
     if not (model.backbone_frozen and model.norm == "batch" and method.frozen_norm):
         return []
@@ -123,7 +126,7 @@ def _standardising_faults(method: FederatedAveraging, model: ModelSpec) -> list[
     return [Fault("model.train", problem, 'Set model.norm = "group", which standardises each image by itself.')]
 
 
-def _untrained_norm_faults(method: FederatedAveraging, model: ModelSpec) -> list[Fault]:
+def _untrained_norm_faults(method: Method, model: ModelSpec) -> list[Fault]:
     """Where batch normalisation would be frozen as a random network has it: mean 0 and variance 1 on any images.
 
     A plug-in may bring a network with weights in it.
@@ -136,7 +139,7 @@ def _untrained_norm_faults(method: FederatedAveraging, model: ModelSpec) -> list
     return [Fault("model.weights", problem, hint)]
 
 
-def _sample_faults(method: FederatedAveraging, sites: int | None) -> list[Fault]:
+def _sample_faults(method: Method, sites: int | None) -> list[Fault]:
     """A sample of sites is asked to test where each site's own test makes its model."""
     if not sites or method.has_global_model:
         return []

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from common.models.state import Head
 from strategies.aggregation.mean import GivenRows, HeadMean
-from strategies.base.method import Traffic
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.base.method import Method, Traffic
 
 
 class OwnersMean:
@@ -58,7 +57,7 @@ class OwnersMean:
         return GivenRows(self.mean).moved(head)
 
 
-class SurgicalAggregation(FederatedAveraging):
+class SurgicalAggregation(Method):
     """Trunk by FedAvg; head row c is the mean over the sites that annotate c (eq. 2); a site has only its own rows."""
 
     name = "surgical"

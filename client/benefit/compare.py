@@ -30,8 +30,8 @@ from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.errors import WireError
 from common.wire.records import Groups
 from common.wire.roll_call import check_rows
+from strategies.base.method import most_epochs
 from strategies.local.training import reproducible
-from strategies.rounds.messages.plausible_figures import most_epochs
 
 FINE_TUNED_SHARE = 4
 """Fine-tuning takes one of so many of the rounds that training alone takes."""

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from common.errors import did_you_mean, quoted
 from common.plugins import PLUGIN
 from common.system.toml import Section
-from strategies.base.method_list import CLASSES
+from strategies.method_list import CLASSES
 
 Group = Literal["trunk", "norm", "head"]
 GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")

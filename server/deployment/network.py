@@ -34,7 +34,7 @@ from server.federation.set_up import lead
 from server.runs.live_status import Present, note_run
 from server.runs.reporter import Reporter
 from server.runs.scalars import Track
-from strategies.base.method_list import in_file
+from strategies.method_list import in_file
 from strategies.registry import method_of
 
 Tell = Callable[[str], None]

@@ -9,8 +9,11 @@ from pydantic import TypeAdapter
 
 from common.metrics.multi_class import Tally, round_accuracy
 from server.runs.folder import RunFolder
-from strategies.base.round_record import FederationValidation, RoundRecord
-from strategies.base.state import FederationState
+from strategies.engine.round_record import (
+    FederationValidation,
+    RoundRecord,
+)
+from strategies.engine.state import FederationState
 
 
 @dataclass

@@ -10,8 +10,8 @@ from common.models.state import ModelState
 from server.federation.accounting import Books, as_json
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import Setting
-from strategies.base.round_record import FederationValidation
-from strategies.base.state import FederationState
+from strategies.engine.round_record import FederationValidation
+from strategies.engine.state import FederationState
 
 
 @dataclass

@@ -17,14 +17,18 @@ from common.wire.records import Arrays, TrainReply, no_arrays
 from common.wire.roll_call import RollCallAnswer
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import Receipt, ReceiptRound
-from strategies.aggregation.norm_bound import Lengths
+from strategies.aggregation.norm_bound import Lengths, bounded
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.aggregator import longest_update, merged_by, moved_by, visit
-from strategies.base.checkpoint import of_bytes as state_of_bytes
-from strategies.base.method import Method
+from strategies.base.method import Method, SequentialMethod
 from strategies.base.round_context import RoundContext
+from strategies.engine.aggregator import (
+    longest_update,
+    merged_by,
+    moved_by,
+    visit,
+)
+from strategies.engine.checkpoint import of_bytes as state_of_bytes
 from strategies.registry import method_of
-from strategies.unifed.passing import SequentialPassing
 
 
 class Altered(Exception):
@@ -115,14 +119,16 @@ class Replay:
             yield one
 
     def _move(self, server_round: int, known: RoundContext, replies: dict[str, TrainReply]) -> None:
-        if isinstance(self.method, SequentialPassing):
+        if isinstance(self.method, SequentialMethod):
             passed, left = self.model, self.experiment.run.rounds - server_round
             for hops, reply in enumerate(replies.values(), start=1):
                 visited = visit(passed, reply, self.clip, self.lengths)
                 passed, self.lengths = visited.model, visited.lengths
                 self.model = self.method.after_hop(left, hops, self.model, passed)
             return
-        means = merged_by(self.method, known, self.model, replies, self.clip).means
+        if self.clip is not None:
+            replies, _ = bounded(replies, self.clip)
+        means = merged_by(self.method, known, self.model, replies).means
         self.model, self.moments = moved_by(self.method, server_round, means, self.moments)
 
     def _known(self, server_round: int) -> RoundContext:

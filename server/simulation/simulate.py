@@ -39,8 +39,8 @@ from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from server.simulation.backends.ray_program import RayProgram, begun
 from strategies.base.method import Method
-from strategies.base.method_list import in_file
 from strategies.local.arithmetic import chosen, in_arithmetic
+from strategies.method_list import in_file
 from strategies.registry import method_of
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}

@@ -25,7 +25,7 @@ from common.system.files import no_room_left
 from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from server.simulation.simulate import simulate
 from server.simulation.trial import Cell
-from strategies.base.round_record import RunStopped
+from strategies.engine.round_record import RunStopped
 
 CONTEXT = multiprocessing.get_context("forkserver")
 FIRST_USED_IN_A_RUN = (

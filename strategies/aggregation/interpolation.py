@@ -7,6 +7,8 @@ gives the hospitals 0.3 and keeps the server's running statistics; the published
 
 import numpy as np
 
+from common.models.head import Head
+from common.models.state import ModelState
 from strategies.aggregation.mean import Float32
 
 
@@ -20,3 +22,14 @@ def mixed(clients: Float32, server: Float32, alpha: float) -> Float32:
     """
     mixture = np.float64(alpha) * clients.astype(np.float64) + np.float64(1 - alpha) * server.astype(np.float64)
     return mixture.astype(np.float32)
+
+
+def mixture(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
+    """Mix all of two models, running means and variances too; a head row is mixed with that of its name."""
+    other = server.head.rows(hospitals.head.class_names)
+    weight, bias = mixed(hospitals.head.weight, other.weight, alpha), mixed(hospitals.head.bias, other.bias, alpha)
+    return ModelState(
+        mixed(hospitals.trunk, server.trunk, alpha),
+        mixed(hospitals.norm, server.norm, alpha),
+        Head(hospitals.head.class_names, np.asarray(weight), np.asarray(bias)),
+    )

@@ -16,12 +16,13 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.models.head import Head
-from common.wire.records import Groups
+from common.wire.records import Groups, TrainReply
 from strategies.aggregation.mean import Float32, running_sum
 
 Float64 = NDArray[np.float64]
@@ -70,6 +71,29 @@ def shortened(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -
         update = replace(update, head=_shortened_rows(update.head, clip * medians[ROW]))
     worst = max(sorted(long), key=long.__getitem__)
     return update, f"its {worst} was {long[worst]:.3g} times the median length, and was shortened to {clip:g} times"
+
+
+def bounded(
+    replies: Mapping[str, TrainReply], clip: float, lengths: Mapping[str, Lengths] = MappingProxyType({})
+) -> tuple[dict[str, TrainReply], dict[str, str]]:
+    """Shorten the updates that are too long.
+
+    Args:
+        replies: By site; their updates are a round's.
+        clip: The longest update, in median lengths of the round.
+        lengths: Of the updates, where they are known.
+
+    Returns:
+        The replies with bounded updates; and site -> what was done, for those that were shortened.
+    """
+    measured = {site: lengths.get(site) or lengths_of(reply.update) for site, reply in replies.items()}
+    medians, kept, done = medians_of(measured.values()), dict[str, TrainReply](), dict[str, str]()
+    for site, reply in replies.items():
+        update, what = shortened(reply.update, measured[site], medians, clip)
+        kept[site] = replace(reply, update=update) if what else reply
+        if what:
+            done[site] = what
+    return kept, done
 
 
 def times_of(lengths: Lengths, medians: Lengths) -> dict[str, float]:

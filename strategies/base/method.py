@@ -1,13 +1,16 @@
 """What makes a method: what travels, how a site learns, how updates merge, what does not fit."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from flwr.serverapp.strategy import Strategy
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.config import EvaluationSection, TrainingSection
+from common.config import EvaluationSection, ParticipationSection, Plan, TrainingSection
 from common.contract import LabelContract
 from common.data.base.image_set import Splits
 from common.errors import BadInput, Fault, quoted
@@ -16,15 +19,18 @@ from common.models.zoo.spec import Task
 from common.wire.quantization import Form
 from common.wire.records import NO_ARRAYS, Arrays, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
+from strategies.aggregation.means import Weighting, Weights
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
-from strategies.base.best_round import Criterion
 from strategies.base.round_context import RoundContext
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Loss, Missing, loss_for
 from strategies.local.objective import LocalRound, Situation, proximal
 from strategies.local.training import Examples, plain
 from strategies.local.training_losses import chosen_loss
+
+if TYPE_CHECKING:
+    from strategies.engine.coordinator import Coordinator
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -36,11 +42,8 @@ TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """
 
 
-Weighting = Literal["uniform", "samples"]
-"""A site's weight in every mean: 1 each, or its training images."""
-
-Weights = Sequence[float]
-"""One a site, in the order of site names; they need not sum to one."""
+Criterion = Literal["auroc", "loss"]
+"""What counts as a site's loss of a model; see :mod:`strategies.engine.best_round`."""
 
 Pooled = Literal["no", "negative", "masked", "known"]
 
@@ -126,7 +129,7 @@ class Traffic:
 class Method(Strategy):
     """One federated method, both halves: a Flower strategy on the coordinator, the client's half at the hospital.
 
-    This class declares; :class:`strategies.rounds.strategy.FederatedAveraging` runs the rounds. A method overrides what
+    This class declares; :class:`strategies.base.method.Method` runs the rounds. A method overrides what
     differs from FedAvg. All of its rules are pure, so that a run can be added up again from the updates that it kept.
 
     Args:
@@ -171,6 +174,7 @@ class Method(Strategy):
     ranks_sites: ClassVar[bool] = False
     chooses_loss: ClassVar[bool] = True
     parameters: Parameters
+    _coordinator: "Coordinator"
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Take a class with a :meth:`client` of its own for one that does more, where it does not say otherwise."""
@@ -384,6 +388,148 @@ class Method(Strategy):
         if self.pooled != "no":
             return "there is one pseudo-site, and nothing to average"
         return "" if self.traffic.trunk else "every site trains by itself, and nothing is averaged"
+
+    # ------------------------------------------------------------------ a Flower strategy
+
+    def prepare(
+        self,
+        plan: Plan,
+        participation: ParticipationSection,
+        run: str,
+        **options: Any,
+    ) -> Self:
+        """Make ready to coordinate one run as a Flower ``Strategy``.
+
+        Args:
+            plan: The part of the experiment that hospitals receive.
+            run: Identifier of the run.
+            options: As of :class:`strategies.engine.coordinator.Coordinator`.
+        """
+        from strategies.engine.sequential import coordinator_of  # here: a hospital's process loads no engine
+
+        self._coordinator = coordinator_of(self, plan, participation, run, **options)
+        return self
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train; see :meth:`strategies.engine.coordinator.Coordinator.start`."""
+        if train_config or evaluate_config or evaluate_fn:
+            warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
+        return self._coordinator.start(grid, initial_arrays, num_rounds, timeout)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message a site; the model is the coordinator's."""
+        return self._coordinator.configure_train(server_round, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+        """Move the coordinator's model by the replies that count."""
+        loss = self._coordinator.aggregate_train(server_round, replies).mean_train_loss
+        return None, MetricRecord({} if loss is None else {"train-loss": loss})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask for the validation loss of the model as it stands after the last round."""
+        return self._coordinator.configure_evaluate()
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Note what sites state of the last model."""
+        self._coordinator.aggregate_evaluate(replies)
+        mean = self._coordinator.last_validation.mean_loss
+        return None if mean is None else MetricRecord({"validation-loss": mean})
+
+    def summary(self) -> None:
+        """Print nothing: the run folder and the progress bar have it all."""
+
+
+def most_epochs(method: Method, plan: Plan) -> int:
+    """Local epochs of a round at most: a site that trains until its loss settles may go on to the rule's end."""
+    return max(plan.training.epochs, method.settling.cap if method.settling else 0, 1)
+
+
+@dataclass(frozen=True)
+class ServerTraining:
+    """The coordinator trains on images of its own, and mixes the result with the hospitals' model (UniFed).
+
+    Attributes:
+        settling: When it stops, each round.
+        alpha: Weight of the hospitals' model in the mixture.
+        patience: Rounds without a better model on the coordinator's validation part after which the run ends.
+    """
+
+    settling: Settling
+    alpha: float
+    patience: int
+
+
+class SequentialMethod(Method):
+    """One model is passed on from hospital to hospital, round by round: averaging over cohorts of one."""
+
+    sequential = True
+    missing = "negative"
+
+    @property
+    def server_training(self) -> ServerTraining | None:
+        """How the coordinator trains; None where it does not."""
+        return None
+
+    @property
+    def trains_at_coordinator(self) -> bool:
+        """Whether the coordinator trains on images of its own."""
+        return self.server_training is not None
+
+    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
+        """Return the sites of a round, which are sorted by name, in the order in which the model passes through."""
+        return sites
+
+    def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+        """Return what a round would end with after one more hop: the model as it was passed on.
+
+        Args:
+            left: Rounds that follow this one.
+            hops: In this round, this one included.
+            result: The same after the hop before; the model that the round began with before the first.
+            passed: The model after this hop.
+        """
+        return passed
+
+    def image_faults(self, own: Splits | None) -> list[Fault]:
+        """A coordinator that trains needs images of its own."""
+        if not self.trains_at_coordinator or (own and len(own.train) and len(own.validation)):
+            return []
+        problem = f"{self.name} trains on images of the coordinator's own, and judges by them; there are none."
+        remedy = 'Name them in [server_data]; in simulation partition.kind = "tasks" sets some aside too.'
+        return [Fault("run.method", problem, remedy)]
+
+    def of_averaging(self) -> list[str]:
+        """A pass hands every site a model to stay near, too; and it has no weights and no warm-up."""
+        given, found = self.parameters, super().of_averaging()
+        if self.hospitals_train:
+            found = [key for key in found if key != "proximal_mu"]
+        found += ["weighting"] if given.weighting != "uniform" else []
+        return found + (["warm_up_epochs"] if given.warm_up_epochs else [])
+
+    def why_nothing_is_averaged(self) -> str:
+        """The reason."""
+        return "the model is passed on, not averaged"
+
+    def contradictions(self) -> list[Fault]:
+        """The whole network is passed on."""
+        found = super().contradictions()
+        if self.parameters.trunk == "fedbn":
+            problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
+            found.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
+        return found
 
 
 def without_local_norm(name: str, trunk: TrunkRule, why: str) -> list[Fault]:

@@ -4,9 +4,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from strategies.base.method import Parameters, Pooled, Traffic, TrunkRule, Weighting
+from strategies.aggregation.means import Weighting
+from strategies.base.method import (
+    Method,
+    Parameters,
+    Pooled,
+    Traffic,
+    TrunkRule,
+)
 from strategies.local.losses import Missing
-from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedAvgParameters(Parameters):
@@ -40,14 +46,14 @@ class CentralisedParameters(Parameters):
     missing: Literal["negative", "masked", "known"] = "negative"
 
 
-class Vanilla(FederatedAveraging):
+class Vanilla(Method):
     """Every site has every row; a class it does not annotate counts as absent."""
 
     name = "vanilla"
     missing = "negative"
 
 
-class PartialLoss(FederatedAveraging):
+class PartialLoss(Method):
     """Every site has every row and learns from its own classes; the whole head is averaged over all sites.
 
     The authors' warm-up takes missing as negative, a handicap; here it uses the partial loss too (specs 1.6).
@@ -56,14 +62,14 @@ class PartialLoss(FederatedAveraging):
     name = "partial_loss"
 
 
-class PersonalisedHeads(FederatedAveraging):
+class PersonalisedHeads(Method):
     """Everything but the head is averaged; each site keeps a head of its own classes."""
 
     name = "pfl"
     declared = Traffic(head=False, rows="own")
 
 
-class Individual(FederatedAveraging):
+class Individual(Method):
     """Each site alone, for the same number of epochs; nothing but losses is exchanged."""
 
     name = "individual"
@@ -71,7 +77,7 @@ class Individual(FederatedAveraging):
     selection = "site"
 
 
-class Centralised(FederatedAveraging):
+class Centralised(Method):
     """All images in one place, which no hospital allows: what federation is measured against."""
 
     name = "centralised"
@@ -89,7 +95,7 @@ class Centralised(FederatedAveraging):
         return self.parameters.missing
 
 
-class FedAvg(FederatedAveraging):
+class FedAvg(Method):
     """McMahan et al., AISTATS 2017: every site annotates every class and everything is averaged."""
 
     name = "fedavg"
@@ -111,7 +117,7 @@ class FedBNPlus(FedAvg):
     table = FedBNPlusParameters
 
 
-class FedProx(FederatedAveraging):
+class FedProx(Method):
     """Li et al., MLSys 2020: FedAvg with a pull back to the received model; here it takes partial labels too."""
 
     name = "fedprox"

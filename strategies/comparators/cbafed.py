@@ -47,13 +47,21 @@ from common.wire.records import (
     below,
 )
 from strategies.aggregation.interpolation import mixed
+from strategies.aggregation.means import (
+    Weighting,
+    Weights,
+)
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Parameters, Statistic, Traffic, Weighting, Weights
+from strategies.base.method import (
+    Method,
+    Parameters,
+    Statistic,
+    Traffic,
+)
 from strategies.base.round_context import RoundContext, finite_by_name
 from strategies.local.losses import known_entries, positive_weights
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch, Losses
-from strategies.rounds.strategy import FederatedAveraging
 
 Floats = NDArray[np.floating]
 Float64 = NDArray[np.float64]
@@ -84,7 +92,7 @@ class CBAFedParameters(Parameters):
     balanced: bool = True
 
 
-class CBAFed(FederatedAveraging):
+class CBAFed(Method):
     """FedAvg by entries trained on, mixed with an earlier model; thresholds of pseudo labels for every class."""
 
     name = "cbafed"

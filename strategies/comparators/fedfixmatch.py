@@ -27,11 +27,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.data.augmentation.strong import strongly_augmented
 from common.models.network import SplitNetwork
-from strategies.base.method import Parameters, Weighting
+from strategies.aggregation.means import Weighting
+from strategies.base.method import Method, Parameters
 from strategies.local.losses import Loss, known_entries, positive_weights
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch
-from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedFixMatchParameters(Parameters):
@@ -66,7 +66,7 @@ def unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
     return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
 
 
-class FedFixMatch(FederatedAveraging):
+class FedFixMatch(Method):
     """FedAvg; each site runs FixMatch."""
 
     name = "fedfixmatch"

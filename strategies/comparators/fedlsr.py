@@ -28,11 +28,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from common.models.network import SplitNetwork
-from strategies.base.method import Parameters, Weighting
+from strategies.aggregation.means import Weighting
+from strategies.base.method import Method, Parameters
 from strategies.local.losses import Missing, filled, known_entries, positive_weights
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch
-from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedLSRParameters(Parameters):
@@ -89,7 +89,7 @@ def grown(finished: int, rounds: int) -> float:
     return min(1.0, finished / rounds) if rounds else 1.0
 
 
-class FedLSR(FederatedAveraging):
+class FedLSR(Method):
     """FedAvg; each site trains on a mixture of two views, and keeps both views' predictions alike."""
 
     name = "fedlsr"

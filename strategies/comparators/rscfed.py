@@ -39,14 +39,17 @@ from common.wire.records import (
     below,
 )
 from strategies.aggregation.distances import Float64, distances_from_mean, inner_products
-from strategies.base.method import Parameters, Weighting, Weights
+from strategies.aggregation.means import (
+    Weighting,
+    Weights,
+)
+from strategies.base.method import Method, Parameters
 from strategies.base.round_context import RoundContext
 from strategies.fedmlp.losses import consistency
 from strategies.local.losses import known_entries, positive_weights
 from strategies.local.mean_teacher import decay_after, follow
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch
-from strategies.rounds.strategy import FederatedAveraging
 
 
 class RSCFedParameters(Parameters):
@@ -72,7 +75,7 @@ class RSCFedParameters(Parameters):
     balanced: bool = True
 
 
-class RSCFed(FederatedAveraging):
+class RSCFed(Method):
     """The global model is the mean of sub-consensus models; every site has a mean teacher of its own."""
 
     name = "rscfed"

@@ -27,7 +27,14 @@ from common.models.inference import features_and_logits
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.base.method import Parameters, Statistic, Traffic, Weighting, without_local_norm
+from strategies.aggregation.means import Weighting
+from strategies.base.method import (
+    Method,
+    Parameters,
+    Statistic,
+    Traffic,
+    without_local_norm,
+)
 from strategies.base.round_context import RoundContext, finite_by_name
 from strategies.fedmlp.detection import Rounding, Tags, share_tagged, tags, with_tags, z_scores
 from strategies.fedmlp.losses import first_stage, second_stage
@@ -36,7 +43,6 @@ from strategies.fedmlp.prototypes import cosines, difficulty, global_statistics,
 from strategies.local.losses import Loss, loss_for
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch, Losses
-from strategies.rounds.strategy import FederatedAveraging
 from strategies.surgical import OwnersMean
 
 
@@ -87,7 +93,7 @@ class FedMLPParameters(Parameters):
         return self
 
 
-class FedMLP(FederatedAveraging):
+class FedMLP(Method):
     """FedAvg; besides, the means of the sites' prototypes (eq. 6) and difficulties (eq. 10) go back to all."""
 
     name = "fedmlp"

@@ -26,14 +26,18 @@ from common.errors import Fault
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.base.method import Parameters, Traffic, Weighting
+from strategies.aggregation.means import Weighting
+from strategies.base.method import (
+    Method,
+    Parameters,
+    Traffic,
+)
 from strategies.base.round_context import RoundContext
 from strategies.fedsld.prior import federation_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import WEIGHTED, WEIGHTS, Reduction
 from strategies.local.losses import Missing, filled, mean_where
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch, plain
-from strategies.rounds.strategy import FederatedAveraging
 from strategies.surgical import OwnersMean
 
 
@@ -66,7 +70,7 @@ class ScaledParameters(Parameters):
     missing: Missing = "masked"
 
 
-class FedSLD(FederatedAveraging):
+class FedSLD(Method):
     """FedAvg in which every site receives the label prior P, made from the label counts of the roll call."""
 
     name = "fedsld"
@@ -112,7 +116,7 @@ class FedSLD(FederatedAveraging):
         return LocalRound(objective)
 
 
-class ScaledFedAvg(FederatedAveraging):
+class ScaledFedAvg(Method):
     """FedAvg with the learning rate multiplied by FedSLD's mean weight: the honest control (specs 4.4)."""
 
     name = "fedavg_scaled"

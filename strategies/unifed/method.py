@@ -8,7 +8,7 @@ model passes from the easiest task to the hardest; each hospital trains until it
 coordinator trains the mixed model of the round before on images of its own, and mixes both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,13 @@ from pydantic import Field
 
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
-from strategies.base.method import Parameters, Statistic, Traffic
+from strategies.base.method import Parameters, SequentialMethod, ServerTraining, Statistic, Traffic
 from strategies.base.round_context import RoundContext, finite_by_name
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Missing
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Losses, plain
 from strategies.unifed.difficulty import SlopeRule, easy_first, loss_slope
-from strategies.unifed.passing import SequentialPassing
-from strategies.unifed.server_training import ServerTraining
 
 
 class SequentialParameters(Parameters):
@@ -68,7 +66,7 @@ class UniFedParameters(ServerOnlyParameters):
     slope: SlopeRule = "least_squares"
 
 
-class UniFed(SequentialPassing):
+class UniFed(SequentialMethod):
     """The easiest task first; the coordinator's own training is mixed in with alpha."""
 
     name = "unifed"
@@ -82,7 +80,7 @@ class UniFed(SequentialPassing):
     ranks_sites = True
 
     @property
-    def server(self) -> ServerTraining:
+    def server_training(self) -> ServerTraining:
         """Until the loss settles, each round."""
         return _server(self.parameters, self.parameters.alpha)
 
@@ -91,12 +89,10 @@ class UniFed(SequentialPassing):
         """When a hospital stops training in a round."""
         return Settling(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
 
-    def order(self, server_round: int) -> tuple[str, ...]:
+    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Order the sites by the slope that each sent last; a site that sent none comes last."""
-        drawn = super().order(server_round)
-        slopes = {site: float(slope[0]) for site, slope in self.state.statistics.items() if site in drawn}
-        ranked = easy_first(slopes)
-        return (*ranked, *(site for site in drawn if site not in slopes))
+        slopes = {site: float(slope[0]) for site, slope in context.statistics.items() if site in sites}
+        return [*easy_first(slopes), *(site for site in sites if site not in slopes)]
 
     def statistics_shape(self, known: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """One number."""
@@ -119,14 +115,14 @@ class UniFed(SequentialPassing):
         return LocalRound(plain(self.training_loss(situation.examples, situation.spec)), slope)
 
 
-class SequentialTraining(SequentialPassing):
+class SequentialTraining(SequentialMethod):
     """The model goes round in the order of site names, the experiment's number of epochs at each."""
 
     name = "fedseq"
     table = SequentialParameters
 
 
-class ServerOnly(SequentialPassing):
+class ServerOnly(SequentialMethod):
     """The coordinator trains on its own images alone: what UniFed has to be better than (specs 2.4, at the end)."""
 
     name = "server_only"
@@ -135,11 +131,11 @@ class ServerOnly(SequentialPassing):
     hospitals_train = False
 
     @property
-    def server(self) -> ServerTraining:
+    def server_training(self) -> ServerTraining:
         """Until the loss settles, each round; nothing is mixed in."""
         return _server(self.parameters, 0.0)
 
-    def order(self, server_round: int) -> tuple[str, ...]:
+    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return no site."""
         return ()
 

@@ -9,6 +9,7 @@ It is sequential training (``fedseq``, specs 2.4) with two changes, each of whic
 A label that a hospital does not annotate is left out of the loss. docs/results.md has what each change does.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,10 +17,10 @@ from pydantic import Field
 
 from common.models.state import ModelState
 from common.system.seeds import seed_of
-from strategies.base.method import Parameters
+from strategies.aggregation.interpolation import mixture
+from strategies.base.method import Parameters, SequentialMethod
+from strategies.base.round_context import RoundContext
 from strategies.local.losses import Missing
-from strategies.unifed.passing import SequentialPassing
-from strategies.unifed.server_training import mixture
 
 
 class PolyclinicParameters(Parameters):
@@ -36,20 +37,19 @@ class PolyclinicParameters(Parameters):
     missing: Missing = "masked"
 
 
-class Polyclinic(SequentialPassing):
+class Polyclinic(SequentialMethod):
     """One model in a drawn order through the hospitals; the mean of the last round's stops."""
 
     name = "polyclinic"
     table = PolyclinicParameters
     parameters: PolyclinicParameters
 
-    def order(self, server_round: int) -> tuple[str, ...]:
-        """The sites in an order that follows from the run's seed and the round."""
-        sites = super().order(server_round)
+    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
+        """Return the sites in an order that follows from the run's seed and the round."""
         if self.parameters.order == "name":
             return sites
-        generator = np.random.default_rng(seed_of(self.plan.run.seed, server_round, "order"))
-        return tuple(sites[place] for place in generator.permutation(len(sites)))
+        generator = np.random.default_rng(seed_of(context.seed, context.round, "order"))
+        return [sites[place] for place in generator.permutation(len(sites))]
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """Return the mean of all stops up to this one in the last rounds, else the model as it was passed on."""

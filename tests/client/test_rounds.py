@@ -22,7 +22,7 @@ from common.wire.records import (
     EvaluateRequest,
     TrainReply,
 )
-from strategies.base.state import groups_for
+from strategies.engine.state import groups_for
 from strategies.local.optimisation import optimizer_for
 from strategies.local.training import Exercise, Frozen, plain, reproducible, train_epoch, validate
 from strategies.registry import STRATEGIES, method_of

@@ -16,7 +16,7 @@ import pytest
 
 from common.system.stopping import STOPPED_ON_REQUEST
 from server.sim_cli import line_to_go_on
-from strategies.base.method_list import CLASSES
+from strategies.method_list import CLASSES
 from strategies.registry import STRATEGIES
 from tests.network.ended import (
     MARK,

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from common.models.state import Head, ModelState
 from common.wire.records import TrainReply
 from strategies.aggregation.mean import Float32, RunningMean, running_sum
+from strategies.aggregation.means import means_of
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
-from strategies.base.state import FederationState, means_of
+from strategies.engine.state import FederationState
 from strategies.surgical import OwnersMean
 
 

@@ -10,10 +10,24 @@ from hypothesis import strategies as st
 
 from common.models.state import Head, ModelState
 from common.wire.bounds import MOST_LOSS
-from strategies.base.best_round import SMALL, TOLERATED, Criterion, is_better, lowest_of, regret
-from strategies.base.checkpoint import of_bytes, to_bytes
-from strategies.base.round_record import FederationValidation
-from strategies.base.state import FederationState, with_judgement, with_validation
+from strategies.base.method import Criterion
+from strategies.engine.best_round import (
+    SMALL,
+    TOLERATED,
+    is_better,
+    lowest_of,
+    regret,
+)
+from strategies.engine.checkpoint import (
+    of_bytes,
+    to_bytes,
+)
+from strategies.engine.round_record import FederationValidation
+from strategies.engine.state import (
+    FederationState,
+    with_judgement,
+    with_validation,
+)
 from strategies.registry import STRATEGIES
 
 ONE = ModelState(

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.wire.records import TrainReply
-from strategies.rounds.messages.deadline import (
+from strategies.engine.exchange import (
     MAX_POLL_S,
     MESSAGE_GONE,
     NODE_UNAVAILABLE,
@@ -20,7 +20,7 @@ from strategies.rounds.messages.deadline import (
     Registered,
     exchange,
 )
-from strategies.rounds.messages.replies import decoded
+from strategies.engine.replies import decoded
 from tests.strategies.scripted import (
     LOST,
     SUPERLINK,

@@ -16,7 +16,7 @@ from common.models.state import read_state
 from common.wire.codec import decode, payload_bytes
 from common.wire.records import EvaluateReply, TrainReply, TrainRequest
 from server.runs.verify import verify
-from strategies.base.round_record import TooFewSites
+from strategies.engine.round_record import TooFewSites
 from strategies.registry import STRATEGIES, method_named
 from tests.federations import (
     ALL_SHARED,

@@ -11,9 +11,9 @@ from common.config import ParticipationSection
 from common.errors import BadInput
 from common.wire.codec import encode
 from common.wire.roll_call import REFUSAL, RefusalNoted, RollCallAnswer
+from strategies.engine.claims import Claims
+from strategies.engine.membership import Membership
 from strategies.registry import method_of
-from strategies.rounds.participation.claims import Claims
-from strategies.rounds.participation.client_manager import Membership
 from tests.client.rounds import plan
 from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import strategies.rounds.strategy
+import strategies.engine.coordinator
 from client import app
 from client.training.private_round import private_round
 from common.config import read_experiment
@@ -20,8 +20,8 @@ from server.federation.checkpoints import CheckpointFolder
 from server.federation.rollback import Backwards
 from server.runs.verify import verify
 from server.simulation.simulate import simulate
+from strategies.engine.rollback import Rollback
 from strategies.registry import STRATEGIES
-from strategies.rounds.rollback import Rollback
 from tests.backdoors import backdoor, success_of
 from tests.federations import federation, given_weights, needs_of
 from tests.liars import LIES, Answer, Lying, shifted_trunk
@@ -155,7 +155,7 @@ KILLS = {
     "before the rollback is written": (Backwards, "go_back", 1, False),
     "after the rollback is written": (Backwards, "go_back", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save", 2, True),
-    "while models are tried": (strategies.rounds.strategy.FederatedAveraging, "_moved", 3, False),
+    "while models are tried": (strategies.engine.coordinator.Coordinator, "moved", 3, False),
 }
 
 

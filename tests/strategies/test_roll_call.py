@@ -17,13 +17,16 @@ from common.wire.roll_call import (
     RollCall,
     RollCallAnswer,
 )
-from strategies.base.round_record import TooFewSites, Waiting
-from strategies.rounds.participation.roll_call import (
+from strategies.engine.roll_call import (
     Member,
     Roll,
     call_the_roll,
     model_faults,
     refuse_faulty,
+)
+from strategies.engine.round_record import (
+    TooFewSites,
+    Waiting,
 )
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost
 

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.zoo.spec import Task
-from strategies.base.round_record import TooFewSites
+from strategies.engine.round_record import TooFewSites
 from strategies.local.losses import Loss, Missing, loss_for
 from strategies.local.training_losses import chosen_loss
 from strategies.registry import STRATEGIES, method_of

@@ -17,13 +17,13 @@ from common.wire.codec import decode
 from common.wire.quantization import Form
 from common.wire.records import NO_ARRAYS, Groups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, stepped
-from strategies.base.state import FederationState
+from strategies.engine.replies import fault_in
+from strategies.engine.state import FederationState
 from strategies.local.clipping import clipped, norm_of
 from strategies.local.compression import compressed
 from strategies.local.objective import LocalRound, Situation, proximal
 from strategies.local.training import Batch, Examples
 from strategies.registry import method_named
-from strategies.rounds.messages.refused_replies import fault_in
 from tests.federations import ALL_SHARED, federation, finished, needs_of, of_type, overheard
 from tests.strategies.folds import aggregated, stepped_by
 

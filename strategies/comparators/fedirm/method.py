@@ -41,7 +41,13 @@ from torch import Tensor, nn
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
-from strategies.base.method import Parameters, Statistic, Traffic, Weighting
+from strategies.aggregation.means import Weighting
+from strategies.base.method import (
+    Method,
+    Parameters,
+    Statistic,
+    Traffic,
+)
 from strategies.base.round_context import RoundContext
 from strategies.comparators.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.fedmlp.losses import consistency
@@ -49,7 +55,6 @@ from strategies.local.losses import Loss, known_entries, positive_weights
 from strategies.local.mean_teacher import decay_after, follow
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch, Losses, plain
-from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedIRMParameters(Parameters):
@@ -77,7 +82,7 @@ class FedIRMParameters(Parameters):
     balanced: bool = True
 
 
-class FedIRM(FederatedAveraging):
+class FedIRM(Method):
     """FedAvg, and the mean of the sites' disease relation matrices, which a site without labels has to match."""
 
     name = "fedirm"

@@ -40,7 +40,17 @@ from common.models.inference import logits_of
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.distances import inner_products
-from strategies.base.method import Parameters, Statistic, Traffic, Weighting, Weights, without_local_norm
+from strategies.aggregation.means import (
+    Weighting,
+    Weights,
+)
+from strategies.base.method import (
+    Method,
+    Parameters,
+    Statistic,
+    Traffic,
+    without_local_norm,
+)
 from strategies.base.round_context import RoundContext
 from strategies.comparators.fednoro.detection import Flags, distance_aware, loss_indicators, noisy_sites
 from strategies.fedmlp.losses import supervised
@@ -48,7 +58,6 @@ from strategies.fedmlp.prior import adjustment_of
 from strategies.local.losses import Missing
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch
-from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedNoRoParameters(Parameters):
@@ -72,7 +81,7 @@ class FedNoRoParameters(Parameters):
     temperature: float = Field(0.8, gt=0)
 
 
-class FedNoRo(FederatedAveraging):
+class FedNoRo(Method):
     """Stage 1 is FedAvg; then sites found to be noisy are taught by the received model, and weigh less."""
 
     name = "fednoro"

@@ -10,13 +10,66 @@ from typing import TypeVar
 from flwr.app import Message, MessageType, RecordDict
 
 from common.config import Plan
+from common.models.frozen import NOT_HERE, FrozenPart
 from common.models.state import ModelState
+from common.models.zoo.spec import ModelSpec
 from common.wire.codec import Written, encode, payload_bytes
 from common.wire.records import Arrays, EvaluateRequest, Groups, Request, TrainRequest
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
-from strategies.base.state import FederationState, groups_expected, groups_for
-from strategies.rounds.messages.frozen_supply import FrozenSupply
+from strategies.engine.state import (
+    FederationState,
+    groups_expected,
+    groups_for,
+)
+
+
+@dataclass
+class FrozenSupply:
+    """The frozen part, and who has it.
+
+    Attributes:
+        part: None where everything is trained.
+        held: Sites that have answered a request that needed it.
+        lost: Sites that said that they do not have it any more.
+    """
+
+    part: FrozenPart | None = None
+    held: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, spec: ModelSpec, part: FrozenPart | None) -> "FrozenSupply":
+        """A supply of what a plan's model names.
+
+        Raises:
+            ValueError: If the model has a frozen part, and this is not it.
+        """
+        if spec.train != "all" and (part is None or part.sha256 != spec.frozen_sha256):
+            raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
+        return cls(part)
+
+    def for_site(self, site: str, *, had: bool) -> Groups:
+        """What goes with a request to this site.
+
+        Args:
+            had: Whether it said at the roll call that it has it; each process that leads a run calls the roll.
+        """
+        needed = site in self.lost or not (had or site in self.held)
+        return Groups(trunk=self.part.values) if self.part is not None and needed else Groups()
+
+    def note(self, site: str, fault: str = "") -> None:
+        """Note what a site's reply shows.
+
+        Args:
+            fault: Why the reply does not count; empty where it does.
+        """
+        if not fault:
+            self.held.add(site)
+            self.lost.discard(site)
+        elif NOT_HERE in fault:
+            self.lost.add(site)
+
 
 SLACK, SLACK_S = 1.1, 60.0
 """A site's clock may run a little faster than the coordinator's."""
@@ -44,7 +97,7 @@ class Requests:
     Attributes:
         plan_json: The plan as hospitals receive it.
         deadline_s: Seconds after which nobody waits for a reply.
-        known: The contract, the sites' answers to the roll call, and the round.
+        context: The contract, the sites' answers to the roll call, and the round.
         state: The coordinator's state when the exchange begins.
         best: Round of the model that the run would end with as things stand; -1 for none.
         nodes: Site -> number of its Flower node.
@@ -61,7 +114,7 @@ class Requests:
     plan_json: str
     run: str
     deadline_s: float
-    known: RoundContext
+    context: RoundContext
     state: FederationState
     best: int
     nodes: Mapping[str, int]
@@ -81,7 +134,7 @@ class Requests:
             update: Whether the reply holds an update.
         """
         request = self.request(partial(TrainRequest, statistics=statistics), site, model)
-        annotated = self.known.contract.sites[site]
+        annotated = self.context.contract.sites[site]
         self.expected[site] = groups_expected(request.model, self.method, annotated) if update else Groups()
         return self.message(site, MessageType.TRAIN, encode(request, self.written))
 
@@ -97,17 +150,17 @@ class Requests:
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
         self.sent_at[site] = SentAt()
-        return Message(content, self.nodes[site], kind, group_id=str(self.known.round), ttl=self.deadline_s)
+        return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
     def request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
         """A request of this run and round, and the model with that site's own head rows."""
-        rows = self.method.rows_of(site, self.known.contract)
-        had = self.known.answers[site].holds_frozen
+        rows = self.method.rows_of(site, self.context.contract)
+        had = self.context.answers[site].holds_frozen
         return make(
             run=self.run,
-            round=self.known.round,
+            round=self.context.round,
             plan=self.plan_json,
-            contract=self.known.contract.hash,
+            contract=self.context.contract.hash,
             class_names=tuple(rows),
             counted=self.state.counted.get(site, 0),
             best=self.best,

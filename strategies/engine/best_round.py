@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from strategies.aggregation.mean import running_sum
-from strategies.base.round_record import FederationValidation
+from strategies.engine.round_record import FederationValidation
 
 FEWEST = 3
 """Sites of which a majority can outvote one."""

@@ -4,22 +4,20 @@ import math
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from common.config import Plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import pixels_of
 from common.models.frozen import FrozenPart
 from common.models.gpu.placement import on_device
-from common.models.head import Head
 from common.models.network import SplitNetwork, build, unfreeze
 from common.models.state import ModelState, read_state, write_state
 from common.system.seeds import seed_of
-from strategies.aggregation.interpolation import mixed
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Method
-from strategies.base.round_record import CoordinatorRound, FederationValidation
-from strategies.local.early_stopping import Settling
+from strategies.base.method import Method, ServerTraining
+from strategies.engine.round_record import (
+    CoordinatorRound,
+    FederationValidation,
+)
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
 from strategies.local.training import (
     Examples,
@@ -36,21 +34,6 @@ from strategies.local.training import (
 
 COORDINATOR = "coordinator"
 """Under this name its figures stand beside the sites'."""
-
-
-@dataclass(frozen=True)
-class ServerTraining:
-    """The coordinator trains on images of its own, and mixes the result with the hospitals' model (UniFed).
-
-    Attributes:
-        settling: When it stops, each round.
-        alpha: Weight of the hospitals' model in the mixture.
-        patience: Rounds without a better model on the coordinator's validation part after which the run ends.
-    """
-
-    settling: Settling
-    alpha: float
-    patience: int
 
 
 @dataclass
@@ -115,14 +98,3 @@ class OwnTraining:
 
 def _named(value: float | None) -> dict[str, float]:
     return {} if value is None or not math.isfinite(value) else {COORDINATOR: value}
-
-
-def mixture(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
-    """Mix all of two models, running means and variances too; a head row is mixed with that of its name."""
-    other = server.head.rows(hospitals.head.class_names)
-    weight, bias = mixed(hospitals.head.weight, other.weight, alpha), mixed(hospitals.head.bias, other.bias, alpha)
-    return ModelState(
-        mixed(hospitals.trunk, server.trunk, alpha),
-        mixed(hospitals.norm, server.norm, alpha),
-        Head(hospitals.head.class_names, np.asarray(weight), np.asarray(bias)),
-    )

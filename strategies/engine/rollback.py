@@ -11,11 +11,20 @@ one site. Of two sites each is the only judge of the other; among very many a bo
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from strategies.base.callbacks import Callbacks, RolledBack
-from strategies.base.round_record import FederationValidation
-from strategies.base.state import FederationState
+from common.models.state import ModelState
+from common.wire.records import EvaluateReply, TrainReply
+from strategies.engine.callbacks import RolledBack
+from strategies.engine.layers import Layer, Merge, NormBound, RoundOutcome
+from strategies.engine.replies import Replies, validation_of
+from strategies.engine.round_record import FederationValidation
+from strategies.engine.state import FederationState
+
+if TYPE_CHECKING:
+    from strategies.engine.coordinator import Coordinator
 
 COLLAPSE, STALL = 3.0, 0.98
 """Times the loss of the model before from which a model has collapsed, and from which it has not become better."""
@@ -103,11 +112,17 @@ def _times(loss: float, other: float) -> float:
     return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf
 
 
-@dataclass(frozen=True)
-class Rollback:
-    """Takes back models of one run, and says when to look for the site that harms."""
+class Rollback(Layer):
+    """Takes back models of one run that collapsed, and looks for the site that harms.
 
-    callbacks: Callbacks
+    Args:
+        bound: On the length of an update; a model is tried where it shortens one.
+    """
+
+    buffered = True
+
+    def __init__(self, coordinator: "Coordinator", bound: NormBound) -> None:
+        self._coordinator, self._bound = coordinator, bound
 
     def due(self, state: FederationState, losses: Mapping[str, float], *, too_long: bool) -> bool:
         """Return whether a round's updates are tried before they count.
@@ -122,17 +137,65 @@ class Rollback:
         odd = too_long or stalled(losses, state.sound_losses)
         return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
 
-    def refuse_collapse(
-        self, state: FederationState, losses: Mapping[str, float], absent: Mapping[str, str], sites: Collection[str]
-    ) -> None:
+    def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
         """Look at what the sites say of the present model. No round is done again twice.
 
         Raises:
             ModelCollapse: If it has collapsed, and there is a round to go back to.
         """
-        if len(sites) not in SITES or state.round <= state.repeated:
+        state = self._coordinator.state
+        if len(self._coordinator.sites.members) not in SITES or state.round <= state.repeated:
             return
-        if because := collapse(losses, absent, state.sound_losses):
-            earlier = self.callbacks.on_rollback(RolledBack(state.round, state.round - 1, because))
+        if because := collapse(validation.loss, absent, state.sound_losses):
+            earlier = self._coordinator.callbacks.on_rollback(RolledBack(state.round, state.round - 1, because))
             if earlier is not None:
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
+
+    def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
+        """Keep the losses of the model that the round began with, which had not collapsed."""
+        return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
+
+    def around(self, merge: Merge) -> Merge:
+        """Try a round's updates before they count, where that is due."""
+
+        def tried(received: Replies[TrainReply]) -> RoundOutcome:
+            losses = validation_of(received.accepted).loss
+            too_long = self._bound.shortens(received.accepted)
+            if self.due(self._coordinator.state, losses, too_long=too_long):
+                received = self._without_culprit(merge, received)
+            return merge(received)
+
+        return tried
+
+    def _without_culprit(self, merge: Merge, received: Replies[TrainReply]) -> Replies[TrainReply]:
+        """Return the replies but for the site whose update harms, if there is one; it is left out from now on."""
+        coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
+        sites = sorted(received.accepted)
+
+        def judged(out: str = "") -> FederationValidation:
+            some = {site: received.accepted[site] for site in sites if site != out}
+            means = merge(replace(received, accepted=some)).merged.means
+            return self._judged(server_round, sites, coordinator.moved(server_round, means)[0])
+
+        site, reason = culprit(judged(), {site: judged(out=site) for site in sites})
+        state = coordinator.state
+        if not site:  # each pause is longer: a run of 100 rounds has a dozen trials in vain at most
+            coordinator.state = replace(state, next_trial=server_round + max(server_round // 2, 1))
+            return received
+        coordinator.callbacks.on_exclusion(server_round, site, reason)
+        coordinator.state = replace(state, excluded={**state.excluded, site: reason})
+        received = replace(received.without({site: reason}), unfit=received.unfit | {site})
+        coordinator.refuse_too_few(server_round, received)
+        return received
+
+    def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
+        """Ask the sites how good a model is that may become that of this round."""
+        coordinator, training = self._coordinator, self._coordinator.requests
+        messages = coordinator.evaluate_messages(server_round, model, sites, test=False)
+        deadline_s = coordinator.participation.round_deadline_s
+        replies = coordinator.exchanged(messages, "evaluate", server_round, deadline_s)
+        validation = validation_of(coordinator.received(replies, EvaluateReply).accepted)
+        for site, size in coordinator.requests.bytes_down.items():
+            training.bytes_down[site] = training.bytes_down.get(site, 0) + size
+        coordinator.requests = training
+        return validation

@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, Waiting
-from strategies.base.state import FederationState
+from strategies.engine.round_record import (
+    Arrival,
+    FederationValidation,
+    RoundRecord,
+    Waiting,
+)
+from strategies.engine.state import FederationState
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ def exclusion_sentence(server_round: int, site: str, reason: str) -> str:
 
 
 class Callbacks:
-    """Passed to :meth:`strategies.rounds.strategy.FederatedAveraging.prepare`; each does nothing if not overridden."""
+    """Passed to :meth:`strategies.base.method.Method.prepare`; each does nothing if not overridden."""
 
     def on_wait(self, waiting: Waiting) -> None:
         """Receive what is waited for, whenever that changes."""

@@ -1,25 +1,32 @@
-"""Who takes part in a run: the roll call, the label contract, late joiners, the draw of a round's sites."""
+"""Who takes part in a run: the roll call, the label contract, late joiners, the draw of a round's sites.
+
+The sites of an exchange are drawn from the run's seed and the round, and from nothing else: a run that was killed and
+goes on asks the same sites, and so does the same run over the network or in simulation."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeVar
 
+import numpy as np
 from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
-from common.contract import Declaration, LabelContract, merge
-from common.errors import BadInput, Fault, stop_on
+from common.contract import Declaration, LabelContract, faults_of_one, folded, merge
+from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.timers import JOIN_DEADLINE_S
 from common.wire.records import NO_ARRAYS, Arrays
 from common.wire.roll_call import RollCall
-from strategies.base.callbacks import Callbacks
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
-from strategies.rounds.participation.claims import ClaimsBySite, claim_faults, no_lists
-from strategies.rounds.participation.cohorts import EVALUATION, drawn, drawn_to_cover, evaluated
-from strategies.rounds.participation.label_fit import coverage_faults, minority_faults, own_faults
-from strategies.rounds.participation.roll_call import (
+from strategies.engine.callbacks import Callbacks
+from strategies.engine.claims import (
+    ClaimsBySite,
+    claim_faults,
+    no_lists,
+)
+from strategies.engine.roll_call import (
     Member,
     Registered,
     Roll,
@@ -27,6 +34,127 @@ from strategies.rounds.participation.roll_call import (
     model_faults,
     refuse_faulty,
 )
+
+FEW = 100
+"""Sites that are all asked how good a model is; of more, so many are drawn, or as many as train in a round."""
+EVALUATION = 1
+"""What the generator of an evaluation is seeded with besides, so that it does not draw the sites of a round."""
+
+
+def evaluated(asked: int | None, sites_per_round: int) -> int:
+    """How many sites are asked how good a model is; 0 stands for all.
+
+    Args:
+        asked: What the experiment says; None where it leaves it open. Then all are asked wherever all train.
+    """
+    if asked is not None:
+        return asked
+    return max(FEW, sites_per_round) if sites_per_round else 0
+
+
+def drawn(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
+    """So many of the names, sorted, each set as likely as any other; all where there are no more, or ``size`` is 0."""
+    ordered = sorted(names)
+    if not 0 < size < len(ordered):
+        return ordered
+    return sorted(np.random.default_rng(seed).choice(ordered, size, replace=False).tolist())
+
+
+def drawn_to_cover(
+    annotated: Mapping[str, Collection[str]], size: int, seed: Sequence[int], excluded: Collection[str] = ()
+) -> list[str]:
+    """Draw so many sites, sorted, that each class is annotated by one of them, where that many can.
+
+    A plain draw that covers the classes stays as it is. Else sites that annotate what it misses come first, of several
+    the one that annotates most of it, and the last ones drawn are left out. With at least as many sites as classes each
+    class is covered; with fewer, as many as this greedy choice finds.
+
+    Args:
+        annotated: Site -> its classes; who is excluded counts in the draw, so that the others' places stay the same.
+        size: 1 or more.
+    """
+    names = sorted(annotated)
+    places = np.random.default_rng(seed).permutation(len(names)).tolist()
+    classes = {name: frozenset(annotated[name]) for name in names if name not in set(excluded)}
+    order, needed = [names[place] for place in places if names[place] in classes], list[str]()
+    every = frozenset[str]().union(*classes.values())
+    while True:
+        chosen = [*needed, *(site for site in order if site not in needed)][:size]
+        missing = every.difference(*(classes[site] for site in chosen))
+        if not missing or len(needed) == len(chosen):
+            return sorted(chosen)
+        needed.append(max(order, key=lambda site: len(classes[site] & missing)))
+
+
+Choice = TypeVar("Choice")
+
+
+def own_faults(declarations: Iterable[Declaration]) -> list[Fault]:
+    """What sites got wrong by themselves: no label, one twice, two spellings of one class at one site."""
+    found = list[Fault]()
+    for one in declarations:
+        found += [replace(fault, site=one.site) for fault in faults_of_one(one)]
+        for spellings in _spellings([one]).values():
+            if len(spellings) > 1:
+                problem = f"{quoted(sorted(spellings))} look like one class."
+                where = f"site.toml of {one.site}: data.annotates"
+                found.append(Fault(where, problem, "Keep one of them.", one.site))
+    return found
+
+
+def minority_faults(declarations: Sequence[Declaration]) -> list[Fault]:
+    """The sites that spell a class otherwise than most sites that annotate it."""
+    return [
+        fault
+        for spellings in _spellings(declarations).values()
+        if len(spellings) > 1 and (usual := _strict_majority(spellings))
+        for fault in _otherwise(declarations, usual, spellings)
+    ]
+
+
+def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list[Fault]:
+    """For a method that needs every class at every site: the sites whose classes are not those of most sites."""
+    sets = Counter(frozenset(one.canonical) for one in declarations)
+    usual = _strict_majority(sets)
+    if not method.full_coverage or usual is None:
+        return []
+    return [
+        Fault(
+            f"site.toml of {one.site}: data.annotates",
+            f"{method.name} needs the same classes at every site: most sites annotate {quoted(sorted(usual))}, "
+            f"this one {quoted(sorted(one.canonical))}.",
+            "",
+            one.site,
+        )
+        for one in declarations
+        if frozenset(one.canonical) != usual
+    ]
+
+
+def _spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[str]]:
+    """Folded name -> by how many sites each spelling of it is used."""
+    found: dict[str, Counter[str]] = {}
+    for one in declarations:
+        for name in set(one.canonical):
+            found.setdefault(folded(name), Counter())[name] += 1
+    return found
+
+
+def _strict_majority(votes: Counter[Choice]) -> Choice | None:
+    """What more than half of those who voted chose; None where nothing was."""
+    return next((choice for choice, count in votes.items() if 2 * count > votes.total()), None)
+
+
+def _otherwise(declarations: Iterable[Declaration], usual: str, spellings: Iterable[str]) -> Iterator[Fault]:
+    others = set(spellings) - {usual}
+    for one in declarations:
+        for local, name in zip(one.names, one.canonical, strict=True):
+            if name in others:
+                problem = f'"{name}" (site {one.site}) looks like "{usual}", as most sites that annotate it write it.'
+                remedy = (
+                    f'Two lines in site.toml of {one.site} settle it:\n    [data.synonyms]\n    "{local}" = "{usual}"'
+                )
+                yield Fault("label contract", problem, remedy, one.site)
 
 
 class Membership:
@@ -115,7 +243,7 @@ class Membership:
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
         self._enrol(on_roll[site] for site in on_roll.keys() - self.members.keys())
-        stop_on(self.method.roll_call_faults(self.known(0, NO_ARRAYS)))
+        stop_on(self.method.roll_call_faults(self.context(0, NO_ARRAYS)))
         return self.contract
 
     @property
@@ -123,8 +251,8 @@ class Membership:
         """Sites that do not take part as things stand, and why: they declined, or could not be taken in."""
         return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
 
-    def known(self, server_round: int, statistics: Arrays) -> RoundContext:
-        """What the method's coordinator half may look at."""
+    def context(self, server_round: int, statistics: Arrays) -> RoundContext:
+        """Return what the method's rules may look at."""
         answers = {site: member.answer for site, member in sorted(self.members.items())}
         return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
 
@@ -162,7 +290,7 @@ class Membership:
 
     def _joining(self, member: Member) -> list[Fault]:
         """Take a late joiner into the contract, whose classes are settled; or say why not."""
-        declarations = [known.declaration for known in self.members.values()] + [member.declaration]
+        declarations = [other.declaration for other in self.members.values()] + [member.declaration]
         try:
             contract = merge(declarations, self.contract.class_names)
             self.method.refuse_unfit(contract)

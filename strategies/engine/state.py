@@ -4,22 +4,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
-from common.models.state import Array, Head, ModelState
+from common.models.state import ModelState
 from common.wire.records import (
     Arrays,
     Groups,
-    TrainReply,
     no_arrays,
 )
-from strategies.aggregation.mean import FlatMean, HeadMean, HeadSum, MeanOfAll, RowsMean, RunningMean, moved
 from strategies.aggregation.norm_bound import Lengths
-from strategies.aggregation.server_optimizer import Float64, Moments, ServerOptimizer, stepped
-from strategies.base.best_round import Criterion, criterion_possible, is_better, losses_by, lowest_of
-from strategies.base.method import Method, Weighting, Weights
-from strategies.base.round_record import FederationValidation
+from strategies.aggregation.server_optimizer import Moments
+from strategies.base.method import Criterion, Method
+from strategies.engine.best_round import (
+    criterion_possible,
+    is_better,
+    losses_by,
+    lowest_of,
+)
+from strategies.engine.round_record import FederationValidation
 
 
 @dataclass(frozen=True)
@@ -88,121 +88,6 @@ def groups_expected(sent: Groups, method: Method, annotated: Collection[str]) ->
     )
 
 
-@dataclass(frozen=True)
-class Means:
-    """The means of sites' updates, group by group; None where nobody sent a group.
-
-    Attributes:
-        model: What the sites started from.
-    """
-
-    model: ModelState
-    trunk: FlatMean | None = None
-    norm: FlatMean | None = None
-    head: RowsMean | None = None
-
-    def moved(self) -> ModelState:
-        """The model, moved by the means; a group that nobody sent stays as it was."""
-        model = self.model
-        return ModelState(
-            trunk=self.trunk.moved(model.trunk) if self.trunk else model.trunk,
-            norm=self.norm.moved(model.norm) if self.norm else model.norm,
-            head=self.head.moved(model.head) if self.head else model.head,
-        )
-
-    def stepped(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
-        """The model, moved by a server optimiser's steps along the means.
-
-        Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent
-        stays, and so do its moments.
-        """
-        trunk, norm, head = self.model.trunk, self.model.norm, self.model.head
-        if self.trunk:
-            step, moments = stepped(optimizer, self.trunk.mean, moments, "trunk")
-            trunk = moved(trunk, step)
-        if self.norm:
-            norm = self.norm.moved(norm)
-        if self.head:
-            head, moments = _stepped_head(optimizer, head, self.head.mean, moments)
-        return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
-
-
-class RunningMeans:
-    """:class:`Means` to which updates are added one by one.
-
-    Args:
-        model: What the sites started from.
-        head_mean: How head rows are averaged.
-    """
-
-    def __init__(self, model: ModelState, head_mean: HeadMean) -> None:
-        self._model, self._head_mean = model, head_mean
-        self._trunk: RunningMean | None = None
-        self._norm: RunningMean | None = None
-        self._head: HeadSum | None = None
-
-    def add(self, update: Groups, weight: float) -> None:
-        """Add the groups that a site sent; they are not kept."""
-        if update.trunk is not None:
-            self._trunk = self._trunk or RunningMean(len(self._model.trunk))
-            self._trunk.add(update.trunk, weight)
-        if update.norm is not None:
-            self._norm = self._norm or RunningMean(len(self._model.norm))
-            self._norm.add(update.norm, weight)
-        if update.head is not None:
-            self._head = self._head or self._head_mean(self._model.head.class_names, self._model.head.features)
-            self._head.add(update.head, weight)
-
-    @property
-    def means(self) -> Means:
-        """Means of the updates added so far."""
-        return Means(self._model, self._trunk, self._norm, self._head)
-
-
-def _stepped_head(
-    optimizer: ServerOptimizer, head: Head, mean: tuple[Float64, Float64, NDArray[np.bool_]], moments: Moments
-) -> tuple[Head, Moments]:
-    weight, bias, sent = mean
-    for row in np.flatnonzero(sent):
-        update = np.append(weight[row], bias[row])  # (features + 1,)
-        step, moments = stepped(optimizer, update, moments, f"head {head.class_names[row]}")
-        weight[row], bias[row] = step[:-1], step[-1]
-    return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias)), moments
-
-
-def site_weight(reply: TrainReply, weighting: Weighting) -> float:
-    """A site's plain weight in every mean."""
-    return float(reply.train_samples) if weighting == "samples" else 1.0
-
-
-def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean) -> Means:
-    """The means of the sites' updates.
-
-    Args:
-        model: What the sites started from.
-        replies: Accepted replies in the order of site names; at least one.
-        weights: One a reply.
-        head_mean: How head rows are averaged.
-    """
-    updates, heads = [reply.update for reply in replies], RunningMeans(model, head_mean)
-    for update, weight in zip(updates, weights, strict=True):
-        heads.add(Groups(head=update.head), weight)
-    trunk = _mean_of([update.trunk for update in updates], weights, model.trunk)
-    return replace(heads.means, trunk=trunk, norm=_mean_of([update.norm for update in updates], weights, model.norm))
-
-
-def _mean_of(arrays: Sequence[Array | None], weights: Weights, before: Array) -> MeanOfAll | None:
-    """The mean of a group that some sites sent; None where nobody did.
-
-    Raises:
-        ValueError: If one is not as long as the model's.
-    """
-    sent = [(array, weight) for array, weight in zip(arrays, weights, strict=True) if array is not None]
-    if wrong := [array.shape for array, _ in sent if array.shape != before.shape]:
-        raise ValueError(f"expected shape {before.shape}, got {wrong[0]}")
-    return MeanOfAll([array for array, _ in sent], [weight for _, weight in sent]) if sent else None
-
-
 def with_absent(
     state: FederationState, where: str, counted: Collection[str], absent: Mapping[str, str]
 ) -> FederationState:
@@ -221,14 +106,12 @@ def after_round(
     model: ModelState,
     moments: Moments,
     statistics: Arrays,
-    losses: Mapping[str, float] = MappingProxyType({}),
 ) -> FederationState:
     """The state after a round.
 
     Args:
         counted: The sites whose replies count.
         absent: The others that were asked, with the reasons.
-        losses: Site -> validation loss of the model that the round began with, where models may be taken back.
     """
     return replace(
         with_absent(state, f"round {server_round}", counted, absent),
@@ -237,7 +120,6 @@ def after_round(
         counted=MappingProxyType({**state.counted, **dict.fromkeys(counted, server_round)}),
         moments=moments,
         statistics=statistics,
-        sound_losses=MappingProxyType({**state.sound_losses, **losses}),
     )
 
 
@@ -257,9 +139,9 @@ def with_judgement(state: FederationState, found: FederationValidation, wanted: 
 def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:
     """Take note of the current model's losses by the run's criterion, by site, and of whether it is the best so far.
 
-    The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.base.best_round`). Where not
-    the same sites judged both models, those that did decide; models that no site judged both cannot be compared, and
-    the earlier stays. The first of equals is best.
+    The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.best_round`). Where
+    not the same sites judged both models, those that did decide; models that no site judged both cannot be compared,
+    and the earlier stays. The first of equals is best.
     """
     if not losses:
         return state

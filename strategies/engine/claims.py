@@ -8,7 +8,7 @@ from common.errors import Fault, quoted
 
 # For its type alone: commands that admit a site do not wait for torch.
 if TYPE_CHECKING:
-    from strategies.rounds.participation.roll_call import Member
+    from strategies.engine.roll_call import Member
 
 
 @dataclass(frozen=True)
