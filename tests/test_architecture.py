@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
@@ -117,3 +119,27 @@ def test_no_test_imports_another() -> None:
         if module.startswith("tests.") and module.rsplit(".", 1)[-1].startswith("test_")
     }
     assert found == {}
+
+
+def test_the_layers_of_strategies_import_in_one_direction() -> None:
+    """aggregation <- local, privacy <- methods <- engine; the registry stands on top of methods."""
+    below = {
+        "aggregation": {"aggregation"},
+        "local": {"aggregation", "local"},
+        "privacy": {"aggregation", "local", "privacy"},
+        "methods": {"aggregation", "local", "methods"},
+        "engine": {"aggregation", "local", "privacy", "methods", "engine"},
+        "method_list": set(),
+        "registry": {"aggregation", "local", "privacy", "methods", "method_list"},
+    }
+    for module, path in MODULES.items():
+        if module.startswith("strategies."):
+            layer = module.split(".")[1]
+            others = {other.split(".")[1] for other in imported_modules(path) if other.startswith("strategies.")}
+            assert others <= below[layer], module
+
+
+def test_a_hospitals_process_loads_no_module_of_the_engine() -> None:
+    program = "import sys, client.app; print([name for name in sys.modules if name.startswith('strategies.engine')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

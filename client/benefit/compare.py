@@ -30,7 +30,7 @@ from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.errors import WireError
 from common.wire.records import Groups
 from common.wire.roll_call import check_rows
-from strategies.base.method import most_epochs
+from strategies.local.site_method import most_epochs
 from strategies.local.training import reproducible
 
 FINE_TUNED_SHARE = 4

@@ -27,10 +27,10 @@ from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import Groups, TrainReply
-from strategies.base.method import Method
 from strategies.local.compression import compressed
 from strategies.local.objective import LocalRound
 from strategies.local.optimisation import optimizer_for
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import Exercise, Frozen, examples_of, plain, reproducible, train_epoch
 from strategies.registry import method_of
 
@@ -69,7 +69,7 @@ class TrainingTrial:
     """
 
     work: PlannedTraining
-    method: Method
+    method: SiteMethod
     network: SplitNetwork
     images: ImageSet
     device: str

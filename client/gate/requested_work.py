@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from client.site.policy import GROUPS
 from common.config import Plan
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RequestedWork:
     """
 
     plan: Plan
-    method: Method
+    method: SiteMethod
     round: int = 0
     test: bool = False
     rows: int = 1

@@ -37,7 +37,7 @@ from common.wire.quantization import unpacked_counts
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.round_record import TooFewSites
 from strategies.engine.state import FederationState
-from strategies.registry import method_of
+from strategies.registry import strategy_of
 
 NODE = 2
 DEADLINE_S = 86_400.0
@@ -139,7 +139,7 @@ def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordD
 def _lead(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
     """Roll call, one round, test: in a pass, too, a site is asked like this."""
     participation = ParticipationSection(round_deadline_s=DEADLINE_S)
-    coordinator = Coordinator(method_of(plan), plan, participation, "preview", frozen=frozen)
+    coordinator = Coordinator(strategy_of(plan), plan, participation, "preview", frozen=frozen)
     contract = coordinator.sites.roll_call(grid, 1)
     network = build(plan.model, contract.class_names, plan.run.seed)
     coordinator.settle_model(layout_of(network))

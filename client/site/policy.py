@@ -1,6 +1,6 @@
 """The ``[policy]`` table of ``site.toml``: what the hospital takes part in, and what it lets out.
 
-What a method needs, it declares (:class:`strategies.base.method.Method`); nothing else leaves. These keys narrow that
+What a method needs, it declares (:mod:`strategies.local.site_method`); nothing else leaves. These keys narrow that
 down, or allow what is told only where a hospital says so. The rules that hold them are in
 :mod:`client.gate.policy_rules`.
 

@@ -15,8 +15,8 @@ from common.models.network import SplitNetwork
 from common.models.state import ModelState, write_state
 from common.wire.errors import WireError
 from common.wire.records import Groups, Request, TrainRequest
-from strategies.base.method import Method
 from strategies.local.objective import LocalRound
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import Epoch, Examples, Exercise, Frozen, Validation, examples_of, validate
 from strategies.registry import method_of
 
@@ -33,7 +33,7 @@ class Work:
 
     site: Site
     plan: Plan
-    method: Method
+    method: SiteMethod
     network: SplitNetwork
     whole: SplitNetwork
     received: ModelState

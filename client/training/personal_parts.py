@@ -13,12 +13,12 @@ from common.wire.records import (
     Request,
     TrainRequest,
 )
-from strategies.base.method import Method
 from strategies.local.optimisation import optimizer_arrays
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import Validation
 
 
-def own_parts(state: ModelState, method: Method) -> Groups:
+def own_parts(state: ModelState, method: SiteMethod) -> Groups:
     """The groups that never leave the site and do change there."""
     return Groups(
         None if method.traffic.trunk else state.trunk,

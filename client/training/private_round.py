@@ -20,7 +20,7 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.privacy.noise import NoiseSource, from_the_system, seeded
 from strategies.privacy.protection import Protection, Shield, protection_of
 from strategies.registry import method_of
@@ -40,7 +40,7 @@ def spent_by(site: Site) -> dict[str, float | None]:
     return {"epsilon": spent if math.isfinite(spent) else None, "delta": policy.delta, "budget": policy.epsilon}
 
 
-def refuse_unaffordable(site: Site, plan: Plan, method: Method) -> None:
+def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
     """Raise if the site cannot take part in one round of this plan.
 
     Raises:
@@ -148,7 +148,7 @@ def without_test(reply: EvaluateReply) -> EvaluateReply:
     )
 
 
-def _refuse_beyond_plan(ledger: PrivacyBudgetLedger, request: TrainRequest, plan: Plan, method: Method) -> None:
+def _refuse_beyond_plan(ledger: PrivacyBudgetLedger, request: TrainRequest, plan: Plan, method: SiteMethod) -> None:
     """Hold a run to the epsilon that its plan states: noise is drawn for so many answers, no matter of which rounds.
 
     Raises:

@@ -28,7 +28,7 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.privacy.discrete_gaussian import KEY_BYTES
 from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
@@ -140,7 +140,9 @@ class Masks:
         return self._held[site.name]
 
 
-def _terms(site: Site, request: TrainRequest | EvaluateRequest, method: Method, shares: NoiseShares | None) -> Terms:
+def _terms(
+    site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: NoiseShares | None
+) -> Terms:
     """The terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
     return Terms(
         largest=float(ONE),
@@ -186,7 +188,7 @@ def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
     return "" if agreed is None else f"round {request.counted}: {agreed}"
 
 
-def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: Method) -> Asked:
+def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> Asked:
     """What a request asks, as the sites of a round compare it before they mask.
 
     The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two

@@ -23,11 +23,11 @@ from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.method import Method
 from strategies.local.clipping import clipped
 from strategies.local.compression import compressed
 from strategies.local.objective import LocalRound
 from strategies.local.optimisation import optimizer_for, rate_factor, restore_optimizer
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
     Epoch,
     Examples,
@@ -148,7 +148,7 @@ def update_of(work: Work, trained: ModelState) -> Groups:
     return update if (longest := method.parameters.clip_update) is None else clipped(update, longest)
 
 
-def difference(trained: ModelState, received: ModelState, method: Method, annotated: tuple[str, ...]) -> Groups:
+def difference(trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]) -> Groups:
     """New minus received, for the groups and head rows that the method averages."""
     sent = method.rows_sent(trained.head.class_names, annotated)
     now, before = trained.head.rows(sent), received.head.rows(sent)

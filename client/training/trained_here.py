@@ -14,7 +14,10 @@ from common.errors import BadInput
 from common.models.state import ModelState, write_state
 from common.wire.errors import WireError
 from common.wire.records import Arrays, TrainRequest
-from strategies.local.objective import LocalRound, Situation
+from strategies.local.objective import (
+    ClientContext,
+    LocalRound,
+)
 from strategies.local.optimisation import optimizer_for
 from strategies.local.training import Examples, Losses, Validation
 
@@ -81,10 +84,10 @@ def _nothing(work: Work, request: TrainRequest) -> Answer:
     return NOT_JUDGED, result
 
 
-def situation_of(work: Work, request: TrainRequest) -> Situation:
+def situation_of(work: Work, request: TrainRequest) -> ClientContext:
     """What the method's half of this round is made for."""
     examples, notes = work.examples("train"), work.memory.notes
-    return Situation(work.network, examples, request.statistics, notes, request.round, work.plan.training)
+    return ClientContext(work.network, examples, request.statistics, notes, request.round, work.plan.training)
 
 
 def own_statistics(work: Work, local: LocalRound, losses: Losses) -> Arrays:

@@ -15,7 +15,10 @@ from polyclinic.flower.replies import model_fault, usable
 from polyclinic.flower.strategies import LabelledSites
 from strategies.aggregation.interpolation import mixed
 from strategies.local.early_stopping import Settling
-from strategies.unifed.difficulty import easy_first, loss_slope
+from strategies.methods.unifed import (
+    easy_first,
+    loss_slope,
+)
 
 __all__ = ["SequentialTraining", "Settling", "UniFed", "loss_slope"]
 log = getLogger("flwr")

@@ -35,7 +35,8 @@ from server.runs.live_status import Present, note_run
 from server.runs.reporter import Reporter
 from server.runs.scalars import Track
 from strategies.method_list import in_file
-from strategies.registry import method_of
+from strategies.methods.base import image_faults
+from strategies.registry import strategy_of
 
 Tell = Callable[[str], None]
 
@@ -147,9 +148,9 @@ def _own_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
     except BadInput as error:
         found += error.faults
     try:
-        method = method_of(experiment)
-        found += method.image_faults(own) if not found else []
-        if method.pooled != "no":
+        method = strategy_of(experiment)
+        found += image_faults(method, own) if not found else []
+        if method.site.pooled != "no":
             problem = f'"{experiment.run.method}" puts all images in one place; hospitals\' images stay where they are.'
             found.append(Fault("run.method", problem, "Only flwr-sim runs it."))
     except BadInput as error:

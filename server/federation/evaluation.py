@@ -140,7 +140,7 @@ def outcome_of(
     known, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
     groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, known)
     own: Histograms | None = None
-    if coordinator.method.has_global_model:
+    if coordinator.method.site.has_global_model:
         sha256 = _save(network, coordinator.result, known, setting)
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
@@ -149,7 +149,7 @@ def outcome_of(
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = _joint_sha256(answers)
         test = summarise(over_sites, *groups, OWN_MODELS)
-    ensemble = _ensemble(coverage, setting) if coordinator.method.shares_nothing else None
+    ensemble = _ensemble(coverage, setting) if coordinator.method.site.shares_nothing else None
     asked = coordinator.drawn_to_test
     test = _with_scores(test, coordinator, answers, own, groups, sums, real=setting.site_tests is None)
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
@@ -166,7 +166,7 @@ def _external(
     images, groups = setting.external, (coverage.shared_classes, coverage.unique_classes)
     if images is None:
         return None
-    if coordinator.method.has_global_model:
+    if coordinator.method.site.has_global_model:
         return _tested(network, images, setting, groups, coordinator.plan)[0]
     folders = local_models(setting.folder.path, coverage)
     if not folders:  # they lie at the hospitals

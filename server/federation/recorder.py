@@ -122,7 +122,7 @@ class Recorder(Callbacks):
         self.coordinator = coordinator
         self.checkpoints = CheckpointFolder(folder, durable=durable)
         self.books = Books(
-            setting.folder, 1 if coordinator.method.sequential else setting.workers
+            setting.folder, 1 if coordinator.method.site.sequential else setting.workers
         )  # a pass is one after another
         if setting.resumed is not None:
             _go_on(setting.resumed, coordinator, self.books, folder)

@@ -29,7 +29,7 @@ from strategies.engine.secure_aggregation import summed_test
 from strategies.engine.sequential import coordinator_of
 from strategies.privacy.accounting import epsilon_of
 from strategies.privacy.protection import protection_of
-from strategies.registry import method_of
+from strategies.registry import strategy_of
 
 
 def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watcher) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     experiment = _naming(experiment, frozen, setting)
     recorder = Recorder(experiment, setting, watcher)
     coordinator = coordinator_of(
-        method_of(experiment),
+        strategy_of(experiment),
         plan_of(experiment),
         experiment.participation,
         setting.run,
@@ -187,7 +187,7 @@ def _privacy(experiment: Experiment, coordinator: Coordinator, books: Books) -> 
     told = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": said}
     if section.noise == "local":
         return told
-    protection = protection_of(coordinator.plan, coordinator.method, 1)
+    protection = protection_of(coordinator.plan, coordinator.method.site, 1)
     assert protection is not None, "it has noise"
     round_alone = protection.cost_with(1)
     alone = replace(round_alone, count=round_alone.count * coordinator.plan.run.rounds)

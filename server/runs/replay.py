@@ -19,8 +19,6 @@ from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import Receipt, ReceiptRound
 from strategies.aggregation.norm_bound import Lengths, bounded
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Method, SequentialMethod
-from strategies.base.round_context import RoundContext
 from strategies.engine.aggregator import (
     longest_update,
     merged_by,
@@ -28,7 +26,12 @@ from strategies.engine.aggregator import (
     visit,
 )
 from strategies.engine.checkpoint import of_bytes as state_of_bytes
-from strategies.registry import method_of
+from strategies.methods.base import (
+    Method,
+    RoundContext,
+    SequentialMethod,
+)
+from strategies.registry import strategy_of
 
 
 class Altered(Exception):
@@ -41,12 +44,12 @@ class Altered(Exception):
 
 def why_not(receipt: Receipt, experiment: Experiment) -> str:
     """Why the rounds cannot be added up again, or an empty string."""
-    method = method_of(experiment)
+    method = strategy_of(experiment)
     if not receipt.updates_kept:
         return "the run did not keep its updates (run.keep_updates)"
     if experiment.privacy.secure_aggregation:
         return "under secure aggregation updates came masked, and what unmasks them is not kept"
-    if method.trains_at_coordinator:
+    if isinstance(method, SequentialMethod) and method.server_training is not None:
         return "the coordinator trained on images of its own, which are no part of the receipt"
     return ""
 
@@ -73,7 +76,7 @@ class Replay:
     @property
     def clip(self) -> float | None:
         """The longest update that counted as it was, in median lengths; None for any."""
-        return longest_update(self.method, self.experiment.participation, self.experiment.privacy)
+        return longest_update(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
     def of(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "Replay":
@@ -94,7 +97,7 @@ class Replay:
             raise Altered(Path(INITIAL), f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}.")
         if initial.best is not None or initial.moments or initial.statistics:
             raise Altered(Path(INITIAL), "holds more than a model to begin with: changed.")
-        replay = cls(updates, receipt, experiment, layout, method_of(experiment), model)
+        replay = cls(updates, receipt, experiment, layout, strategy_of(experiment), model)
         for site, one in receipt.sites.items():
             path = Path("roll-call") / record_file(site)
             replay._answers[site] = replay._record(path, one.answer_sha256, RollCallAnswer)

@@ -31,8 +31,8 @@ from strategies.aggregation.means import (
 )
 from strategies.aggregation.norm_bound import Lengths, lengths_of, medians_of, shortened, times_of
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Method
-from strategies.base.round_context import RoundContext
+from strategies.local.site_method import SiteMethod
+from strategies.methods.base import Method, RoundContext
 
 
 class Aggregator(Protocol):
@@ -62,9 +62,9 @@ def aggregator_for(
         folder: For files of updates that wait; the system's own for temporary files where None.
         buffered: Whether a rule looks at all updates of the round together.
     """
-    if buffered or method.parameters.mean is not None:
+    if buffered or method.site.parameters.mean is not None:
         return BufferedAggregator(method, model, folder)
-    return StreamingAggregator(model, sites, method.parameters.weighting, method.head_mean, folder)
+    return StreamingAggregator(model, sites, method.site.parameters.weighting, method.head_mean, folder)
 
 
 class StreamingAggregator:
@@ -152,7 +152,7 @@ class BufferedAggregator:
 # ---------------------------------------------------------------------- the rules
 
 
-def longest_update(method: Method, participation: ParticipationSection, privacy: PrivacySection) -> float | None:
+def longest_update(method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection) -> float | None:
     """The longest update that counts as it is, in median lengths; None for any, and where none is seen or averaged."""
     seen = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
     return participation.clip if seen and participation.clip != "off" else None
@@ -167,15 +167,15 @@ def merged_by(method: Method, context: RoundContext, model: ModelState, replies:
         replies: Those that count, in the order of site names.
     """
     every = list(replies.values())
-    plain = [site_weight(reply, method.parameters.weighting) for reply in every]
-    if method.parameters.mean is not None:
-        return robust_means(model, [reply.update for reply in every], plain, method.parameters.mean)
+    plain = [site_weight(reply, method.site.parameters.weighting) for reply in every]
+    if method.site.parameters.mean is not None:
+        return robust_means(model, [reply.update for reply in every], plain, method.site.parameters.mean)
     return Merged(means_of(model, every, method.site_weights(context, replies, plain), method.head_mean))
 
 
 def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:
     """The global model after the round."""
-    optimizer = method.parameters.server_optimizer
+    optimizer = method.site.parameters.server_optimizer
     stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
     return method.finalize(server_round, *stepped)
 

@@ -41,7 +41,7 @@ def exclusion_sentence(server_round: int, site: str, reason: str) -> str:
 
 
 class Callbacks:
-    """Passed to :meth:`strategies.base.method.Method.prepare`; each does nothing if not overridden."""
+    """Passed to :meth:`strategies.methods.base.Method.prepare`; each does nothing if not overridden."""
 
     def on_wait(self, waiting: Waiting) -> None:
         """Receive what is waited for, whenever that changes."""

@@ -16,8 +16,8 @@ from common.models.state import ModelState
 from common.system.files import Parts
 from common.system.toml import Section
 from common.wire.records import Groups, below
-from strategies.base.method import Criterion
 from strategies.engine.state import FederationState
+from strategies.local.site_method import Criterion
 
 _FACTS, _KINDS = "facts", ("model", "best", "moments", "statistics")
 _DTYPES = {

@@ -23,8 +23,6 @@ from common.models.state import Layout, ModelState, layout_of
 from common.wire.records import Arrays, EvaluateReply, TrainReply
 from strategies.aggregation.means import Means
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Method
-from strategies.base.round_context import RoundContext
 from strategies.engine.aggregator import Aggregator, aggregator_for, longest_update, moved_by
 from strategies.engine.callbacks import Callbacks
 from strategies.engine.claims import ClaimsBySite, no_lists
@@ -39,6 +37,7 @@ from strategies.engine.rollback import ModelCollapse, Rollback
 from strategies.engine.round_record import FederationValidation, RoundRecord, Waiting
 from strategies.engine.secure_aggregation import SecureAggregation
 from strategies.engine.state import FederationState, after_round, with_absent, with_judgement
+from strategies.methods.base import Method, RoundContext
 
 
 class Coordinator:
@@ -99,8 +98,8 @@ class Coordinator:
             yield LargestShare(self)
         if self.plan.privacy.secure_aggregation:
             yield SecureAggregation(self)
-        clip = longest_update(self.method, self.participation, self.plan.privacy)
-        if clip is not None and not self.method.sequential:
+        clip = longest_update(self.method.site, self.participation, self.plan.privacy)
+        if clip is not None and not self.method.site.sequential:
             bound = NormBound(clip)
             if self.plan.privacy.level == "none":
                 yield Rollback(self, bound)
@@ -131,7 +130,7 @@ class Coordinator:
     @property
     def chosen_round(self) -> int | None:
         """The round whose model the federation chose on validation; None where nobody chose, or each site did."""
-        chooses = self.method.selection == "federation" and self.plan.evaluation.result == "best"
+        chooses = self.method.site.selection == "federation" and self.plan.evaluation.result == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     def context(self, server_round: int | None = None) -> RoundContext:
@@ -235,7 +234,7 @@ class Coordinator:
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        buffered = self.method.weighs_updates or any(layer.buffered for layer in self.layers)
+        buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
         asked = self.requests.expected
         aggregator = aggregator_for(self.method, self.state.model, asked, self._scratch, buffered=buffered)
         received = self.received(replies, TrainReply, aggregator)
@@ -249,7 +248,7 @@ class Coordinator:
         validation = validation_of(accepted)
         model, moments = self.moved(server_round, outcome.merged.means)
         state = after_round(
-            with_judgement(self.state, validation, self.method.chosen_by(self.plan.evaluation)),
+            with_judgement(self.state, validation, self.method.site.chosen_by(self.plan.evaluation)),
             server_round,
             accepted,
             absent,
@@ -305,7 +304,7 @@ class Coordinator:
 
         Where a site keeps parts of its own, all do: its own test chooses and writes its model.
         """
-        return self.method.has_global_model and self.sites.samples
+        return self.method.site.has_global_model and self.sites.samples
 
     def validation_sites(self) -> list[str]:
         """Return the sites that say how good the model after the last round is.
@@ -344,7 +343,7 @@ class Coordinator:
         self.last_validation = validation_of(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
-        judged = with_judgement(self.state, self.last_validation, self.method.chosen_by(self.plan.evaluation))
+        judged = with_judgement(self.state, self.last_validation, self.method.site.chosen_by(self.plan.evaluation))
         self.state = with_absent(judged, "evaluation", received.accepted, received.absent)
 
     def test(self, grid: Grid) -> Replies[EvaluateReply]:
@@ -358,7 +357,7 @@ class Coordinator:
         replies = self.exchanged(messages, "test", self.state.round, self.participation.round_deadline_s)
         received = self.received(replies, EvaluateReply)
         needed = self.needed(received)
-        if not self.method.has_global_model and len(received.accepted) < needed:
+        if not self.method.site.has_global_model and len(received.accepted) < needed:
             raise too_few("test", received, needed)
         return received
 
@@ -427,12 +426,10 @@ class Coordinator:
             aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
         """
 
-        def keep(reply: Reply) -> Reply:
-            if isinstance(reply, TrainReply):
-                for layer in self.layers:
-                    reply = layer.on_reply(reply)
-                return reply if aggregator is None else aggregator.take(reply)
-            return reply
+        def keep(reply: TrainReply) -> TrainReply:
+            for layer in self.layers:
+                reply = layer.on_reply(reply)
+            return reply if aggregator is None else aggregator.take(reply)
 
         def refuse(site: str) -> None:
             if aggregator is not None:

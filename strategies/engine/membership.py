@@ -18,8 +18,6 @@ from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.timers import JOIN_DEADLINE_S
 from common.wire.records import NO_ARRAYS, Arrays
 from common.wire.roll_call import RollCall
-from strategies.base.method import Method
-from strategies.base.round_context import RoundContext
 from strategies.engine.callbacks import Callbacks
 from strategies.engine.claims import (
     ClaimsBySite,
@@ -34,6 +32,7 @@ from strategies.engine.roll_call import (
     model_faults,
     refuse_faulty,
 )
+from strategies.methods.base import Method, RoundContext
 
 FEW = 100
 """Sites that are all asked how good a model is; of more, so many are drawn, or as many as train in a round."""
@@ -116,12 +115,12 @@ def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list
     """For a method that needs every class at every site: the sites whose classes are not those of most sites."""
     sets = Counter(frozenset(one.canonical) for one in declarations)
     usual = _strict_majority(sets)
-    if not method.full_coverage or usual is None:
+    if not method.site.full_coverage or usual is None:
         return []
     return [
         Fault(
             f"site.toml of {one.site}: data.annotates",
-            f"{method.name} needs the same classes at every site: most sites annotate {quoted(sorted(usual))}, "
+            f"{method.site.name} needs the same classes at every site: most sites annotate {quoted(sorted(usual))}, "
             f"this one {quoted(sorted(one.canonical))}.",
             "",
             one.site,
@@ -238,7 +237,7 @@ class Membership:
         except BadInput as error:
             refuse_faulty(self._roll, error.faults, "labels")
             raise
-        self.method.refuse_unfit(self.contract)
+        stop_on(self.method.contract_faults(self.contract))
         on_roll = {member.answer.site: member for member in self._roll.members.values()}
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
@@ -293,7 +292,7 @@ class Membership:
         declarations = [other.declaration for other in self.members.values()] + [member.declaration]
         try:
             contract = merge(declarations, self.contract.class_names)
-            self.method.refuse_unfit(contract)
+            stop_on(self.method.contract_faults(contract))
         except BadInput as error:
             return list(error.faults)
         self.contract = contract

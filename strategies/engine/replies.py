@@ -21,7 +21,6 @@ from common.wire.benefit import BenefitReply
 from common.wire.codec import R, decode, payload_bytes
 from common.wire.errors import WireError
 from common.wire.records import Arrays, EvaluateReply, Groups, TrainReply
-from strategies.base.method import Method, most_epochs
 from strategies.engine.exchange import (
     MESSAGE_GONE,
     NODE_UNAVAILABLE,
@@ -34,6 +33,8 @@ from strategies.engine.round_record import (
     RoundRecord,
     TooFewSites,
 )
+from strategies.local.site_method import most_epochs
+from strategies.methods.base import Method
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply, BenefitReply)
 FLOWERS_WORDS = "Node Unavailable"
@@ -140,7 +141,7 @@ def received(
     expected: type[Reply],
     *,
     on_reply: Callable[[Arrival], None],
-    keep: Callable[[Reply], Reply] = lambda reply: reply,
+    keep: Callable[[TrainReply], TrainReply] = lambda reply: reply,
     refuse: Callable[[str], None] = lambda site: None,
 ) -> Replies[Reply]:
     """Decode, match and check replies as they come; each site whose reply does not count has a reason.
@@ -150,7 +151,7 @@ def received(
         replies: In any order.
         expected: The record that a reply holds.
         on_reply: Receives every reply of a site that was asked.
-        keep: What is kept of a good reply.
+        keep: What is kept of a good training reply.
         refuse: Receives at once the name of a site whose reply does not count.
     """
     names = {node: site for site, node in requests.nodes.items()}
@@ -171,7 +172,7 @@ def received(
         on_reply(Arrival(expected.__name__, requests.context.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)
-            accepted[site] = keep(record)
+            accepted[site] = keep(record) if isinstance(record, TrainReply) else record
             continue
         absent[site] = reason
         refuse(site)
@@ -250,7 +251,7 @@ def _array_fault(name: str, came: NDArray[np.float32] | None, expected: NDArray[
 
 def too_many_epochs(reply: TrainReply, method: Method, plan: Plan) -> str:
     """Say that a site cannot have trained as many epochs as it says, or return an empty string."""
-    if reply.epochs <= (most := most_epochs(method, plan)):
+    if reply.epochs <= (most := most_epochs(method.site, plan)):
         return ""
     return f"says that it trained {reply.epochs:,} epochs, and was asked for at most {most:,}"
 

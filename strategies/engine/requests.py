@@ -15,13 +15,12 @@ from common.models.state import ModelState
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import Written, encode, payload_bytes
 from common.wire.records import Arrays, EvaluateRequest, Groups, Request, TrainRequest
-from strategies.base.method import Method
-from strategies.base.round_context import RoundContext
 from strategies.engine.state import (
     FederationState,
     groups_expected,
     groups_for,
 )
+from strategies.methods.base import Method, RoundContext
 
 
 @dataclass
@@ -135,7 +134,7 @@ class Requests:
         """
         request = self.request(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
-        self.expected[site] = groups_expected(request.model, self.method, annotated) if update else Groups()
+        self.expected[site] = groups_expected(request.model, self.method.site, annotated) if update else Groups()
         return self.message(site, MessageType.TRAIN, encode(request, self.written))
 
     def evaluate(self, site: str, model: ModelState, *, test: bool) -> Message:
@@ -154,7 +153,7 @@ class Requests:
 
     def request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
         """A request of this run and round, and the model with that site's own head rows."""
-        rows = self.method.rows_of(site, self.context.contract)
+        rows = self.method.site.rows_of(site, self.context.contract)
         had = self.context.answers[site].holds_frozen
         return make(
             run=self.run,

@@ -91,7 +91,7 @@ class SecureAggregation(Layer):
     def choose_sites(self, sites: list[str]) -> list[str]:
         """Return the sites that can be masked together; the others are reported as absent."""
         coordinator = self._coordinator
-        chosen = alike(sites, coordinator.state.counted, coordinator.method)
+        chosen = alike(sites, coordinator.state.counted, coordinator.method.site)
         if left := sorted(set(sites) - set(chosen)):
             coordinator.callbacks.on_absent("training", dict.fromkeys(left, OTHER_PAST))
         return chosen
@@ -106,7 +106,7 @@ class SecureAggregation(Layer):
         Raises:
             TooFewSites: If too few stay, or what they sent does not fit together.
         """
-        coordinator, method = self._coordinator, self._coordinator.method
+        coordinator, method = self._coordinator, self._coordinator.method.site
         model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
         queries = Queries(coordinator, coordinator.requests.context.round)
         layout = SegmentLayout(

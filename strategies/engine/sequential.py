@@ -17,13 +17,16 @@ from common.wire.records import EvaluateReply, TrainReply
 from strategies.aggregation.interpolation import mixture
 from strategies.aggregation.norm_bound import Lengths
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Method, SequentialMethod
 from strategies.engine.aggregator import longest_update, visit
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.replies import Replies, round_record, too_few, validation_of
 from strategies.engine.round_record import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
 from strategies.engine.server_training import OwnTraining
 from strategies.engine.state import after_round, with_judgement
+from strategies.methods.base import (
+    Method,
+    SequentialMethod,
+)
 
 
 @dataclass
@@ -61,7 +64,7 @@ class SequentialCoordinator(Coordinator):
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; they validate, and train where the method says how."""
-        self.own = OwnTraining(own, self.plan, self.method, class_names, device, self.frozen.part)
+        self.own = OwnTraining(own, self.plan, self.method.site, class_names, device, self.frozen.part)
 
     @property
     def is_over(self) -> bool:
@@ -71,7 +74,7 @@ class SequentialCoordinator(Coordinator):
 
     def before_rounds(self, timeout: float) -> None:
         """Have all sites train an epoch side by side, from the same model, where a method ranks them."""
-        if not self.method.ranks_sites:
+        if not self.method.site.ranks_sites:
             return
         self.new_requests(0)
         statistics, sites = self.method.statistics_for(self.context(0)), sorted(self.sites.members)
@@ -152,7 +155,7 @@ class SequentialCoordinator(Coordinator):
         done.absent.update(received.absent)
         done.bytes_down.update(self.requests.bytes_down)
         done.bytes_up.update(received.bytes_up)
-        clip = longest_update(self.method, self.participation, self.plan.privacy)
+        clip = longest_update(self.method.site, self.participation, self.plan.privacy)
         for reply in received.accepted.values():
             passed = visit(done.model, reply, clip, done.lengths)
             if passed.reason:
@@ -189,7 +192,7 @@ class SequentialCoordinator(Coordinator):
         if self.own and self.own.validation.any_known:
             validation = replace(self.own.judged(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
-        self.state = with_judgement(self.state, validation, self.method.chosen_by(self.plan.evaluation))
+        self.state = with_judgement(self.state, validation, self.method.site.chosen_by(self.plan.evaluation))
 
 
 def coordinator_of(

@@ -13,12 +13,12 @@ from common.models.network import SplitNetwork, build, unfreeze
 from common.models.state import ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Method, ServerTraining
 from strategies.engine.round_record import (
     CoordinatorRound,
     FederationValidation,
 )
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
     Examples,
     Exercise,
@@ -31,6 +31,7 @@ from strategies.local.training import (
     train_until_settled,
     validate,
 )
+from strategies.methods.base import ServerTraining
 
 COORDINATOR = "coordinator"
 """Under this name its figures stand beside the sites'."""
@@ -42,7 +43,7 @@ class OwnTraining:
 
     images: Splits
     plan: Plan
-    method: Method
+    method: SiteMethod
     class_names: tuple[str, ...]
     device: str = "cpu"
     frozen: FrozenPart | None = None

@@ -12,7 +12,6 @@ from common.wire.records import (
 )
 from strategies.aggregation.norm_bound import Lengths
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Criterion, Method
 from strategies.engine.best_round import (
     criterion_possible,
     is_better,
@@ -20,6 +19,7 @@ from strategies.engine.best_round import (
     lowest_of,
 )
 from strategies.engine.round_record import FederationValidation
+from strategies.local.site_method import Criterion, SiteMethod
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def groups_for(model: ModelState, rows: Sequence[str]) -> Groups:
     return Groups(model.trunk, model.norm, model.head.rows(tuple(rows)))
 
 
-def groups_expected(sent: Groups, method: Method, annotated: Collection[str]) -> Groups:
+def groups_expected(sent: Groups, method: SiteMethod, annotated: Collection[str]) -> Groups:
     """The groups that a site with these classes sends back: those that the method averages."""
     head = sent.head.rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
     return Groups(

@@ -14,20 +14,20 @@ from strategies.local.training import Batch, Examples, Losses, Objective
 
 
 @dataclass(frozen=True)
-class Situation:
+class ClientContext:
     """What a site has when a round begins.
 
     Attributes:
         network: As received, with the site's own parts in place; it is about to be trained, so copy what must last.
         examples: The training part.
-        told: The federation's statistics, as the coordinator sent them.
+        statistics: The federation's statistics, as the coordinator sent them.
         notes: What the method noted down at this site when it last counted.
         round: From 1.
     """
 
     network: SplitNetwork
     examples: Examples
-    told: Arrays
+    statistics: Arrays
     notes: Arrays
     round: int
     spec: TrainingSection
@@ -55,7 +55,7 @@ class LocalRound:
     lr_factor: float = 1.0
 
 
-LocalHalf = Callable[[Situation], LocalRound]
+LocalHalf = Callable[[ClientContext], LocalRound]
 
 
 def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf:
@@ -67,9 +67,9 @@ def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf
         head, norm: Whether these groups come from the federation; the distance runs over what does.
     """
 
-    def local(situation: Situation) -> LocalRound:
-        inner = half(situation)
-        received = [value.detach().clone() for value in _shared(situation.network, head=head, norm=norm)]
+    def local(context: ClientContext) -> LocalRound:
+        inner = half(context)
+        received = [value.detach().clone() for value in _shared(context.network, head=head, norm=norm)]
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
             pairs = zip(_shared(network, head=head, norm=norm), received, strict=True)

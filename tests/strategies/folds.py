@@ -11,7 +11,7 @@ from strategies.aggregation.mean import Float32, RunningMean, running_sum
 from strategies.aggregation.means import means_of
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
 from strategies.engine.state import FederationState
-from strategies.surgical import OwnersMean
+from strategies.methods.surgical import OwnersMean
 
 
 def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from strategies.engine.round_record import (
 )
 from strategies.engine.sequential import coordinator_of
 from strategies.engine.state import FederationState
-from strategies.registry import method_of
+from strategies.registry import strategy_of
 
 POOLED = {"centralised"}
 
@@ -50,7 +50,7 @@ def lead(
 
     def main(grid: Any) -> None:
         plan, section = plan_of(file.experiment), file.experiment.participation
-        coordinator = coordinator_of(method_of(file.experiment), plan, section, "run-1", callbacks=ran)
+        coordinator = coordinator_of(strategy_of(file.experiment), plan, section, "run-1", callbacks=ran)
         ran.coordinator = coordinator
         contract = coordinator.sites.roll_call(wire(grid), sites)
         network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)

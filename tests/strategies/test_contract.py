@@ -27,20 +27,22 @@ from common.wire.records import (
 )
 from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends.inline import InlineGrid
-from strategies.base.method import Method
 from strategies.engine.checkpoint import (
     of_bytes,
     to_bytes,
 )
 from strategies.engine.state import FederationState
-from strategies.registry import STRATEGIES, method_named, method_of
+from strategies.local.site_method import SiteMethod
+from strategies.methods.base import Method
+from strategies.registry import STRATEGIES, method_of, strategy_named
 from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
 from tests.strategies.leading import POOLED, Ran, lead
 
 SITES = ["site-1", "site-2", "site-3"]
-AVERAGING = sorted(name for name, one in STRATEGIES.items() if not one.sequential and one().pooled == "no")
-SEQUENTIAL = sorted(name for name, one in STRATEGIES.items() if one.sequential)
+SITE_METHODS = {name: one().site for name, one in STRATEGIES.items()}
+AVERAGING = sorted(name for name, one in SITE_METHODS.items() if not one.sequential and one.pooled == "no")
+SEQUENTIAL = sorted(name for name, one in SITE_METHODS.items() if one.sequential)
 
 
 def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:
@@ -119,7 +121,7 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
     plans = [Plan.model_validate_json(one.plan) for one in requests]
     method = {**plans[0].method, "warm_up_epochs": 4, "warm_up_lr": 0.02}
     try:
-        method_named(plans[0].run.method, method, plans[0].model.task)
+        strategy_named(plans[0].run.method, method, plans[0].model.task)
     except BadInput:
         if method_of(plans[0]).settling is None:
             return list(requests), False
@@ -186,7 +188,7 @@ ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kin
 TAKES_ROBUST_MEANS = [
     name if name in ROBUST else pytest.param(name, marks=pytest.mark.torture)
     for name in AVERAGING
-    if not STRATEGIES[name].weighs_updates and STRATEGIES[name].declared.trunk
+    if not SITE_METHODS[name].weighs_updates and SITE_METHODS[name].declared.trunk
 ]
 
 
@@ -279,13 +281,14 @@ def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
 def test_every_method_stands_in_one_of_the_groups_and_says_of_its_client_what_it_is() -> None:
     assert sorted([*AVERAGING, *SEQUENTIAL, *POOLED]) == sorted(STRATEGIES)
     for one in STRATEGIES.values():
-        assert one.plain_client == (one.client is Method.client)
-        assert one.weighs_updates == (one.site_weights is not Method.site_weights)
+        half = one.site_class
+        assert half.plain_client == (half.client is SiteMethod.client)
+        assert half.weighs_updates == (one.site_weights is not Method.site_weights)
         sends = one.statistics_shape is not Method.statistics_shape
-        assert bool(one.declared.statistics) == sends
+        assert bool(half.declared.statistics) == sends
 
 
-@pytest.mark.parametrize("method", [name for name in SEQUENTIAL if STRATEGIES[name].hospitals_train])
+@pytest.mark.parametrize("method", [name for name in SEQUENTIAL if SITE_METHODS[name].hospitals_train])
 def test_a_lost_site_is_skipped_and_the_pass_goes_on_from_the_last_good_model(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from common.wire.codec import encode
 from common.wire.roll_call import REFUSAL, RefusalNoted, RollCallAnswer
 from strategies.engine.claims import Claims
 from strategies.engine.membership import Membership
-from strategies.registry import method_of
+from strategies.registry import strategy_of
 from tests.client.rounds import plan
 from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
 
@@ -47,7 +47,7 @@ def gathered(
     nodes = {number: one.site for number, one in enumerate(said, start=7)}
     grid: Any = ScriptedGrid({number: hospital(one) for number, one in enumerate(said, start=7)}, clock)
     members = Membership(
-        method_of(of),
+        strategy_of(of),
         of,
         ParticipationSection(min_sites=min_sites),
         "run-1",

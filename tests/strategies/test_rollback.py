@@ -25,7 +25,7 @@ from strategies.engine.rollback import (
 )
 from strategies.engine.round_record import FederationValidation
 from strategies.engine.state import FederationState
-from strategies.registry import method_named
+from strategies.registry import strategy_named
 
 BEFORE = {"a": 0.5, "b": 0.6, "c": 0.7}
 ONE = np.zeros(1, np.float32)
@@ -119,7 +119,7 @@ def rollback_of(sites: str = "abc", state: FederationState = STATE) -> Rollback:
     model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
     tables: dict[str, Any] = {"run": {"method": "surgical"}, "method": {}, "training": {}, "augmentation": {}}
     plan = Plan.model_validate({**tables, "model": model})
-    coordinator = Coordinator(method_named("surgical", {}), plan, ParticipationSection(), "run-1", callbacks=Going())
+    coordinator = Coordinator(strategy_named("surgical", {}), plan, ParticipationSection(), "run-1", callbacks=Going())
     coordinator.state = state
     coordinator.sites.members = dict.fromkeys(sites)  # type: ignore[assignment]
     (rollback,) = [layer for layer in coordinator.layers if isinstance(layer, Rollback)]

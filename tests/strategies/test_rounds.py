@@ -34,7 +34,7 @@ from strategies.engine.round_record import (
     RoundRecord,
     TooFewSites,
 )
-from strategies.registry import method_named
+from strategies.registry import strategy_named
 from tests.harms import FORMS, Harm
 from tests.strategies.noted import Noted
 from tests.words import raw_in
@@ -160,7 +160,7 @@ def run(
     participation = {"roll_call_deadline_s": 5.0, "clip": "off", **participation}  # every step is a constant
     section = ParticipationSection.model_validate(participation)
     noted = noted or Noted()
-    coordinator = Coordinator(method_named("surgical", parameters), plan(seed), section, "run-1", callbacks=noted)
+    coordinator = Coordinator(strategy_named("surgical", parameters), plan(seed), section, "run-1", callbacks=noted)
     ran: list[Ran] = []
 
     def main(grid: Any) -> None:

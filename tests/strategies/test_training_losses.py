@@ -173,7 +173,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_trained(
 
 
 def test_every_method_says_whether_it_takes_another_loss() -> None:
-    taking = {name for name, one in STRATEGIES.items() if one.chooses_loss}
+    taking = {name for name, one in STRATEGIES.items() if one.site_class.chooses_loss}
     assert taking == {
         "surgical", "vanilla", "partial_loss", "pfl", "individual", "centralised", "fedavg", "fedbn", "fedbn_plus",
         "fedprox", "fedavg_scaled", "unifed", "fedseq", "polyclinic", "server_only",

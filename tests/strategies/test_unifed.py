@@ -31,7 +31,10 @@ from strategies.engine.round_record import (
     TooFewSites,
 )
 from strategies.engine.sequential import coordinator_of
-from strategies.unifed.method import SequentialTraining, UniFed
+from strategies.methods.unifed import (
+    SequentialTraining,
+    UniFed,
+)
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
 from tests.strategies.noted import Noted
 

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from strategies.aggregation.interpolation import mixed
 from strategies.local.early_stopping import Settling
-from strategies.unifed.difficulty import SlopeRule, easy_first, loss_slope
+from strategies.methods.unifed import (
+    SlopeRule,
+    easy_first,
+    loss_slope,
+)
 from tests.federations import VECTORS
 
 FILE = VECTORS / "unifed.json"

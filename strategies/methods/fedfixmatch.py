@@ -18,8 +18,6 @@ have; we weigh the labelled entries by the site's own counts. Theirs takes 0.8 a
 which every class is; ours is 0.95, entry by entry.
 """
 
-from functools import partial
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -28,10 +26,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.data.augmentation.strong import strongly_augmented
 from common.models.network import SplitNetwork
 from strategies.aggregation.means import Weighting
-from strategies.base.method import Method, Parameters
 from strategies.local.losses import Loss, known_entries, positive_weights
-from strategies.local.objective import LocalRound, Situation
+from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.site_method import Parameters, SiteMethod
 from strategies.local.training import Batch
+from strategies.methods.base import Method
 
 
 class FedFixMatchParameters(Parameters):
@@ -66,14 +65,12 @@ def unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
     return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
 
 
-class FedFixMatch(Method):
-    """FedAvg; each site runs FixMatch."""
+class FedFixMatchSite(SiteMethod):
+    """FixMatch at a site."""
 
     name = "fedfixmatch"
     table = FedFixMatchParameters
     parameters: FedFixMatchParameters
-    plain_client = False
-    looks_at_images = True
     chooses_loss = False
     multi_class = False
 
@@ -82,16 +79,24 @@ class FedFixMatch(Method):
         """Cross-entropy over the entries with a label."""
         return known_entries
 
-    def client(self, situation: Situation) -> LocalRound:
-        """Labelled entries on the weak view, sure pseudo-labels on the strong one."""
-        weight = positive_weights(situation.examples.labels) if self.parameters.balanced else None
-        return LocalRound(partial(self._objective, weight))
+    def client(self, context: ClientContext) -> LocalRound:
+        """Train labelled entries on the weak view, sure pseudo-labels on the strong one."""
+        parameters = self.parameters
+        weight = positive_weights(context.examples.labels) if parameters.balanced else None
 
-    def _objective(self, weight: Tensor | None, network: SplitNetwork, batch: Batch) -> Tensor:
-        weak = batch.logits(network, batch.view())
-        labelled = known_entries(weak, batch.labels, batch.annotated, weight)
-        if batch.annotated.all():
-            return labelled
-        strong = batch.logits(network, strongly_augmented(batch.view(), batch.generator))
-        pseudo = pseudo_labels(weak[:, ~batch.annotated], self.parameters.confidence)
-        return labelled + self.parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)
+        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+            weak = batch.logits(network, batch.view())
+            labelled = known_entries(weak, batch.labels, batch.annotated, weight)
+            if batch.annotated.all():
+                return labelled
+            strong = batch.logits(network, strongly_augmented(batch.view(), batch.generator))
+            pseudo = pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
+            return labelled + parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)
+
+        return LocalRound(objective)
+
+
+class FedFixMatch(Method):
+    """FedAvg; each site runs FixMatch."""
+
+    site_class = FedFixMatchSite

@@ -32,24 +32,16 @@ from torch import Tensor
 from common.models.network import SplitNetwork
 from common.models.state import read_state, write_state
 from common.system.seeds import seed_of
-from common.wire.records import (
-    Arrays,
-    Groups,
-    TrainReply,
-    below,
-)
+from common.wire.records import Arrays, Groups, TrainReply, below
 from strategies.aggregation.distances import Float64, distances_from_mean, inner_products
-from strategies.aggregation.means import (
-    Weighting,
-    Weights,
-)
-from strategies.base.method import Method, Parameters
-from strategies.base.round_context import RoundContext
-from strategies.fedmlp.losses import consistency
+from strategies.aggregation.means import Weighting, Weights
 from strategies.local.losses import known_entries, positive_weights
 from strategies.local.mean_teacher import decay_after, follow
-from strategies.local.objective import LocalRound, Situation, fixed_copy
+from strategies.local.objective import ClientContext, LocalRound, fixed_copy
+from strategies.local.site_method import Parameters, SiteMethod
 from strategies.local.training import Batch
+from strategies.methods.base import Method, RoundContext
+from strategies.methods.fedmlp import consistency
 
 
 class RSCFedParameters(Parameters):
@@ -75,40 +67,7 @@ class RSCFedParameters(Parameters):
     balanced: bool = True
 
 
-class RSCFed(Method):
-    """The global model is the mean of sub-consensus models; every site has a mean teacher of its own."""
-
-    name = "rscfed"
-    table = RSCFedParameters
-    parameters: RSCFedParameters
-    plain_client = False
-    looks_at_images = True
-    chooses_loss = False
-    weighs_updates = True
-    multi_class = False
-
-    def site_weights(self, known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
-        """What each site weighs in the mean of this round's sub-consensus models."""
-        return shares(known, replies, weights, self.parameters)
-
-    def client(self, situation: Situation) -> LocalRound:
-        """Cross-entropy on the site's own classes, consistency with the teacher on the others."""
-        return RSCFedClient(situation, self.parameters).round()
-
-
-# ---------------------------------------------------------------------- coordinator
-
-
-def shares(
-    known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights, parameters: RSCFedParameters
-) -> Weights:
-    """What each site weighs in the mean of this round's sub-consensus models."""
-    seed = (known.seed, known.round)
-    groups = [group(list(replies), parameters.consensus_sites, (*seed, m)) for m in range(parameters.consensus_models)]
-    images = np.array([float(reply.train_samples) for reply in replies.values()])
-    products = inner_products([reply.update for reply in replies.values()])
-    found = consensus(products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale)
-    return [float(weight) for weight in found]
+# ---------------------------------------------------------------------- maths
 
 
 def group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
@@ -146,22 +105,35 @@ def reweighted(products: Float64, weights: Float64, images: Float64, scale: floa
 # ---------------------------------------------------------------------- hospital
 
 
-class RSCFedClient:
+class RSCFedSite(SiteMethod):
+    """Cross-entropy on the site's own classes, consistency with its mean teacher on the others."""
+
+    name = "rscfed"
+    table = RSCFedParameters
+    parameters: RSCFedParameters
+    chooses_loss = False
+    weighs_updates = True
+    multi_class = False
+
+    def client(self, context: ClientContext) -> LocalRound:
+        """Train the student; the teacher follows, and stays at the site."""
+        local = RSCFedRound(context, self.parameters)
+        return LocalRound(local.objective, notes=local.notes)
+
+
+class RSCFedRound:
     """One round at one site: the student is trained, the teacher follows."""
 
-    def __init__(self, situation: Situation, parameters: RSCFedParameters) -> None:
+    def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
-        self.teacher = fixed_copy(situation.network)
-        if kept := below("teacher", situation.notes):
-            groups = Groups.of_named(kept, situation.network.class_names)
+        self.teacher = fixed_copy(context.network)
+        if kept := below("teacher", context.notes):
+            groups = Groups.of_named(kept, context.network.class_names)
             write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
-        self.steps = int(situation.notes["steps"][0]) if kept else 0
+        self.steps = int(context.notes["steps"][0]) if kept else 0
         self.behind = False  # a step was taken that the teacher has not followed yet
-        labels = situation.examples.labels
+        labels = context.examples.labels
         self.positive_weight = positive_weights(labels) if parameters.balanced else None
-
-    def round(self) -> LocalRound:
-        return LocalRound(self.objective, notes=self.notes)
 
     def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
         """Cross-entropy on the site's own classes, consistency with the teacher's other view on the rest."""
@@ -185,3 +157,23 @@ class RSCFedClient:
         if self.behind:
             follow(self.teacher, network, decay_after(self.steps, self.parameters.teacher_decay))
             self.steps, self.behind = self.steps + 1, False
+
+
+# ---------------------------------------------------------------------- coordinator
+
+
+class RSCFed(Method):
+    """The global model is the mean of sub-consensus models; every site has a mean teacher of its own."""
+
+    site_class = RSCFedSite
+    site: RSCFedSite
+
+    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """Return what each site weighs in the mean of this round's sub-consensus models."""
+        parameters, seed = self.site.parameters, (context.seed, context.round)
+        models = range(parameters.consensus_models)
+        groups = [group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
+        images = np.array([float(reply.train_samples) for reply in replies.values()])
+        products = inner_products([reply.update for reply in replies.values()])
+        shares = consensus(products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale)
+        return [float(share) for share in shares]

@@ -29,10 +29,11 @@ from torch.nn.functional import logsigmoid
 
 from common.models.network import SplitNetwork
 from strategies.aggregation.means import Weighting
-from strategies.base.method import Method, Parameters
 from strategies.local.losses import Missing, filled, known_entries, positive_weights
-from strategies.local.objective import LocalRound, Situation
+from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.site_method import Parameters, SiteMethod
 from strategies.local.training import Batch
+from strategies.methods.base import Method
 
 
 class FedLSRParameters(Parameters):
@@ -89,22 +90,20 @@ def grown(finished: int, rounds: int) -> float:
     return min(1.0, finished / rounds) if rounds else 1.0
 
 
-class FedLSR(Method):
-    """FedAvg; each site trains on a mixture of two views, and keeps both views' predictions alike."""
+class FedLSRSite(SiteMethod):
+    """Training on a mixture of two views, with both views' predictions kept alike."""
 
     name = "fedlsr"
     table = FedLSRParameters
     parameters: FedLSRParameters
-    plain_client = False
-    looks_at_images = True
     chooses_loss = False
     multi_class = False
 
-    def client(self, situation: Situation) -> LocalRound:
+    def client(self, context: ClientContext) -> LocalRound:
         """Cross-entropy of the sharpened mixture, and the distance of both views."""
         parameters = self.parameters
-        weight = positive_weights(situation.examples.labels) if parameters.balanced else None
-        gamma = parameters.distance_weight * grown(situation.round - 1, parameters.ramp_rounds)
+        weight = positive_weights(context.examples.labels) if parameters.balanced else None
+        gamma = parameters.distance_weight * grown(context.round - 1, parameters.ramp_rounds)
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
             original = batch.logits(network, batch.images.float())
@@ -118,3 +117,9 @@ class FedLSR(Method):
             return supervised + gamma * distance(*cooled) + parameters.entropy_weight * disorder
 
         return LocalRound(objective)
+
+
+class FedLSR(Method):
+    """FedAvg; each site trains on a mixture of two views, and keeps both views' predictions alike."""
+
+    site_class = FedLSRSite

@@ -1,36 +1,28 @@
-"""What makes a method: what travels, how a site learns, how updates merge, what does not fit."""
+"""The hospital's half of a method: what a site trains, sends and keeps; and what both sides read of it beforehand.
 
-import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+A method is two classes. This one is all that a hospital runs; it knows no coordinator. What it declares is data, so
+that a hospital's policy can judge it before a round, and the coordinator knows what to expect in a reply.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.config import EvaluationSection, ParticipationSection, Plan, TrainingSection
+from common.config import EvaluationSection, Plan, TrainingSection
 from common.contract import LabelContract
-from common.data.base.image_set import Splits
-from common.errors import BadInput, Fault, quoted
-from common.models.state import ModelState
+from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
 from common.wire.quantization import Form
-from common.wire.records import NO_ARRAYS, Arrays, TrainReply
-from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.aggregation.means import Weighting, Weights
+from strategies.aggregation.means import Weighting
 from strategies.aggregation.robust import RobustMean
-from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
-from strategies.base.round_context import RoundContext
+from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Loss, Missing, loss_for
-from strategies.local.objective import LocalRound, Situation, proximal
+from strategies.local.objective import ClientContext, LocalRound, proximal
 from strategies.local.training import Examples, plain
 from strategies.local.training_losses import chosen_loss
-
-if TYPE_CHECKING:
-    from strategies.engine.coordinator import Coordinator
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -41,11 +33,11 @@ TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 ("FedFBN", Kulkarni et al. 2023, arXiv 2303.06180).
 """
 
-
 Criterion = Literal["auroc", "loss"]
 """What counts as a site's loss of a model; see :mod:`strategies.engine.best_round`."""
 
 Pooled = Literal["no", "negative", "masked", "known"]
+"""Whether one pseudo-site trains on everybody's images, and what missing labels are there."""
 
 
 class Parameters(BaseModel):
@@ -126,11 +118,8 @@ class Traffic:
         return tuple(one.name for one in self.statistics)
 
 
-class Method(Strategy):
-    """One federated method, both halves: a Flower strategy on the coordinator, the client's half at the hospital.
-
-    This class declares; :class:`strategies.base.method.Method` runs the rounds. A method overrides what
-    differs from FedAvg. All of its rules are pure, so that a run can be added up again from the updates that it kept.
+class SiteMethod:
+    """The hospital's half of a method; a method overrides what differs from FedAvg.
 
     Args:
         parameters: The ``[method]`` table.
@@ -148,8 +137,8 @@ class Method(Strategy):
         plain_client: Whether a site minimises the mean loss of each image alone; False where :meth:`client` does more.
         looks_at_images: Whether :meth:`client` looks at images, or draws views of them, beside the network's features;
             then a frozen backbone sees them in every batch.
-        weighs_updates: Whether :meth:`site_weights` looks at what the updates are; then all of them are kept until the
-            round is decided.
+        weighs_updates: Whether the coordinator weighs sites by what their updates are; then all of them are kept until
+            the round is decided.
         full_coverage: Refuse a run in which a site does not annotate every class.
         multi_class: Whether the method serves tasks in which classes exclude one another.
         selection: Who picks the best round: the federation by the sites' mean, or each site for itself.
@@ -157,6 +146,7 @@ class Method(Strategy):
         hospitals_train: Whether hospitals train at all.
         ranks_sites: Whether every site trains once before round 1, to be put into an order.
         chooses_loss: Whether ``[training]`` may choose another loss; False where the method's own is part of it.
+        needs_global_norm: Why batch normalisation cannot stay at the sites; empty where it can.
     """
 
     name: ClassVar[str]
@@ -173,8 +163,8 @@ class Method(Strategy):
     hospitals_train: ClassVar[bool] = True
     ranks_sites: ClassVar[bool] = False
     chooses_loss: ClassVar[bool] = True
+    needs_global_norm: ClassVar[str] = ""
     parameters: Parameters
-    _coordinator: "Coordinator"
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Take a class with a :meth:`client` of its own for one that does more, where it does not say otherwise."""
@@ -186,7 +176,11 @@ class Method(Strategy):
     def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
         self.parameters, self.task = self.table.model_validate(dict(parameters or {})), task
         if task == "multi_class" and not self.multi_class:
-            raise BadInput([_multi_class_fault(self.name)])
+            problem = (
+                f"{self.name} asks of each class by itself whether it is there; "
+                "in a multi-class task classes exclude others."
+            )
+            raise BadInput([Fault("run.method", problem, 'Use "fedsld" or "unifed", or model.task = "multi_label".')])
 
     # ------------------------------------------------------------------ declared data
 
@@ -232,11 +226,6 @@ class Method(Strategy):
         return "no"
 
     @property
-    def head_mean(self) -> HeadMean:
-        """How head rows are averaged: in FedAvg over all sites."""
-        return WholeHeadMean
-
-    @property
     def settling(self) -> Settling | None:
         """When a site stops training in a round; None trains the experiment's number of epochs."""
         return None
@@ -244,11 +233,6 @@ class Method(Strategy):
     @property
     def warm_up(self) -> WarmUp:
         return WarmUp(self.parameters.warm_up_epochs, self.parameters.warm_up_lr)
-
-    @property
-    def trains_at_coordinator(self) -> bool:
-        """Whether the coordinator trains on images of its own."""
-        return False
 
     @property
     def sends_norm(self) -> bool:
@@ -283,87 +267,30 @@ class Method(Strategy):
         """The head rows that a site sends, of those it holds."""
         return held if self.traffic.sends_rows == "all" else tuple(name for name in held if name in annotated)
 
-    # ------------------------------------------------------------------ the hospital's half
+    # ------------------------------------------------------------------ training
 
-    def client(self, situation: Situation) -> LocalRound:
+    def client(self, context: ClientContext) -> LocalRound:
         """What a site minimises in this round, sends beside its update, and keeps for the next."""
-        return LocalRound(plain(self.training_loss(situation.examples, situation.spec)))
+        return LocalRound(plain(self.training_loss(context.examples, context.spec)))
 
-    def local_round(self, situation: Situation) -> LocalRound:
+    def local_round(self, context: ClientContext) -> LocalRound:
         """:meth:`client`, with the pull back to the received model where ``proximal_mu`` is set."""
         mu = self.parameters.proximal_mu
         if not mu:
-            return self.client(situation)
-        return proximal(self.client, mu, head=self.traffic.head, norm=self.sends_norm)(situation)
-
-    # ------------------------------------------------------------------ the coordinator's half beside averaging
-
-    def statistics_for(self, known: RoundContext) -> Callable[[str], Arrays]:
-        """Called once an exchange; returns what gives the statistics that one site receives with the model."""
-        return lambda site: NO_ARRAYS
-
-    def statistics_shape(self, known: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of the statistics in one site's reply, given the width of a head row."""
-        return {}
-
-    def aggregate_statistics(self, known: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
-        """The coordinator's statistics after a round, from the replies that count, in the order of site names."""
-        return known.statistics
-
-    def site_weights(self, known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
-        """Turn each site's plain weight into the weight that it has in this round's means.
-
-        Args:
-            known: When the round began.
-            replies: Those that count, in the order of site names.
-            weights: One a site; they need not sum to one, nor need those returned.
-        """
-        return weights
-
-    def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """The global model after a round, from the model that the means make.
-
-        What must last goes into the moments, which are part of the coordinator's state.
-        """
-        return model, moments
-
-    def roll_call_faults(self, known: RoundContext) -> list[Fault]:
-        """What the answers to the roll call lack for this method."""
-        return []
-
-    def round_figures(self, known: RoundContext) -> Mapping[str, Any]:
-        """What the statistics after a round say, for ``rounds.jsonl``; None for a number that is not known."""
-        return {}
-
-    def summary_figures(self, known: RoundContext) -> Mapping[str, Any]:
-        """What the statistics after the last round say, for ``summary.json``."""
-        return {}
+            return self.client(context)
+        return proximal(self.client, mu, head=self.traffic.head, norm=self.sends_norm)(context)
 
     # ------------------------------------------------------------------ what does not fit
 
-    def image_faults(self, own: Splits | None) -> list[Fault]:
-        """What the coordinator's own images lack for this method."""
-        return []
-
-    def refuse_unfit(self, contract: LabelContract) -> None:
-        """Raise :class:`BadInput` if the method cannot serve this contract."""
-        mean = self.parameters.mean
-        if mean is not None and len(contract.sites) < mean.fewest:
-            problem = f"{mean.kind} needs {mean.fewest} sites or more; there are {len(contract.sites)}."
-            raise BadInput([Fault("method.mean", problem, "Leave it out, or choose another.")])
-        if not self.full_coverage or len(contract.shared_classes) == len(contract.class_names):
-            return
-        partial = [name for name in contract.class_names if name not in contract.shared_classes]
-        problem = f"{self.name} needs every class annotated by every site; {quoted(partial)} are not."
-        remedy = 'Use "surgical" or "partial_loss", which learn from partial labels, or "vanilla": missing is negative.'
-        raise BadInput([Fault("run.method", problem, remedy)])
-
-    def contradictions(self) -> list[Fault]:
-        """What in this method's parameters makes no sense together."""
-        reason = self.why_nothing_is_averaged()
-        faults = [
+    def config_faults(self) -> list[Fault]:
+        """Return what in this method's parameters makes no sense together."""
+        faults, reason = list[Fault](), self.no_averaging_reason()
+        if self.needs_global_norm and self.parameters.trunk == "fedbn":
+            problem = f'makes no sense in {self.name}: {self.needs_global_norm}, and with "fedbn" there is none.'
+            faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
+        faults += [
             Fault(f"method.{key}", f"makes no sense in {self.name}: {reason}.", "Leave it out.")
-            for key in self.of_averaging()
+            for key in self.averaging_options()
             if reason
         ]
         if self.parameters.mean is not None and self.weighs_updates:
@@ -371,8 +298,8 @@ class Method(Strategy):
             faults.append(Fault("method.mean", problem, "Leave it out."))
         return faults
 
-    def of_averaging(self) -> list[str]:
-        """The parameters that are set and mean something only where updates are averaged."""
+    def averaging_options(self) -> list[str]:
+        """Return the parameters that are set and mean something only where updates are averaged."""
         given = self.parameters
         set_here = {
             "proximal_mu": bool(given.proximal_mu),
@@ -383,163 +310,40 @@ class Method(Strategy):
         }
         return [key for key, is_set in set_here.items() if is_set]
 
-    def why_nothing_is_averaged(self) -> str:
-        """The reason; empty where updates are averaged."""
+    def no_averaging_reason(self) -> str:
+        """Return why nothing is averaged; an empty string where updates are."""
         if self.pooled != "no":
             return "there is one pseudo-site, and nothing to average"
         return "" if self.traffic.trunk else "every site trains by itself, and nothing is averaged"
 
-    # ------------------------------------------------------------------ a Flower strategy
 
-    def prepare(
-        self,
-        plan: Plan,
-        participation: ParticipationSection,
-        run: str,
-        **options: Any,
-    ) -> Self:
-        """Make ready to coordinate one run as a Flower ``Strategy``.
-
-        Args:
-            plan: The part of the experiment that hospitals receive.
-            run: Identifier of the run.
-            options: As of :class:`strategies.engine.coordinator.Coordinator`.
-        """
-        from strategies.engine.sequential import coordinator_of  # here: a hospital's process loads no engine
-
-        self._coordinator = coordinator_of(self, plan, participation, run, **options)
-        return self
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Train; see :meth:`strategies.engine.coordinator.Coordinator.start`."""
-        if train_config or evaluate_config or evaluate_fn:
-            warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
-        return self._coordinator.start(grid, initial_arrays, num_rounds, timeout)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return one message a site; the model is the coordinator's."""
-        return self._coordinator.configure_train(server_round, grid)
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
-        """Move the coordinator's model by the replies that count."""
-        loss = self._coordinator.aggregate_train(server_round, replies).mean_train_loss
-        return None, MetricRecord({} if loss is None else {"train-loss": loss})
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask for the validation loss of the model as it stands after the last round."""
-        return self._coordinator.configure_evaluate()
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Note what sites state of the last model."""
-        self._coordinator.aggregate_evaluate(replies)
-        mean = self._coordinator.last_validation.mean_loss
-        return None if mean is None else MetricRecord({"validation-loss": mean})
-
-    def summary(self) -> None:
-        """Print nothing: the run folder and the progress bar have it all."""
-
-
-def most_epochs(method: Method, plan: Plan) -> int:
-    """Local epochs of a round at most: a site that trains until its loss settles may go on to the rule's end."""
-    return max(plan.training.epochs, method.settling.cap if method.settling else 0, 1)
-
-
-@dataclass(frozen=True)
-class ServerTraining:
-    """The coordinator trains on images of its own, and mixes the result with the hospitals' model (UniFed).
-
-    Attributes:
-        settling: When it stops, each round.
-        alpha: Weight of the hospitals' model in the mixture.
-        patience: Rounds without a better model on the coordinator's validation part after which the run ends.
-    """
-
-    settling: Settling
-    alpha: float
-    patience: int
-
-
-class SequentialMethod(Method):
-    """One model is passed on from hospital to hospital, round by round: averaging over cohorts of one."""
+class SequentialSite(SiteMethod):
+    """The hospital's half of a method in which one model is passed on from hospital to hospital."""
 
     sequential = True
     missing = "negative"
 
-    @property
-    def server_training(self) -> ServerTraining | None:
-        """How the coordinator trains; None where it does not."""
-        return None
-
-    @property
-    def trains_at_coordinator(self) -> bool:
-        """Whether the coordinator trains on images of its own."""
-        return self.server_training is not None
-
-    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return the sites of a round, which are sorted by name, in the order in which the model passes through."""
-        return sites
-
-    def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return what a round would end with after one more hop: the model as it was passed on.
-
-        Args:
-            left: Rounds that follow this one.
-            hops: In this round, this one included.
-            result: The same after the hop before; the model that the round began with before the first.
-            passed: The model after this hop.
-        """
-        return passed
-
-    def image_faults(self, own: Splits | None) -> list[Fault]:
-        """A coordinator that trains needs images of its own."""
-        if not self.trains_at_coordinator or (own and len(own.train) and len(own.validation)):
-            return []
-        problem = f"{self.name} trains on images of the coordinator's own, and judges by them; there are none."
-        remedy = 'Name them in [server_data]; in simulation partition.kind = "tasks" sets some aside too.'
-        return [Fault("run.method", problem, remedy)]
-
-    def of_averaging(self) -> list[str]:
+    def averaging_options(self) -> list[str]:
         """A pass hands every site a model to stay near, too; and it has no weights and no warm-up."""
-        given, found = self.parameters, super().of_averaging()
+        given, found = self.parameters, super().averaging_options()
         if self.hospitals_train:
             found = [key for key in found if key != "proximal_mu"]
         found += ["weighting"] if given.weighting != "uniform" else []
         return found + (["warm_up_epochs"] if given.warm_up_epochs else [])
 
-    def why_nothing_is_averaged(self) -> str:
-        """The reason."""
+    def no_averaging_reason(self) -> str:
+        """Return why nothing is averaged."""
         return "the model is passed on, not averaged"
 
-    def contradictions(self) -> list[Fault]:
-        """The whole network is passed on."""
-        found = super().contradictions()
+    def config_faults(self) -> list[Fault]:
+        """Return also that batch normalisation cannot stay at a site: the whole network is passed on."""
+        found = super().config_faults()
         if self.parameters.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
             found.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
         return found
 
 
-def without_local_norm(name: str, trunk: TrunkRule, why: str) -> list[Fault]:
-    """Refuse batch normalisation that stays at the sites, for a method that needs the model of all."""
-    if trunk != "fedbn":
-        return []
-    problem = f'makes no sense in {name}: {why}, and with "fedbn" there is none.'
-    return [Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".')]
-
-
-def _multi_class_fault(name: str) -> Fault:
-    problem = f"{name} asks of each class by itself whether it is there; in a multi-class task classes exclude others."
-    return Fault("run.method", problem, 'Use "fedsld" or "unifed", or model.task = "multi_label".')
+def most_epochs(method: SiteMethod, plan: Plan) -> int:
+    """Return the most local epochs of a round; a site that trains until its loss settles may go on to the cap."""
+    return max(plan.training.epochs, method.settling.cap if method.settling else 0, 1)

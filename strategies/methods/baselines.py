@@ -1,18 +1,16 @@
-"""The baselines that the papers compare to (specs 1.6, 2.3, 3.6, 4.2), each one choice away from another method."""
+"""The baselines that the papers compare to (specs 1.6, 2.3, 3.6, 4.2), each one choice away from another method.
+
+The coordinator's half of all of them is FedAvg's; the choice is in what the hospital's half declares.
+"""
 
 from typing import Literal
 
 from pydantic import Field
 
 from strategies.aggregation.means import Weighting
-from strategies.base.method import (
-    Method,
-    Parameters,
-    Pooled,
-    Traffic,
-    TrunkRule,
-)
 from strategies.local.losses import Missing
+from strategies.local.site_method import Parameters, Pooled, SiteMethod, Traffic, TrunkRule
+from strategies.methods.base import Method
 
 
 class FedAvgParameters(Parameters):
@@ -46,11 +44,19 @@ class CentralisedParameters(Parameters):
     missing: Literal["negative", "masked", "known"] = "negative"
 
 
+class VanillaSite(SiteMethod):
+    name = "vanilla"
+    missing = "negative"
+
+
 class Vanilla(Method):
     """Every site has every row; a class it does not annotate counts as absent."""
 
-    name = "vanilla"
-    missing = "negative"
+    site_class = VanillaSite
+
+
+class PartialLossSite(SiteMethod):
+    name = "partial_loss"
 
 
 class PartialLoss(Method):
@@ -59,27 +65,33 @@ class PartialLoss(Method):
     The authors' warm-up takes missing as negative, a handicap; here it uses the partial loss too (specs 1.6).
     """
 
-    name = "partial_loss"
+    site_class = PartialLossSite
+
+
+class PersonalisedHeadsSite(SiteMethod):
+    name = "pfl"
+    declared = Traffic(head=False, rows="own")
 
 
 class PersonalisedHeads(Method):
     """Everything but the head is averaged; each site keeps a head of its own classes."""
 
-    name = "pfl"
-    declared = Traffic(head=False, rows="own")
+    site_class = PersonalisedHeadsSite
 
 
-class Individual(Method):
-    """Each site alone, for the same number of epochs; nothing but losses is exchanged."""
-
+class IndividualSite(SiteMethod):
     name = "individual"
     declared = Traffic(trunk=False, head=False, rows="own")
     selection = "site"
 
 
-class Centralised(Method):
-    """All images in one place, which no hospital allows: what federation is measured against."""
+class Individual(Method):
+    """Each site alone, for the same number of epochs; nothing but losses is exchanged."""
 
+    site_class = IndividualSite
+
+
+class CentralisedSite(SiteMethod):
     name = "centralised"
     table = CentralisedParameters
     parameters: CentralisedParameters
@@ -95,30 +107,52 @@ class Centralised(Method):
         return self.parameters.missing
 
 
-class FedAvg(Method):
-    """McMahan et al., AISTATS 2017: every site annotates every class and everything is averaged."""
+class Centralised(Method):
+    """All images in one place, which no hospital allows: what federation is measured against."""
 
+    site_class = CentralisedSite
+
+
+class FedAvgSite(SiteMethod):
     name = "fedavg"
     table = FedAvgParameters
     full_coverage = True
 
 
-class FedBN(FedAvg):
-    """Li et al., ICLR 2021: FedAvg with batch normalisation kept at the site."""
+class FedAvg(Method):
+    """McMahan et al., AISTATS 2017: every site annotates every class and everything is averaged."""
 
+    site_class = FedAvgSite
+
+
+class FedBNSite(FedAvgSite):
     name = "fedbn"
     table = FedBNParameters
 
 
-class FedBNPlus(FedAvg):
-    """FedAvg with batch normalisation frozen at its initial values (arXiv 2303.06180)."""
+class FedBN(Method):
+    """Li et al., ICLR 2021: FedAvg with batch normalisation kept at the site."""
 
+    site_class = FedBNSite
+
+
+class FedBNPlusSite(FedAvgSite):
     name = "fedbn_plus"
     table = FedBNPlusParameters
+
+
+class FedBNPlus(Method):
+    """FedAvg with batch normalisation frozen at its initial values (arXiv 2303.06180)."""
+
+    site_class = FedBNPlusSite
+
+
+class FedProxSite(SiteMethod):
+    name = "fedprox"
+    table = FedProxParameters
 
 
 class FedProx(Method):
     """Li et al., MLSys 2020: FedAvg with a pull back to the received model; here it takes partial labels too."""
 
-    name = "fedprox"
-    table = FedProxParameters
+    site_class = FedProxSite

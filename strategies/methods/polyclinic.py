@@ -18,9 +18,9 @@ from pydantic import Field
 from common.models.state import ModelState
 from common.system.seeds import seed_of
 from strategies.aggregation.interpolation import mixture
-from strategies.base.method import Parameters, SequentialMethod
-from strategies.base.round_context import RoundContext
 from strategies.local.losses import Missing
+from strategies.local.site_method import Parameters, SequentialSite
+from strategies.methods.base import RoundContext, SequentialMethod
 
 
 class PolyclinicParameters(Parameters):
@@ -37,20 +37,27 @@ class PolyclinicParameters(Parameters):
     missing: Missing = "masked"
 
 
-class Polyclinic(SequentialMethod):
-    """One model in a drawn order through the hospitals; the mean of the last round's stops."""
+class PolyclinicSite(SequentialSite):
+    """The experiment's number of epochs on the site's own classes."""
 
     name = "polyclinic"
     table = PolyclinicParameters
     parameters: PolyclinicParameters
 
+
+class Polyclinic(SequentialMethod):
+    """One model in a drawn order through the hospitals; the mean of the last round's stops."""
+
+    site_class = PolyclinicSite
+    site: PolyclinicSite
+
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites in an order that follows from the run's seed and the round."""
-        if self.parameters.order == "name":
+        if self.site.parameters.order == "name":
             return sites
         generator = np.random.default_rng(seed_of(context.seed, context.round, "order"))
         return [sites[place] for place in generator.permutation(len(sites))]
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """Return the mean of all stops up to this one in the last rounds, else the model as it was passed on."""
-        return mixture(passed, result, 1 / hops) if left < self.parameters.mean_rounds else passed
+        return mixture(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from common.models.state import Head
 from strategies.aggregation.mean import GivenRows, HeadMean
-from strategies.base.method import Method, Traffic
+from strategies.local.site_method import SiteMethod, Traffic
+from strategies.methods.base import Method
 
 
 class OwnersMean:
@@ -57,11 +58,17 @@ class OwnersMean:
         return GivenRows(self.mean).moved(head)
 
 
-class SurgicalAggregation(Method):
-    """Trunk by FedAvg; head row c is the mean over the sites that annotate c (eq. 2); a site has only its own rows."""
+class SurgicalSite(SiteMethod):
+    """The hospital's half: plain training of the rows of its own classes."""
 
     name = "surgical"
     declared = Traffic(rows="own")
+
+
+class SurgicalAggregation(Method):
+    """Trunk by FedAvg; head row c is the mean over the sites that annotate c (eq. 2); a site has only its own rows."""
+
+    site_class = SurgicalSite
 
     @property
     def head_mean(self) -> HeadMean:
