@@ -251,8 +251,12 @@ def unlike(place: int, *, drift: bool) -> Answer:
 def seconds(sites: int) -> None:
     """CPU time that the rule takes of a round, beside that of the mean."""
     from common.models.state import ModelState
+    from strategies.aggregation.bounds import (
+        lengths_of,
+        medians_of,
+        shortened,
+    )
     from strategies.aggregation.mean import MeanOfAll
-    from strategies.aggregation.norm_bound import lengths_of, medians_of, shortened
 
     generator = np.random.default_rng(0)
     head = Head(tuple("abcdefghij"), np.zeros((10, 96), np.float32), np.zeros(10, np.float32))

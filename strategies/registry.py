@@ -13,8 +13,8 @@ from common.plugins import METHODS, PLUGIN, loaded
 from common.system.toml import in_words, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
+from strategies.local.losses import loss_faults
 from strategies.local.site_method import SiteMethod
-from strategies.local.training_losses import loss_faults
 from strategies.method_list import (
     CLASSES,
     unknown_method,

@@ -20,7 +20,7 @@ from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN,
 from common.wire.benefit import BenefitReply
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
-from strategies.local.clipping import norm_of
+from strategies.local.updates import norm_of
 
 ROUNDING = 1e-5
 """By this part a clipped update may be longer than its bound: float32."""

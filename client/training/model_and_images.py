@@ -17,7 +17,15 @@ from common.wire.errors import WireError
 from common.wire.records import Groups, Request, TrainRequest
 from strategies.local.objective import LocalRound
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import Epoch, Examples, Exercise, Frozen, Validation, examples_of, validate
+from strategies.local.training import (
+    Epoch,
+    Examples,
+    Frozen,
+    TrainingTask,
+    Validation,
+    examples_of,
+    validate,
+)
 from strategies.registry import method_of
 
 
@@ -55,10 +63,10 @@ class Work:
         pixels, features = self.site.pixels(part), self.network is not self.whole
         return features_of(self.site).of(self.whole, part, pixels, self.plan) if features else pixels
 
-    def exercise(self, local: LocalRound, *, backbone_frozen: bool = False, epoch: Epoch | None = None) -> Exercise:
+    def exercise(self, local: LocalRound, *, backbone_frozen: bool = False, epoch: Epoch | None = None) -> TrainingTask:
         """What is trained on, and how."""
         frozen, plan = Frozen(norm=self.method.frozen_norm, backbone=backbone_frozen), self.plan
-        return Exercise(self.examples("train"), local.objective, plan.training, plan.augmentation, frozen, epoch)
+        return TrainingTask(self.examples("train"), local.objective, plan.training, plan.augmentation, frozen, epoch)
 
 
 def unpack(site: Site, request: Request) -> Work:

@@ -23,15 +23,13 @@ from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.local.clipping import clipped
-from strategies.local.compression import compressed
 from strategies.local.objective import LocalRound
 from strategies.local.optimisation import optimizer_for, rate_factor, restore_optimizer
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
     Epoch,
     Examples,
-    Judge,
+    StopCriterion,
     Trained,
     plain,
     reproducible,
@@ -40,6 +38,7 @@ from strategies.local.training import (
     train_until_settled,
     validate,
 )
+from strategies.local.updates import clipped, compressed
 from strategies.privacy.protection import BARE, Shield
 
 
@@ -75,7 +74,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
 
 
 def _trained(work: Work, request: TrainRequest, shield: Shield, *, hides: bool) -> Answer:
-    """Judge the received model, then train it; every random number is drawn from the round's own seed.
+    """StopCriterion the received model, then train it; every random number is drawn from the round's own seed.
 
     Args:
         hides: Whether masks or noise on the update have to hide that training diverged.
@@ -84,7 +83,7 @@ def _trained(work: Work, request: TrainRequest, shield: Shield, *, hides: bool) 
     seed, masked = seed_of(plan.run.seed, request.round, site.name), plan.privacy.secure_aggregation
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
-        chosen_on = validation if validation_figures_leave(work) else None  # see Judge
+        chosen_on = validation if validation_figures_leave(work) else None  # see StopCriterion
         judged = judged_here(work, validation)
         local = work.method.local_round(situation_of(work, request))
         # Sites that mask together do the same; what each counts for itself is the coordinator's word.
@@ -100,7 +99,7 @@ def _trained(work: Work, request: TrainRequest, shield: Shield, *, hides: bool) 
 
 
 def warm_up(work: Work, validation: Examples | None, generator: torch.Generator) -> None:
-    """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4; see Judge)."""
+    """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4)."""
     spec, method, network = work.plan.training, work.method, work.network
     if not method.warm_up.epochs:
         return
@@ -124,7 +123,7 @@ def fine_tune(
     generator: torch.Generator,
     epoch: Epoch | None = None,
 ) -> tuple[Trained, torch.optim.Optimizer]:
-    """Train the local epochs of a round: as many as the plan says, until the loss settles (see Judge), or one."""
+    """Train the local epochs of a round: as many as the plan says, until the loss settles, or one."""
     spec, method, network = work.plan.training, work.method, work.network
     unfreeze(network)
     factor = local.lr_factor * rate_factor(spec, request.round, work.plan.run.rounds)
@@ -137,7 +136,7 @@ def fine_tune(
         return train(network, once, optimizer, generator), optimizer
     if method.settling is None:
         return train(network, exercise, optimizer, generator), optimizer
-    judge = Judge(validation, method.loss, method.settling)
+    judge = StopCriterion(validation, method.loss, method.settling)
     return train_until_settled(network, exercise, optimizer, generator, judge), optimizer
 
 

@@ -21,7 +21,7 @@ from server.federation.evaluation import Setting
 from server.federation.rollback import Backwards
 from server.runs.audit_log import RunAudit
 from server.runs.receipt import experiment_sha256, write_receipt
-from strategies.aggregation.largest_share import heavy_sites
+from strategies.aggregation.bounds import heavy_sites
 from strategies.engine.callbacks import (
     Callbacks,
     RolledBack,

@@ -23,10 +23,10 @@ from server.federation.benefit import asked_benefits
 from server.federation.evaluation import Outcome, Setting, outcome_of
 from server.federation.recorder import Recorder, Watcher, versions
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.flower_arrays import array_record
 from strategies.engine.round_record import RunStopped
 from strategies.engine.secure_aggregation import summed_test
 from strategies.engine.sequential import coordinator_of
+from strategies.engine.state import array_record
 from strategies.privacy.accounting import epsilon_of
 from strategies.privacy.protection import protection_of
 from strategies.registry import strategy_of

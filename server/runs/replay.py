@@ -17,7 +17,10 @@ from common.wire.records import Arrays, TrainReply, no_arrays
 from common.wire.roll_call import RollCallAnswer
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import Receipt, ReceiptRound
-from strategies.aggregation.norm_bound import Lengths, bounded
+from strategies.aggregation.bounds import (
+    Lengths,
+    bounded,
+)
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import (
     longest_update,

@@ -1,8 +1,7 @@
 """The means of sites' updates, group by group, and the model that they make: plain means, and means by a robust rule.
 
 A robust rule takes trunk and batch normalisation as one vector, and each head row over its owners. Where fewer sites
-sent a group or row than the rule needs, it gets their plain mean, and :class:`Merged` names it.
-"""
+sent a group or row than the rule needs, it gets their plain mean, and :class:`Merged` names it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -215,3 +214,26 @@ def _mean(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMe
     if len(vectors) >= rule.fewest:
         return robust_mean(vectors, rule)
     return [MeanOfAll([site[place] for site in vectors], weights).mean for place in range(len(vectors[0]))]
+
+
+def mixed(clients: Float32, server: Float32, alpha: float) -> Float32:
+    """Mix two models' tensors, or flat groups of them, of one shape.
+
+    Args:
+        clients: What the last hospital of the round returned.
+        server: What the server trained by itself.
+        alpha: Share of ``clients``, 0 to 1.
+    """
+    mixture = np.float64(alpha) * clients.astype(np.float64) + np.float64(1 - alpha) * server.astype(np.float64)
+    return mixture.astype(np.float32)
+
+
+def mixture(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
+    """Mix all of two models, running means and variances too; a head row is mixed with that of its name."""
+    other = server.head.rows(hospitals.head.class_names)
+    weight, bias = mixed(hospitals.head.weight, other.weight, alpha), mixed(hospitals.head.bias, other.bias, alpha)
+    return ModelState(
+        mixed(hospitals.trunk, server.trunk, alpha),
+        mixed(hospitals.norm, server.norm, alpha),
+        Head(hospitals.head.class_names, np.asarray(weight), np.asarray(bias)),
+    )

@@ -19,6 +19,13 @@ import numpy as np
 from common.config import ParticipationSection, PrivacySection
 from common.models.state import Array, ModelState
 from common.wire.records import Groups, TrainReply
+from strategies.aggregation.bounds import (
+    Lengths,
+    lengths_of,
+    medians_of,
+    shortened,
+    times_of,
+)
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.means import (
     Means,
@@ -29,7 +36,6 @@ from strategies.aggregation.means import (
     robust_means,
     site_weight,
 )
-from strategies.aggregation.norm_bound import Lengths, lengths_of, medians_of, shortened, times_of
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method, RoundContext

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -27,7 +28,6 @@ from strategies.engine.aggregator import Aggregator, aggregator_for, longest_upd
 from strategies.engine.callbacks import Callbacks
 from strategies.engine.claims import ClaimsBySite, no_lists
 from strategies.engine.exchange import Patience, exchange
-from strategies.engine.flower_arrays import array_record, is_state_dict, model_of, state_dict_record
 from strategies.engine.layers import LargestShare, Layer, Merge, NormBound, RoundOutcome
 from strategies.engine.membership import Membership
 from strategies.engine.replies import Replies, Reply, received, round_record, too_few, validation_of
@@ -36,7 +36,16 @@ from strategies.engine.roll_call import Registered
 from strategies.engine.rollback import ModelCollapse, Rollback
 from strategies.engine.round_record import FederationValidation, RoundRecord, Waiting
 from strategies.engine.secure_aggregation import SecureAggregation
-from strategies.engine.state import FederationState, after_round, with_absent, with_judgement
+from strategies.engine.state import (
+    FederationState,
+    after_round,
+    array_record,
+    is_state_dict,
+    model_of,
+    state_dict_record,
+    with_absent,
+    with_judgement,
+)
 from strategies.methods.base import Method, RoundContext
 
 
@@ -426,10 +435,12 @@ class Coordinator:
             aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
         """
 
-        def keep(reply: TrainReply) -> TrainReply:
-            for layer in self.layers:
-                reply = layer.on_reply(reply)
-            return reply if aggregator is None else aggregator.take(reply)
+        def keep(reply: Any) -> Any:
+            if isinstance(reply, TrainReply):
+                for layer in self.layers:
+                    reply = layer.on_reply(reply)
+                return reply if aggregator is None else aggregator.take(reply)
+            return reply
 
         def refuse(site: str) -> None:
             if aggregator is not None:

@@ -10,9 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from common.wire.records import TrainReply
-from strategies.aggregation.largest_share import counted_images
+from strategies.aggregation.bounds import (
+    Lengths,
+    bounded,
+    counted_images,
+    lengths_of,
+    medians_of,
+    times_of,
+)
 from strategies.aggregation.means import Merged
-from strategies.aggregation.norm_bound import Lengths, bounded, lengths_of, medians_of, times_of
 from strategies.engine.replies import Replies
 from strategies.engine.round_record import FederationValidation
 from strategies.engine.state import FederationState
@@ -73,7 +79,7 @@ class Layer:
 
 @dataclass
 class LargestShare(Layer):
-    """No site counts for more than a share of all images of a round (:mod:`strategies.aggregation.largest_share`)."""
+    """No site counts for more than a share of all images of a round (:mod:`strategies.aggregation.bounds`)."""
 
     coordinator: "Coordinator"
 
@@ -85,7 +91,7 @@ class LargestShare(Layer):
 
 
 class NormBound(Layer):
-    """No update moves the model by more than a multiple of the usual length (:mod:`strategies.aggregation.norm_bound`).
+    """No update moves the model by more than a multiple of the usual length (:mod:`strategies.aggregation.bounds`).
 
     Args:
         clip: The longest update, in median lengths of the round.

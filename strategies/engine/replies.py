@@ -141,7 +141,7 @@ def received(
     expected: type[Reply],
     *,
     on_reply: Callable[[Arrival], None],
-    keep: Callable[[TrainReply], TrainReply] = lambda reply: reply,
+    keep: Callable[[Reply], Reply] = lambda reply: reply,
     refuse: Callable[[str], None] = lambda site: None,
 ) -> Replies[Reply]:
     """Decode, match and check replies as they come; each site whose reply does not count has a reason.
@@ -151,7 +151,7 @@ def received(
         replies: In any order.
         expected: The record that a reply holds.
         on_reply: Receives every reply of a site that was asked.
-        keep: What is kept of a good training reply.
+        keep: What is kept of a good reply.
         refuse: Receives at once the name of a site whose reply does not count.
     """
     names = {node: site for site, node in requests.nodes.items()}
@@ -172,7 +172,7 @@ def received(
         on_reply(Arrival(expected.__name__, requests.context.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)
-            accepted[site] = keep(record) if isinstance(record, TrainReply) else record
+            accepted[site] = keep(record)
             continue
         absent[site] = reason
         refuse(site)

@@ -1,9 +1,9 @@
 """The second form of the engine: one model goes from hospital to hospital, the coordinator relaying it (specs 2.4).
 
 A lost hospital is skipped: the pass goes on from the last good model. A round moves the model down and up once a
-hospital, as in FedAvg, but one hospital after the other. The deadline of a round is that of each hop.
-"""
+hospital, as in FedAvg, but one hospital after the other. The deadline of a round is that of each hop."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,22 +11,113 @@ from types import MappingProxyType
 from typing import Any
 
 from common.config import ParticipationSection, Plan
-from common.data.base.image_set import Splits
-from common.models.state import ModelState
+from common.data.base.image_set import ImageSet, Splits
+from common.data.images.pixels import pixels_of
+from common.models.frozen import FrozenPart
+from common.models.gpu.placement import on_device
+from common.models.network import SplitNetwork, build, unfreeze
+from common.models.state import ModelState, read_state, write_state
+from common.system.seeds import seed_of
 from common.wire.records import EvaluateReply, TrainReply
-from strategies.aggregation.interpolation import mixture
-from strategies.aggregation.norm_bound import Lengths
+from strategies.aggregation.bounds import Lengths
+from strategies.aggregation.means import mixture
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import longest_update, visit
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.replies import Replies, round_record, too_few, validation_of
-from strategies.engine.round_record import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
-from strategies.engine.server_training import OwnTraining
+from strategies.engine.round_record import (
+    CoordinatorRound,
+    FederationValidation,
+    RoundRecord,
+    RunStopped,
+)
 from strategies.engine.state import after_round, with_judgement
+from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
+from strategies.local.site_method import SiteMethod
+from strategies.local.training import (
+    Examples,
+    Frozen,
+    StopCriterion,
+    TrainingTask,
+    examples_of,
+    plain,
+    refuse_diverged,
+    reproducible,
+    train_until_settled,
+    validate,
+)
 from strategies.methods.base import (
     Method,
     SequentialMethod,
+    ServerTraining,
 )
+
+COORDINATOR = "coordinator"
+"""Under this name its figures stand beside the sites'."""
+
+
+@dataclass
+class OwnTraining:
+    """The coordinator's images and the network it trains on them."""
+
+    images: Splits
+    plan: Plan
+    method: SiteMethod
+    class_names: tuple[str, ...]
+    device: str = "cpu"
+    frozen: FrozenPart | None = None
+    network: SplitNetwork = field(init=False)
+
+    def __post_init__(self) -> None:
+        network = build(self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed)
+        if self.frozen is not None:
+            self.frozen.write_to(network)
+        self.network = on_device(network, self.device)
+        self.train = self._examples(self.images.train)
+        self.validation = self._examples(self.images.validation)
+
+    def _examples(self, images: ImageSet) -> Examples:
+        return examples_of(images, pixels_of(images, self.device), self.class_names)
+
+    def put(self, model: ModelState) -> None:
+        """Load a model into the network."""
+        write_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
+
+    def trained(
+        self, model: ModelState, server_round: int, server: ServerTraining, optimizer_state: Moments
+    ) -> tuple[ModelState, Moments, CoordinatorRound]:
+        """Train until the loss settles, from a model and from the optimiser's state; return both as they are then.
+
+        Raises:
+            FloatingPointError: If training diverged.
+        """
+        began, spec = time.monotonic(), self.plan.training
+        self.put(model)
+        unfreeze(self.network)
+        optimizer = optimizer_for(self.network, spec, spec.lr)
+        if not spec.reset_optimizer:
+            restore_optimizer(self.network, optimizer, optimizer_state)
+        frozen = Frozen(norm=self.method.frozen_norm)
+        objective = plain(self.method.training_loss(self.train, spec))
+        exercise = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
+        judge = StopCriterion(self.validation, self.method.loss, server.settling)
+        with reproducible(seed_of(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads) as generator:
+            done = train_until_settled(self.network, exercise, optimizer, generator, judge)
+        record = CoordinatorRound(done.last_loss, done.epochs, time.monotonic() - began)
+        state = read_state(self.network)
+        refuse_diverged(state, done.last_loss)
+        return state, {} if spec.reset_optimizer else optimizer_arrays(self.network, optimizer), record
+
+    def judged(self, model: ModelState) -> FederationValidation:
+        """How good a model is on the coordinator's validation part."""
+        self.put(model)
+        with reproducible(0, self.plan.training.threads):
+            found = validate(self.network, self.validation, self.method.loss, self.plan.training)
+        return FederationValidation(_named(found.loss), _named(found.mean_auroc))
+
+
+def _named(value: float | None) -> dict[str, float]:
+    return {} if value is None or not math.isfinite(value) else {COORDINATOR: value}
 
 
 @dataclass

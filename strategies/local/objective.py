@@ -1,4 +1,4 @@
-"""The hospital's half of a method, as values: what a site minimises in a round, tells besides, and notes down."""
+"""What a site minimises in a round, sends besides, and keeps for the next; and the teachers that some methods need."""
 
 import copy
 from collections.abc import Callable
@@ -87,3 +87,17 @@ def _shared(network: SplitNetwork, *, head: bool, norm: bool) -> list[Tensor]:
     if not norm:
         own |= {value for part in network.modules() if isinstance(part, BATCH_NORM) for value in part.parameters()}
     return [value for value in network.parameters() if value not in own]
+
+
+def decay_after(steps: int, decay: float) -> float:
+    """The teacher is the plain mean of all students so far until that would be slower than ``decay``."""
+    return min(1 - 1 / (steps + 1), decay)
+
+
+@torch.no_grad()
+def follow(teacher: SplitNetwork, student: SplitNetwork, decay: float) -> None:
+    """Running mean of parameters, and of batch normalisation's means and variances."""
+    now = student.state_dict()
+    for name, mean in teacher.state_dict().items():
+        if mean.is_floating_point():
+            mean.lerp_(now[name], 1 - decay)

@@ -18,11 +18,10 @@ from common.wire.quantization import Form
 from strategies.aggregation.means import Weighting
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.local.early_stopping import Settling
-from strategies.local.losses import Loss, Missing, loss_for
+from strategies.local.early_stopping import EarlyStopping
+from strategies.local.losses import Loss, Missing, chosen_loss, loss_for
 from strategies.local.objective import ClientContext, LocalRound, proximal
 from strategies.local.training import Examples, plain
-from strategies.local.training_losses import chosen_loss
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -34,7 +33,7 @@ TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """
 
 Criterion = Literal["auroc", "loss"]
-"""What counts as a site's loss of a model; see :mod:`strategies.engine.best_round`."""
+"""What counts as a site's loss of a model; see :mod:`strategies.engine.state`."""
 
 Pooled = Literal["no", "negative", "masked", "known"]
 """Whether one pseudo-site trains on everybody's images, and what missing labels are there."""
@@ -93,7 +92,7 @@ class Statistic:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class Payload:
     """What passes between coordinator and hospital: data, so that a hospital's policy can judge it before a round.
 
     Attributes:
@@ -151,7 +150,7 @@ class SiteMethod:
 
     name: ClassVar[str]
     table: ClassVar[type[Parameters]] = Parameters
-    declared: ClassVar[Traffic] = Traffic()
+    declared: ClassVar[Payload] = Payload()
     missing: ClassVar[Missing] = "masked"
     plain_client: ClassVar[bool] = True
     looks_at_images: ClassVar[bool] = False
@@ -185,7 +184,7 @@ class SiteMethod:
     # ------------------------------------------------------------------ declared data
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Payload:
         """What travels with these parameters."""
         return self.declared
 
@@ -200,7 +199,7 @@ class SiteMethod:
         return loss_for(self.task, self.counts_missing_as)
 
     def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
-        """What a plain client minimises: see :mod:`strategies.local.training_losses`.
+        """What a plain client minimises: see :mod:`strategies.local.losses`.
 
         Raises:
             BadInput: If a plug-in is named that is not installed.
@@ -226,7 +225,7 @@ class SiteMethod:
         return "no"
 
     @property
-    def settling(self) -> Settling | None:
+    def settling(self) -> EarlyStopping | None:
         """When a site stops training in a round; None trains the experiment's number of epochs."""
         return None
 

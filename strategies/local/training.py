@@ -25,7 +25,7 @@ from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
-from strategies.local.early_stopping import Settling
+from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Loss
 from strategies.local.optimisation import gradient_scaler
 
@@ -118,7 +118,7 @@ def plain(loss: Loss) -> Objective:
 
 
 @dataclass(frozen=True)
-class Exercise:
+class TrainingTask:
     """What is trained on and how; the same for all epochs of a round.
 
     Attributes:
@@ -137,12 +137,16 @@ class Epoch(Protocol):
     """Another way to train over all examples once."""
 
     def __call__(
-        self, network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+        self,
+        network: SplitNetwork,
+        exercise: TrainingTask,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator,
     ) -> Losses: ...
 
 
 def train_epoch(
-    network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
 ) -> Losses:
     """Train over all examples once, reshuffled; return the loss of every batch.
 
@@ -199,7 +203,7 @@ class Trained:
 
 
 def train(
-    network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
 ) -> Trained:
     """Train the experiment's number of epochs."""
     epoch = exercise.epoch or train_epoch
@@ -208,7 +212,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class Judge:
+class StopCriterion:
     """The data and the rule by which training is judged to have settled.
 
     Attributes:
@@ -218,7 +222,7 @@ class Judge:
 
     validation: Examples | None
     loss: Loss
-    settling: Settling
+    settling: EarlyStopping
 
     @property
     def has_none(self) -> bool:
@@ -235,10 +239,10 @@ class Judge:
 
 def train_until_settled(
     network: SplitNetwork,
-    exercise: Exercise,
+    exercise: TrainingTask,
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
-    judge: Judge,
+    judge: StopCriterion,
 ) -> Trained:
     """Train until the judged loss settles; the weights of its lowest point are put back (specs 2.4, step 4).
 

@@ -23,7 +23,7 @@ from common.wire.roll_call import RollCallAnswer
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.means import Weights
 from strategies.aggregation.server_optimizer import Moments
-from strategies.local.early_stopping import Settling
+from strategies.local.early_stopping import EarlyStopping
 from strategies.local.site_method import SequentialSite, SiteMethod
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class ServerTraining:
         patience: Rounds without a better model on the coordinator's validation part after which the run ends.
     """
 
-    settling: Settling
+    settling: EarlyStopping
     alpha: float
     patience: int
 

@@ -9,7 +9,13 @@ from pydantic import Field
 
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Missing
-from strategies.local.site_method import Parameters, Pooled, SiteMethod, Traffic, TrunkRule
+from strategies.local.site_method import (
+    Parameters,
+    Payload,
+    Pooled,
+    SiteMethod,
+    TrunkRule,
+)
 from strategies.methods.base import Method
 
 
@@ -70,7 +76,7 @@ class PartialLoss(Method):
 
 class PersonalisedHeadsSite(SiteMethod):
     name = "pfl"
-    declared = Traffic(head=False, rows="own")
+    declared = Payload(head=False, rows="own")
 
 
 class PersonalisedHeads(Method):
@@ -81,7 +87,7 @@ class PersonalisedHeads(Method):
 
 class IndividualSite(SiteMethod):
     name = "individual"
-    declared = Traffic(trunk=False, head=False, rows="own")
+    declared = Payload(trunk=False, head=False, rows="own")
     selection = "site"
 
 

@@ -42,12 +42,16 @@ from common.models.inference import logits_of
 from common.models.network import SplitNetwork
 from common.models.state import ModelState
 from common.wire.records import Arrays, Groups, TrainReply, below
-from strategies.aggregation.interpolation import mixed
-from strategies.aggregation.means import Weighting, Weights
+from strategies.aggregation.means import Weighting, Weights, mixed
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.losses import known_entries, positive_weights
 from strategies.local.objective import ClientContext, LocalRound
-from strategies.local.site_method import Parameters, SiteMethod, Statistic, Traffic
+from strategies.local.site_method import (
+    Parameters,
+    Payload,
+    SiteMethod,
+    Statistic,
+)
 from strategies.local.training import Batch, Losses
 from strategies.methods.base import Method, RoundContext, finite_by_name
 
@@ -143,7 +147,7 @@ class CBAFedSite(SiteMethod):
     name = "cbafed"
     table = CBAFedParameters
     parameters: CBAFedParameters
-    declared = Traffic(
+    declared = Payload(
         statistics=(Statistic("entries", "counts", "how many images it took for present or absent, class by class"),)
     )
     chooses_loss = False

@@ -48,9 +48,19 @@ from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Loss, known_entries, positive_weights
-from strategies.local.mean_teacher import decay_after, follow
-from strategies.local.objective import ClientContext, LocalRound, fixed_copy
-from strategies.local.site_method import Parameters, SiteMethod, Statistic, Traffic
+from strategies.local.objective import (
+    ClientContext,
+    LocalRound,
+    decay_after,
+    fixed_copy,
+    follow,
+)
+from strategies.local.site_method import (
+    Parameters,
+    Payload,
+    SiteMethod,
+    Statistic,
+)
 from strategies.local.training import Batch, Losses, plain
 from strategies.methods.base import Method, RoundContext
 from strategies.methods.fedmlp import consistency
@@ -156,7 +166,7 @@ class FedIRMSite(SiteMethod):
     name = "fedirm"
     table = FedIRMParameters
     parameters: FedIRMParameters
-    declared = Traffic(
+    declared = Payload(
         statistics=(Statistic("relations", "positives", "what the model says of each class's images on average"),)
     )
     chooses_loss = False

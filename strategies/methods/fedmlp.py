@@ -38,7 +38,12 @@ from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Loss, loss_for
 from strategies.local.objective import ClientContext, LocalRound, fixed_copy
-from strategies.local.site_method import Parameters, SiteMethod, Statistic, Traffic
+from strategies.local.site_method import (
+    Parameters,
+    Payload,
+    SiteMethod,
+    Statistic,
+)
 from strategies.local.training import Batch, Losses
 from strategies.methods.base import Method, RoundContext, finite_by_name
 from strategies.methods.surgical import OwnersMean
@@ -375,7 +380,7 @@ class FedMLPSite(SiteMethod):
     name = "fedmlp"
     table = FedMLPParameters
     parameters: FedMLPParameters
-    declared = Traffic(
+    declared = Payload(
         statistics=(
             Statistic(
                 "prototypes",
@@ -390,7 +395,7 @@ class FedMLPSite(SiteMethod):
     needs_global_norm = "its teacher is the model of all"
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Payload:
         """``heads = "own"``: a site sends the rows of its own classes only."""
         return replace(self.declared, sends_rows=self.parameters.heads)
 

@@ -37,7 +37,11 @@ from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Missing, class_of_known, filled, image_losses, mean_where, only_known
 from strategies.local.objective import ClientContext, LocalRound
-from strategies.local.site_method import Parameters, SiteMethod, Traffic
+from strategies.local.site_method import (
+    Parameters,
+    Payload,
+    SiteMethod,
+)
 from strategies.local.training import Batch, plain
 from strategies.methods.base import Method, RoundContext
 from strategies.methods.surgical import OwnersMean
@@ -262,12 +266,12 @@ class FedSLDSite(SiteMethod):
     name = "fedsld"
     table = FedSLDParameters
     parameters: FedSLDParameters
-    declared = Traffic(label_counts=True)
+    declared = Payload(label_counts=True)
     looks_at_images = False
     chooses_loss = False
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Payload:
         """``heads = "own"``: each site has the rows of its own classes only."""
         return replace(self.declared, rows=self.parameters.heads)
 
@@ -288,7 +292,7 @@ class ScaledFedAvgSite(SiteMethod):
     name = "fedavg_scaled"
     table = ScaledParameters
     parameters: ScaledParameters
-    declared = Traffic(label_counts=True)
+    declared = Payload(label_counts=True)
     looks_at_images = False
 
     def client(self, context: ClientContext) -> LocalRound:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from common.models.state import ModelState
 from common.system.seeds import seed_of
-from strategies.aggregation.interpolation import mixture
+from strategies.aggregation.means import mixture
 from strategies.local.losses import Missing
 from strategies.local.site_method import Parameters, SequentialSite
 from strategies.methods.base import RoundContext, SequentialMethod

@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 
 from common.models.state import Head
 from strategies.aggregation.mean import GivenRows, HeadMean
-from strategies.local.site_method import SiteMethod, Traffic
+from strategies.local.site_method import (
+    Payload,
+    SiteMethod,
+)
 from strategies.methods.base import Method
 
 
@@ -62,7 +65,7 @@ class SurgicalSite(SiteMethod):
     """The hospital's half: plain training of the rows of its own classes."""
 
     name = "surgical"
-    declared = Traffic(rows="own")
+    declared = Payload(rows="own")
 
 
 class SurgicalAggregation(Method):

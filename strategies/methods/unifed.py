@@ -17,10 +17,15 @@ from pydantic import Field
 
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
-from strategies.local.early_stopping import Settling
+from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Missing
 from strategies.local.objective import ClientContext, LocalRound
-from strategies.local.site_method import Parameters, SequentialSite, Statistic, Traffic
+from strategies.local.site_method import (
+    Parameters,
+    Payload,
+    SequentialSite,
+    Statistic,
+)
 from strategies.local.training import Losses, plain
 from strategies.methods.base import RoundContext, SequentialMethod, ServerTraining, finite_by_name
 
@@ -111,16 +116,16 @@ class UniFedSite(SequentialSite):
     name = "unifed"
     table = UniFedParameters
     parameters: UniFedParameters
-    declared = Traffic(
+    declared = Payload(
         statistics=(Statistic("slope", "images", "how fast the loss fell in the last training: one number"),)
     )
     looks_at_images = False
     ranks_sites = True
 
     @property
-    def settling(self) -> Settling:
+    def settling(self) -> EarlyStopping:
         """When a hospital stops training in a round."""
-        return Settling(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
+        return EarlyStopping(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
 
     def client(self, context: ClientContext) -> LocalRound:
         """Train as in FedAvg, and send the slope."""
@@ -202,5 +207,5 @@ class ServerOnly(SequentialMethod):
 
 
 def _server_training(parameters: ServerOnlyParameters, alpha: float) -> ServerTraining:
-    settling = Settling(parameters.server_patience, parameters.tolerance, parameters.epoch_cap)
+    settling = EarlyStopping(parameters.server_patience, parameters.tolerance, parameters.epoch_cap)
     return ServerTraining(settling, alpha, parameters.global_patience)

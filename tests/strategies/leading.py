@@ -12,13 +12,12 @@ from common.simulation import simulated_data
 from server.simulation.backends.inline import inline, site_app
 from strategies.engine.callbacks import Callbacks
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.flower_arrays import array_record
 from strategies.engine.round_record import (
     FederationValidation,
     RoundRecord,
 )
 from strategies.engine.sequential import coordinator_of
-from strategies.engine.state import FederationState
+from strategies.engine.state import FederationState, array_record
 from strategies.registry import strategy_of
 
 POOLED = {"centralised"}

@@ -10,20 +10,18 @@ from hypothesis import strategies as st
 
 from common.models.state import Head, ModelState
 from common.wire.bounds import MOST_LOSS
-from strategies.engine.best_round import (
-    SMALL,
-    TOLERATED,
-    is_better,
-    lowest_of,
-    regret,
-)
 from strategies.engine.checkpoint import (
     of_bytes,
     to_bytes,
 )
 from strategies.engine.round_record import FederationValidation
 from strategies.engine.state import (
+    SMALL,
+    TOLERATED,
     FederationState,
+    is_better,
+    lowest_of,
+    regret,
     with_judgement,
     with_validation,
 )

@@ -15,7 +15,7 @@ from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.local.mean_teacher import follow
+from strategies.local.objective import follow
 from strategies.methods.base import RoundContext
 from strategies.methods.fedirm import (
     FedIRM,

@@ -28,12 +28,12 @@ from strategies.engine.checkpoint import (
     to_bytes,
 )
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.flower_arrays import array_record
 from strategies.engine.replies import Replies
 from strategies.engine.round_record import (
     RoundRecord,
     TooFewSites,
 )
+from strategies.engine.state import array_record
 from strategies.registry import strategy_named
 from tests.harms import FORMS, Harm
 from tests.strategies.noted import Noted

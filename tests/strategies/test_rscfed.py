@@ -13,7 +13,7 @@ from client.site.memory import memory_of
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.local.mean_teacher import decay_after
+from strategies.local.objective import decay_after
 from strategies.methods.base import RoundContext
 from strategies.methods.rscfed import (
     RSCFed,

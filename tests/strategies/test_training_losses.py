@@ -13,8 +13,7 @@ from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.zoo.spec import Task
 from strategies.engine.round_record import TooFewSites
-from strategies.local.losses import Loss, Missing, loss_for
-from strategies.local.training_losses import chosen_loss
+from strategies.local.losses import Loss, Missing, chosen_loss, loss_for
 from strategies.registry import STRATEGIES, method_of
 from tests.federations import experiment, federation
 from tests.third_parties import install, stairs

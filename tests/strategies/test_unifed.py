@@ -24,13 +24,13 @@ from common.wire.records import (
 from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends.inline import inline
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.flower_arrays import array_record
 from strategies.engine.round_record import (
     RoundRecord,
     RunStopped,
     TooFewSites,
 )
 from strategies.engine.sequential import coordinator_of
+from strategies.engine.state import array_record
 from strategies.methods.unifed import (
     SequentialTraining,
     UniFed,

@@ -1,7 +1,8 @@
-"""Norm bounding: no update moves the model by more than a multiple of the usual length.
+"""Bounds on what one site can do to the model: on the length of its update, and on its share of all images.
 
-Sun, Kairouz, Suresh, McMahan, "Can You Really Backdoor Federated Learning?", arXiv:1911.07963, 2019, section 4: the
-server shortens every update to a length M, its direction stays. Departs from it in two points:
+Norm bounding: no update moves the model by more than a multiple of the usual length. Sun, Kairouz, Suresh, McMahan,
+"Can You Really Backdoor Federated Learning?", arXiv:1911.07963, 2019, section 4: the server shortens every update to a
+length M, its direction stays. Departs from it in two points:
 
 - M is a multiple of the median length of the round's updates, as no fixed number fits every model and every round.
 - Three parts are bounded, each by itself, for in one length the largest part would hide the others: the trunk, batch
@@ -10,7 +11,11 @@ server shortens every update to a length M, its direction stays. Departs from it
 
 Batch normalisation is shortened towards the model before: its running variances stay positive, as they lie between two
 that are. Of fewer than three sites the median says nothing about which one is long; then nothing is shortened.
-"""
+
+Largest share: a site says at the roll call how many training images it has, and nobody can check it: one that says a
+billion is all of the mean. A cap that never touches an honest run cannot stop that, because honest counts differ by any
+factor, and a share of 99 % is as good as all. So there is none unless ``participation.largest_share`` sets one; a site
+that has more than :data:`HEAVY` of a run's images is named in ``events.jsonl`` with any setting."""
 
 import math
 import statistics
@@ -131,3 +136,35 @@ def _length(values: Float32) -> float:
     if not LEAST <= total < math.inf:  # a square that a float32 does not hold
         total = running_sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)
     return math.sqrt(total)
+
+
+HEAVY = 0.9
+"""Share of all images from which on a run is nearly one site's."""
+
+
+def counted_images(images: Mapping[str, int], largest_share: float) -> dict[str, int]:
+    """How many images of each site count, so that none has more than ``largest_share`` of all that count.
+
+    Sites above the cap count as if they had as many images as the cap allows; the others stay as they are. Where even
+    equal weights exceed the share, all count as the smallest does.
+
+    Args:
+        images: Stated at the roll call, by site; each at least 1.
+    """
+    if largest_share >= 1 or not images:
+        return dict(images)
+    ordered = sorted(images.values(), reverse=True)
+    for capped in range(len(ordered)):
+        if capped * largest_share >= 1:
+            break
+        most = largest_share * sum(ordered[capped:]) / (1 - capped * largest_share)  # share of (capped * most + rest)
+        if ordered[capped] <= most:
+            return {site: min(count, max(int(most), 1)) for site, count in images.items()}
+    return dict.fromkeys(images, ordered[-1])
+
+
+def heavy_sites(images: Mapping[str, int]) -> dict[str, float]:
+    """The share of all images of each site that has more than :data:`HEAVY` of them, among several sites."""
+    total = sum(images.values())
+    shares = {site: count / total for site, count in images.items()} if total and len(images) > 1 else {}
+    return {site: share for site, share in shares.items() if share > HEAVY}
