@@ -71,7 +71,7 @@ def _class_named(name: str) -> type[Method]:
 
 
 def statistics_sent() -> dict[str, str]:
-    """What sites send beside their updates in any method: by name, what it is and in which methods, for hospitals."""
+    """Return the statistics that sites send in any method: name -> meaning, and the methods in brackets."""
     sent: dict[str, tuple[str, list[str]]] = {}
     for method in (strategy.site_class for strategy in STRATEGIES.values()):
         for statistic in method.declared.statistics:
@@ -80,7 +80,7 @@ def statistics_sent() -> dict[str, str]:
 
 
 def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """What is wrong with the method of an experiment file that has other faults, as far as one can tell from it."""
+    """Return the faults of the method in an experiment file that has other faults, as far as they can be found."""
     run, parameters, model = (tree.get(name, {}) for name in ("run", "method", "model"))
     if not all(isinstance(table, dict) for table in (run, parameters, model)) or not isinstance(run.get("method"), str):
         return ()

@@ -1,4 +1,4 @@
-"""What a run adds up round by round, and the lines it writes as it goes."""
+"""The totals of a run, added up round by round, and the lines of ``rounds.jsonl``."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -24,7 +24,7 @@ def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
 
 
 def _missing(file: ExperimentFile) -> list[Fault]:
-    """What the experiment's data names and what is not there, as the code that reads it says it."""
+    """Return a fault for each file of the experiment's data that is not there."""
     found = list[Fault]()
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
         for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):

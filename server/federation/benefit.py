@@ -1,4 +1,4 @@
-"""Whether each site is better off alone, as the sites say after the run's test: a part of ``summary.json``.
+"""The comparison at each site with a model that it trains alone, after the run's test: a part of ``summary.json``.
 
 It is one more exchange, which the run can do without, apart from the test: a site that fails in it, or takes too long,
 has been tested all the same.

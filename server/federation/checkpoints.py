@@ -133,7 +133,7 @@ class CheckpointFolder:
 
 
 def _whole(text: bytes) -> dict[str, Any]:
-    """What a checkpoint's JSON file says.
+    """The content of a checkpoint's JSON file.
 
     Raises:
         ValueError: If it was not written by this release.
@@ -150,7 +150,7 @@ def _whole(text: bytes) -> dict[str, Any]:
 
 
 def _describes(facts: Any, of_state: int, number: int) -> bool:
-    """Whether facts have what a run needs to go on; their values are those of the run that wrote the hash."""
+    """Return whether facts have what a run needs to go on; their values are those of the run that wrote the hash."""
     if not isinstance(facts, dict) or facts.get("round") != number or of_state != number:
         return False
     tables = [facts.get(name) for name in ("books", "last_validation", "experiment")]

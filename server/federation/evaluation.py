@@ -1,4 +1,4 @@
-"""What a run ends with: the model, its hash, and how good it is, class by class and site by site."""
+"""The end of a run: the model, its hash, and how good it is, class by class and site by site."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ Histograms = Mapping[str, ScoreHistogram]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a run needs beside its experiment.
+    """The folder, data and devices that a run needs beside its experiment.
 
     Attributes:
         base: Folder that the experiment's paths start from.
@@ -109,7 +109,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the run ends with.
+    """The test results and the hash of the model that a run ends with.
 
     Attributes:
         ensemble: Of the sites' own models where a method shares nothing and the sites are simulated.

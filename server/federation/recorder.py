@@ -257,7 +257,7 @@ class Recorder(Callbacks):
 
 
 def _identity(experiment: Experiment, setting: Setting, contract: LabelContract) -> dict[str, Any]:
-    """What run this is, for its receipt."""
+    """Return the identity of the run for its receipt."""
     return {
         "run": setting.run,
         "name": experiment.run.name or experiment.run.method,

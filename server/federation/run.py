@@ -153,7 +153,7 @@ def _summary(
 
 
 def _sites(coordinator: Coordinator, books: Books, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """What each site annotates, has, sent and received."""
+    """Return each site's classes and counts, and the bytes that it sent and received."""
     return {
         site: {
             "classes": list(coordinator.sites.contract.sites[site]),
@@ -173,13 +173,13 @@ def _sites(coordinator: Coordinator, books: Books, counted: Mapping[str, Mapping
 
 
 def _seconds(books: Books, total: float) -> dict[str, float]:
-    """What the run's time went to."""
+    """Return the seconds of training, aggregation and waiting."""
     train, aggregate = books.train_seconds, books.aggregate_seconds
     return {"total": total, "train": train, "aggregate": aggregate, "idle": max(total - train - aggregate, 0.0)}
 
 
 def _privacy(experiment: Experiment, coordinator: Coordinator, books: Books) -> dict[str, Any] | None:
-    """What the run cost each site that took part, None where a site's noise was none; None for a run without."""
+    """Return the privacy that the run cost each site, None for a site without noise; None for a run without privacy."""
     section = experiment.privacy
     if section.level == "none":
         return None

@@ -1,4 +1,4 @@
-"""What leading a run is, wherever its sites are: check, open the folder, track, run, report."""
+"""The steps of leading a run, wherever its sites are: check, open the folder, track, run, report."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

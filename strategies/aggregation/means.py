@@ -199,12 +199,12 @@ def _mean_rows(rows: Rows, features: int, weights: Weights, rule: RobustMean) ->
 
 
 def _rows_by_class(model: ModelState, updates: Sequence[Groups]) -> Rows:
-    found: dict[str, dict[int, Float32]] = {name: {} for name in model.head.class_names}
+    rows: dict[str, dict[int, Float32]] = {name: {} for name in model.head.class_names}
     for site, update in enumerate(updates):
         if update.head is not None:
             for row, name in enumerate(update.head.class_names):
-                found[name][site] = np.append(update.head.weight[row], update.head.bias[row])
-    return found
+                rows[name][site] = np.append(update.head.weight[row], update.head.bias[row])
+    return rows
 
 
 def _mean(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMean) -> list[Float64]:

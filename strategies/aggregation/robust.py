@@ -88,8 +88,8 @@ def robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[
         chosen = krum(squared_distances(parts), rule.byzantine, rule.keep)
         return [by_coordinate([part[site] for site in chosen], plain_mean) for part in parts]
     cut = rule.cut_off(len(vectors))
-    one = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
-    return [by_coordinate(part, one) for part in parts]
+    of_block = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
+    return [by_coordinate(part, of_block) for part in parts]
 
 
 def plain_mean(values: Float64) -> Float64:

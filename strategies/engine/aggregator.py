@@ -159,13 +159,13 @@ class BufferedAggregator:
 
 
 def longest_update(method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection) -> float | None:
-    """The longest update that counts as it is, in median lengths; None for any, and where none is seen or averaged."""
+    """Return the longest update that counts as it is, in median lengths; None for any, or where none is averaged."""
     seen = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
     return participation.clip if seen and participation.clip != "off" else None
 
 
 def merged_by(method: Method, context: RoundContext, model: ModelState, replies: Mapping[str, TrainReply]) -> Merged:
-    """The means of a round's updates, by this method's weights or its robust mean.
+    """Return the means of a round's updates, by this method's weights or its robust mean.
 
     Args:
         context: When the round began.
@@ -180,14 +180,14 @@ def merged_by(method: Method, context: RoundContext, model: ModelState, replies:
 
 
 def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:
-    """The global model after the round."""
+    """Return the global model and the moments after the round."""
     optimizer = method.site.parameters.server_optimizer
     stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
     return method.finalize(server_round, *stepped)
 
 
 def passed_on(model: ModelState, reply: TrainReply) -> ModelState:
-    """The model after it passed through one site."""
+    """Return a model that has passed through one site."""
     return means_of(model, [reply], [1.0], WholeHeadMean).moved()
 
 
@@ -197,7 +197,7 @@ UNTRAINED = 10.0
 
 @dataclass(frozen=True)
 class Visit:
-    """What a site that a model passes through makes of it.
+    """A model that has passed through one site.
 
     Attributes:
         model: That goes on; the same that came where the update cannot count.

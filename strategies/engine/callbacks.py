@@ -1,4 +1,4 @@
-"""What the coordinator of a run is told while it runs."""
+"""Callbacks that receive the events of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Callbacks:
     """Passed to :meth:`strategies.methods.base.Method.prepare`; each does nothing if not overridden."""
 
     def on_wait(self, waiting: Waiting) -> None:
-        """Receive what is waited for, whenever that changes."""
+        """Receive the sites that are waited for, whenever these change."""
 
     def on_join(self, server_round: int, site: str) -> None:
         """Receive the name of a site that joined after the roll call."""
@@ -66,5 +66,5 @@ class Callbacks:
         return None
 
     def on_reset(self, state: FederationState) -> FederationValidation:
-        """Receive the state that the run goes on from after a rollback; return what was said of its model."""
+        """Receive the state that the run goes on from after a rollback; return the validation of its model."""
         return FederationValidation()

@@ -1,4 +1,4 @@
-"""What a site may say of itself at the roll call: the list that the coordinator made when it admitted the site."""
+"""The most that a site may state of itself at the roll call, by the list made when it was admitted."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ def no_lists() -> Mapping[str, Claims]:
 
 
 def claim_faults(members: Iterable["Member"], claims: Mapping[str, Claims]) -> list[Fault]:
-    """The sites that claim more than they were admitted for."""
+    """Return a fault for each site that claims more than it was admitted for."""
     return [fault for member in members for fault in _faults(member, claims.get(member.answer.site, ANYTHING))]
 
 
 def _faults(member: "Member", may: Claims) -> list[Fault]:
-    answer, found = member.answer, list[Fault]()
+    answer, faults = member.answer, list[Fault]()
     foreign = sorted(set(answer.class_names) - may.classes) if may.classes else []
     if foreign:
         problem = (
@@ -49,8 +49,8 @@ def _faults(member: "Member", may: Claims) -> list[Fault]:
         remedy = (
             "Leave them out of data.annotates, or map them in data.synonyms; or the coordinator admits it for them."
         )
-        found.append(Fault(f"site {answer.site}", problem, remedy, answer.site))
+        faults.append(Fault(f"site {answer.site}", problem, remedy, answer.site))
     if 0 < may.images < answer.train_samples:
         problem = f"claims {answer.train_samples:,} training images; it was admitted for {may.images:,} at most."
-        found.append(Fault(f"site {answer.site}", problem, "The coordinator can admit it for more.", answer.site))
-    return found
+        faults.append(Fault(f"site {answer.site}", problem, "The coordinator can admit it for more.", answer.site))
+    return faults

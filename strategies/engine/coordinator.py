@@ -60,16 +60,16 @@ class Coordinator:
         run: Identifier of the run.
         callbacks: Receive what happens.
         registered: The names of nodes; None in simulation.
-        claims: What each site was admitted for.
+        claims: The most that each site may state of itself.
         scratch: Folder for what must wait on disk; the system's own for temporary files where None.
         frozen: The part of the model that nobody trains, whose hash the plan names.
 
     Attributes:
         sites: Who takes part.
         state: The coordinator's, after the last round.
-        last_validation: What the sites said of the present model.
+        last_validation: Figures of the present model at the sites.
         requests: Of the exchange that is going on, or was the last.
-        layers: What is switched on around the rounds, outermost first.
+        layers: Those that are switched on around the rounds, outermost first.
         grid: Flower's connection to the sites, once a round has begun.
     """
 
@@ -102,7 +102,7 @@ class Coordinator:
         self._plan_json = plan.model_dump_json()
 
     def _layers(self) -> Iterator[Layer]:
-        """What this run switches on; no other line of a round names any of it."""
+        """Yield the layers that this run switches on; no other line of a round names any of them."""
         if self.participation.largest_share < 1:
             yield LargestShare(self)
         if self.plan.privacy.secure_aggregation:
@@ -123,7 +123,7 @@ class Coordinator:
         """Receive the coordinator's own images; averaging has no use for them."""
 
     def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
-        """Have :meth:`start` go on from a state of this run, and from what was said of its model."""
+        """Have :meth:`start` go on from a state of this run, and from the validation of its model."""
         self._resumed, self.last_validation = state, last_validation
 
     @property
@@ -143,7 +143,7 @@ class Coordinator:
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     def context(self, server_round: int | None = None) -> RoundContext:
-        """What the method's rules may look at when a round begins or ends; after the last round where none is named."""
+        """Return the context of the method's rules in a round; after the last round where none is named."""
         number = self.state.round if server_round is None else server_round
         return self.sites.context(number, self.state.statistics)
 

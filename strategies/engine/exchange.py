@@ -50,7 +50,7 @@ class Pauses:
         self._next_s = FIRST_POLL_S
 
     def begin(self) -> None:
-        """Something came: more may be on its way."""
+        """Look often again: something arrived, and more may be on its way."""
         self._next_s = FIRST_POLL_S
 
     def wait(self) -> None:
@@ -76,16 +76,16 @@ def exchange(
     pauses = Pauses()
     waiting(*going.nodes)
     while (going.pending or going.lost) and time.monotonic() < going.deadline:
-        came = False
+        arrived = False
         for reply in going.pulled():
-            came = True
+            arrived = True
             if going.counts(reply):
                 yield reply
         back = going.refuse_revoked(registered) | going.send_again()
         lost_are_needed = going.good < patience.enough <= going.good + len(going.lost)
         if not going.pending and not lost_are_needed:
             break
-        if came or back:
+        if arrived or back:
             waiting(*going.nodes)
             pauses.begin()
         elif going.pending or going.lost:
@@ -111,14 +111,14 @@ class Outstanding:
 
     @property
     def nodes(self) -> tuple[set[int], set[int]]:
-        """The nodes without a good reply, and those of them that are lost."""
-        return {*(one.metadata.dst_node_id for one in self.pending.values()), *self.lost}, set(self.lost)
+        """Return the nodes without a good reply, and those of them that are lost."""
+        return {*(message.metadata.dst_node_id for message in self.pending.values()), *self.lost}, set(self.lost)
 
     def send(self, messages: Sequence[Message]) -> None:
         """Send; a message to a site that is no longer registered is not waited for."""
         taken = pushed(self._grid, messages)
         self.pending |= taken
-        for message in (one for one in messages if one.metadata.message_id not in taken):
+        for message in (each for each in messages if each.metadata.message_id not in taken):
             self._refuse(message)
 
     def refuse_revoked(self, registered: Registered | None) -> bool:
@@ -134,7 +134,7 @@ class Outstanding:
         self.errors[message.metadata.dst_node_id] = refusal
 
     def pulled(self) -> Iterator[Message]:
-        """The replies that have come, each from its site's node."""
+        """Yield the replies that have arrived, each from its site's node."""
         for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
             if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
@@ -148,7 +148,7 @@ class Outstanding:
             yield reply
 
     def counts(self, reply: Message) -> bool:
-        """Whether a reply is a good one; an error is kept for the end."""
+        """Return whether a reply is a good one; an error is kept for the end."""
         node = reply.metadata.src_node_id
         self.errors.pop(node, None)
         if reply.has_error():

@@ -1,4 +1,4 @@
-"""What may be switched on around the rounds of a run: each is one object; what is off is not there.
+"""Layers that may be switched on around the rounds of a run: each is one object, and one that is off is absent.
 
 A layer stands between the coordinator and the method: it may choose among the sites of a round, change a reply, refuse
 a model, and wrap the merging of updates. Here are the interface and the two short layers; secure aggregation and
@@ -112,7 +112,7 @@ class NormBound(Layer):
         """Return whether an update is longer than it may be."""
         lengths = [self._lengths[site] for site in replies]
         medians = medians_of(lengths)
-        return any(times > self.clip for one in lengths for times in times_of(one, medians).values())
+        return any(times > self.clip for of_site in lengths for times in times_of(of_site, medians).values())
 
     def around(self, merge: Merge) -> Merge:
         """Shorten updates that are too long before they are merged."""

@@ -1,4 +1,4 @@
-"""Who takes part in a run: the roll call, the label contract, late joiners, the draw of a round's sites.
+"""The sites of a run: the roll call, the label contract, late joiners, the draw of a round's sites.
 
 The sites of an exchange are drawn from the run's seed and the round, and from nothing else: a run that was killed and
 goes on asks the same sites, and so does the same run over the network or in simulation."""
@@ -37,11 +37,11 @@ from strategies.methods.base import Method, RoundContext
 FEW = 100
 """Sites that are all asked how good a model is; of more, so many are drawn, or as many as train in a round."""
 EVALUATION = 1
-"""What the generator of an evaluation is seeded with besides, so that it does not draw the sites of a round."""
+"""Added to the seed of an evaluation, so that it does not draw the sites of a round."""
 
 
 def evaluated(asked: int | None, sites_per_round: int) -> int:
-    """How many sites are asked how good a model is; 0 stands for all.
+    """Return how many sites are asked how good a model is; 0 stands for all.
 
     Args:
         asked: What the experiment says; None where it leaves it open. Then all are asked wherever all train.
@@ -52,7 +52,7 @@ def evaluated(asked: int | None, sites_per_round: int) -> int:
 
 
 def drawn(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
-    """So many of the names, sorted, each set as likely as any other; all where there are no more, or ``size`` is 0."""
+    """Draw ``size`` of the names, sorted, each set as likely as any other; all where ``size`` is 0 or not smaller."""
     ordered = sorted(names)
     if not 0 < size < len(ordered):
         return ordered
@@ -89,20 +89,20 @@ Choice = TypeVar("Choice")
 
 
 def own_faults(declarations: Iterable[Declaration]) -> list[Fault]:
-    """What sites got wrong by themselves: no label, one twice, two spellings of one class at one site."""
-    found = list[Fault]()
-    for one in declarations:
-        found += [replace(fault, site=one.site) for fault in faults_of_one(one)]
-        for spellings in _spellings([one]).values():
+    """Return what sites got wrong by themselves: no label, one twice, two spellings of one class at one site."""
+    faults = list[Fault]()
+    for declaration in declarations:
+        faults += [replace(fault, site=declaration.site) for fault in faults_of_one(declaration)]
+        for spellings in _spellings([declaration]).values():
             if len(spellings) > 1:
-                problem = f"{quoted(sorted(spellings))} look like one class."
-                where = f"site.toml of {one.site}: data.annotates"
-                found.append(Fault(where, problem, "Keep one of them.", one.site))
-    return found
+                problem = f"{quoted(sorted(spellings))} look like declaration class."
+                where = f"site.toml of {declaration.site}: data.annotates"
+                faults.append(Fault(where, problem, "Keep one of them.", declaration.site))
+    return faults
 
 
 def minority_faults(declarations: Sequence[Declaration]) -> list[Fault]:
-    """The sites that spell a class otherwise than most sites that annotate it."""
+    """Return a fault for each site that spells a class otherwise than most sites that annotate it."""
     return [
         fault
         for spellings in _spellings(declarations).values()
@@ -112,48 +112,49 @@ def minority_faults(declarations: Sequence[Declaration]) -> list[Fault]:
 
 
 def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list[Fault]:
-    """For a method that needs every class at every site: the sites whose classes are not those of most sites."""
-    sets = Counter(frozenset(one.canonical) for one in declarations)
+    """Return the sites whose classes are not those of most, for a method that needs every class everywhere."""
+    sets = Counter(frozenset(declaration.canonical) for declaration in declarations)
     usual = _strict_majority(sets)
     if not method.site.full_coverage or usual is None:
         return []
     return [
         Fault(
-            f"site.toml of {one.site}: data.annotates",
+            f"site.toml of {declaration.site}: data.annotates",
             f"{method.site.name} needs the same classes at every site: most sites annotate {quoted(sorted(usual))}, "
-            f"this one {quoted(sorted(one.canonical))}.",
+            f"this declaration {quoted(sorted(declaration.canonical))}.",
             "",
-            one.site,
+            declaration.site,
         )
-        for one in declarations
-        if frozenset(one.canonical) != usual
+        for declaration in declarations
+        if frozenset(declaration.canonical) != usual
     ]
 
 
 def _spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[str]]:
     """Folded name -> by how many sites each spelling of it is used."""
-    found: dict[str, Counter[str]] = {}
-    for one in declarations:
-        for name in set(one.canonical):
-            found.setdefault(folded(name), Counter())[name] += 1
-    return found
+    spellings: dict[str, Counter[str]] = {}
+    for declaration in declarations:
+        for name in set(declaration.canonical):
+            spellings.setdefault(folded(name), Counter())[name] += 1
+    return spellings
 
 
 def _strict_majority(votes: Counter[Choice]) -> Choice | None:
-    """What more than half of those who voted chose; None where nothing was."""
+    """Return the choice of more than half of all votes; None where there is none."""
     return next((choice for choice, count in votes.items() if 2 * count > votes.total()), None)
 
 
 def _otherwise(declarations: Iterable[Declaration], usual: str, spellings: Iterable[str]) -> Iterator[Fault]:
     others = set(spellings) - {usual}
-    for one in declarations:
-        for local, name in zip(one.names, one.canonical, strict=True):
+    for declaration in declarations:
+        for local, name in zip(declaration.names, declaration.canonical, strict=True):
             if name in others:
-                problem = f'"{name}" (site {one.site}) looks like "{usual}", as most sites that annotate it write it.'
-                remedy = (
-                    f'Two lines in site.toml of {one.site} settle it:\n    [data.synonyms]\n    "{local}" = "{usual}"'
+                problem = (
+                    f'"{name}" (site {declaration.site}) looks like "{usual}", as most sites that annotate it write it.'
                 )
-                yield Fault("label contract", problem, remedy, one.site)
+                where = f"site.toml of {declaration.site}"
+                remedy = f'Two lines in {where} settle it:\n    [data.synonyms]\n    "{local}" = "{usual}"'
+                yield Fault("label contract", problem, remedy, declaration.site)
 
 
 class Membership:
@@ -187,7 +188,7 @@ class Membership:
         self._layout = ""
 
     def needed(self, asked: int) -> int:
-        """How many of the sites that are asked have to answer."""
+        """Return how many of the sites that are asked have to answer."""
         return self.participation.min_sites or asked
 
     def roll_call(self, grid: Grid, expected: int) -> LabelContract:
@@ -299,13 +300,13 @@ class Membership:
         return []
 
     def drawn(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
-        """The sites of a round: all, or ``sites_per_round`` of them drawn from (seed, round), but for the excluded."""
+        """Return the sites of a round: all, or ``sites_per_round`` drawn from (seed, round), but for the excluded."""
         names = set(self.members) - set(excluded)
         return drawn(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
 
     @property
     def samples(self) -> bool:
-        """Whether a sample of the sites says how good a model is, and not all of them."""
+        """Return whether a sample of the sites says how good a model is, and not all of them."""
         return 0 < self._evaluated < len(self.members)
 
     @property
@@ -313,7 +314,7 @@ class Membership:
         return evaluated(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def drawn_to_evaluate(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
-        """The sites that are asked how good a model is, but for the excluded.
+        """Return the sites that are asked how good a model is, but for the excluded.
 
         It is all of them, or a sample drawn from (seed, round) that covers the run's classes where it can.
         """

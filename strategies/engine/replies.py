@@ -44,7 +44,7 @@ NOT_CONNECTED = "it is not connected: stopped, or cut off"
 
 @dataclass(frozen=True)
 class Replies(Generic[Reply]):
-    """What came back from one exchange.
+    """The replies of one exchange.
 
     Attributes:
         accepted: Decoded replies by site name, sorted.
@@ -59,13 +59,13 @@ class Replies(Generic[Reply]):
     unfit: frozenset[str] = frozenset()
 
     def without(self, dropped: Mapping[str, str]) -> "Replies[Reply]":
-        """These, but for sites whose replies do not count after all, each with the reason."""
+        """Return the replies without those of sites that do not count after all, each with the reason."""
         accepted = {site: reply for site, reply in self.accepted.items() if site not in dropped}
         return replace(self, accepted=accepted, absent={**self.absent, **dropped})
 
 
 def is_unfit(message: Message) -> bool:
-    """Whether a reply that does not count came from its site: it has content, or our own link refused what it has.
+    """Return whether a site itself sent a reply that does not count: it has content, or our link refused its content.
 
     Another error is an honest site's way to say that it cannot go on, and a lost site's silence.
     """
@@ -73,7 +73,7 @@ def is_unfit(message: Message) -> bool:
 
 
 def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
-    """The typed reply, or the reason why there is none.
+    """Return the typed reply, or the reason why there is none.
 
     Here words of a site enter, those of an error reply and those that an error of ours repeats; from here on they are
     escaped and cut (:func:`common.system.plain_text.shown`).
@@ -91,19 +91,19 @@ def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
 
 
 def _unwrapped(reason: str) -> str:
-    """What the site said, without the class that Flower's simulation wraps it in: ``<class 'X'>:<'what it said'>``."""
+    """Return the site's own words, without what Flower's simulation wraps them in: ``<class 'X'>:<'its words'>``."""
     wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)
     return wrapped[1] if wrapped else reason
 
 
 def figure_of(replies: Mapping[str, TrainReply], what: Literal["train_loss", "epsilon"]) -> dict[str, float]:
-    """One figure of replies, by site; who does not tell it is left out."""
+    """Return one figure of replies by site; a site that does not send it is left out."""
     figures = {site: getattr(reply, what) for site, reply in replies.items()}
     return {site: figure for site, figure in figures.items() if figure is not None}
 
 
 def round_record(server_round: int, replies: Mapping[str, TrainReply], **figures: Any) -> RoundRecord:
-    """What happened in a round: what its replies say, and the figures that the coordinator has."""
+    """Return the record of a round from its replies and from figures that the coordinator has."""
     return RoundRecord(
         round=server_round,
         sites=tuple(replies),
@@ -117,7 +117,7 @@ def round_record(server_round: int, replies: Mapping[str, TrainReply], **figures
 
 
 def validation_of(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> FederationValidation:
-    """The validation figures of replies; who has none is left out."""
+    """Return the validation figures of replies; a site that has none is left out."""
     return FederationValidation(
         {site: reply.validation_loss for site, reply in replies.items() if reply.validation_loss is not None},
         {site: reply.validation_auroc for site, reply in replies.items() if reply.validation_auroc is not None},
@@ -129,10 +129,10 @@ def validation_of(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply
     )
 
 
-def too_few(what: str, came: Replies[Reply], wanted: int) -> TooFewSites:
-    """Who replied to what, and why the others did not."""
-    reasons = "; ".join(f"{site}: {why}" for site, why in came.absent.items())
-    return TooFewSites(f"{what}: {len(came.accepted)} of {wanted} sites replied. {reasons}")
+def too_few(what: str, replies: Replies[Reply], wanted: int) -> TooFewSites:
+    """Return an error that names the sites that did not reply, each with its reason."""
+    reasons = "; ".join(f"{site}: {why}" for site, why in replies.absent.items())
+    return TooFewSites(f"{what}: {len(replies.accepted)} of {wanted} sites replied. {reasons}")
 
 
 def received(
@@ -184,12 +184,12 @@ def received(
 def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitReply, site: str) -> str:
     """Say why a well-formed reply does not belong to this exchange, or return an empty string."""
     context, method = requests.context, requests.method
-    came, wanted = (record.run, record.round, record.site), (requests.run, context.round, site)
-    if came != wanted:
-        return f"reply belongs to run, round, site {came}, expected {wanted}"
+    belongs, wanted = (record.run, record.round, record.site), (requests.run, context.round, site)
+    if belongs != wanted:
+        return f"reply belongs to run, round, site {belongs}, expected {wanted}"
     if isinstance(record, TrainReply):
-        if record.train_samples != (said := context.answers[site].train_samples):
-            return f"trained on {record.train_samples} images, said {said} at the roll call"
+        if record.train_samples != (stated := context.answers[site].train_samples):
+            return f"trained on {record.train_samples} images, said {stated} at the roll call"
         expected = method.statistics_shape(context, site, requests.state.model.head.features)
         return (
             fault_in(record.update, requests.expected[site], requests.variances)
@@ -235,18 +235,18 @@ def fault_in(update: Groups, sent: Groups, variances: Sequence[slice] = ()) -> s
     )
 
 
-def statistics_fault(came: Arrays, expected: Mapping[str, tuple[int, ...]]) -> str:
+def statistics_fault(statistics: Arrays, expected: Mapping[str, tuple[int, ...]]) -> str:
     """Say why a reply's statistics cannot count, or return an empty string; NaN is "nothing to say"."""
-    shapes = {name: array.shape for name, array in came.items()}
+    shapes = {name: array.shape for name, array in statistics.items()}
     return "" if shapes == dict(expected) else f"statistics are {shapes}, expected {dict(expected)}"
 
 
-def _array_fault(name: str, came: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:
-    if came is None or expected is None:
-        return "" if came is expected else f"{name} was {'not ' if expected is None else ''}expected"
-    if came.shape != expected.shape:
-        return f"{name} has shape {came.shape}, expected {expected.shape}"
-    return "" if np.isfinite(came).all() else f"{name} holds values that are not finite"
+def _array_fault(name: str, array: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:
+    if array is None or expected is None:
+        return "" if array is expected else f"{name} was {'not ' if expected is None else ''}expected"
+    if array.shape != expected.shape:
+        return f"{name} has shape {array.shape}, expected {expected.shape}"
+    return "" if np.isfinite(array).all() else f"{name} holds values that are not finite"
 
 
 def too_many_epochs(reply: TrainReply, method: Method, plan: Plan) -> str:
@@ -256,8 +256,8 @@ def too_many_epochs(reply: TrainReply, method: Method, plan: Plan) -> str:
     return f"says that it trained {reply.epochs:,} epochs, and was asked for at most {most:,}"
 
 
-def too_long(reply: TrainReply, asked: SentAt | None) -> str:
+def too_long(reply: TrainReply, sent_at: SentAt | None) -> str:
     """Say that a site cannot have trained for as long as it says, or return an empty string."""
-    if asked is None or reply.seconds <= (longest := asked.longest_s):
+    if sent_at is None or reply.seconds <= (longest := sent_at.longest_s):
         return ""
     return f"says that it trained for {reply.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"

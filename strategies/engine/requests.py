@@ -39,7 +39,7 @@ class FrozenSupply:
 
     @classmethod
     def of(cls, spec: ModelSpec, part: FrozenPart | None) -> "FrozenSupply":
-        """A supply of what a plan's model names.
+        """Make the supply of the frozen part that a plan's model names.
 
         Raises:
             ValueError: If the model has a frozen part, and this is not it.
@@ -49,7 +49,7 @@ class FrozenSupply:
         return cls(part)
 
     def for_site(self, site: str, *, had: bool) -> Groups:
-        """What goes with a request to this site.
+        """Return the frozen part for a site that still needs it, or nothing.
 
         Args:
             had: Whether it said at the roll call that it has it; each process that leads a run calls the roll.
@@ -58,7 +58,7 @@ class FrozenSupply:
         return Groups(trunk=self.part.values) if self.part is not None and needed else Groups()
 
     def note(self, site: str, fault: str = "") -> None:
-        """Note what a site's reply shows.
+        """Note whether a site has the frozen part, as its reply shows.
 
         Args:
             fault: Why the reply does not count; empty where it does.

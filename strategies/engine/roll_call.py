@@ -28,8 +28,8 @@ from strategies.engine.round_record import (
     Waiting,
 )
 
-TELL_AFTER_S = 1.0
-"""Who answers sooner is not said to be waited for."""
+SHOWN_AFTER_S = 1.0
+"""Seconds after which the missing sites are shown as waited for."""
 
 Registered = Callable[[], Mapping[int, str]]
 """The names under which nodes are registered; in simulation nobody is, and a site is who it says it is."""
@@ -58,7 +58,7 @@ class Member:
 
 @dataclass
 class Roll:
-    """Who has been asked, and what came of it.
+    """The sites that were called, with their answers.
 
     Attributes:
         members: By node.
@@ -81,9 +81,9 @@ class Roll:
         deadline, pauses, new = time.monotonic() + timeout_s, Pauses(), list[Member]()
         self.ask(timeout_s)
         while self._asked and time.monotonic() < deadline:
-            if not (came := self.answered()) and self._asked:
+            if not (members := self.answered()) and self._asked:
                 pauses.wait()
-            new += came
+            new += members
         self.give_up(timeout_s)
         return new
 
@@ -116,7 +116,7 @@ class Roll:
 
     @property
     def awaits(self) -> bool:
-        """Whether a connected site has not answered yet."""
+        """Return whether a connected site has not answered yet."""
         return bool(self._asked)
 
     def leave_unanswered(self) -> None:
@@ -129,7 +129,7 @@ class Roll:
         self._asked.clear()
 
     def name_of(self, node: int) -> str:
-        """The registered name; in simulation the node's number."""
+        """Return the registered name; in simulation the node's number."""
         names = self.registered() if self.registered else {}
         return names.get(node, f"node {node}")
 
@@ -176,18 +176,18 @@ def call_the_roll(
         BadInput: If two sites use one name.
     """
     deadline, pauses = time.monotonic() + deadline_s, Pauses()
-    told: tuple[str, ...] | None = None
+    shown: tuple[str, ...] | None = None
     while (left := deadline - time.monotonic()) > 0:
         roll.ask(left)
-        came = roll.answered()
+        members = roll.answered()
         heard = len(roll.members) + len(roll.refused)
         if len(roll.members) >= expected or (heard >= expected and not roll.awaits):
             roll.leave_unanswered()
             break
-        if deadline_s - left >= TELL_AFTER_S and told != (missing := _missing(roll)):
+        if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := _missing(roll)):
             on_wait(Waiting("roll call", 0, missing, (), left))
-            told = missing
-        if not came:
+            shown = missing
+        if not members:
             pauses.wait()
     roll.give_up(deadline_s)
     if len(roll.members) < needed:
@@ -212,7 +212,7 @@ def _refuse_shared_names(members: Iterable[Member]) -> None:
 
 
 def model_faults(members: Iterable[Member], layout: str) -> list[Fault]:
-    """The sites that would train a model of another layout than the coordinator's, each with its release."""
+    """Return a fault, with its release, for each site that would train a model of another layout."""
     return [
         Fault(
             f"site {member.answer.site}",

@@ -57,7 +57,7 @@ def collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Map
     """
     lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
     times = [_times(losses[site], before[site]) for site in sorted(losses.keys() & before.keys())]
-    worse = [one for one in times if one > COLLAPSE]
+    worse = [ratio for ratio in times if ratio > COLLAPSE]
     voters = len(lost | {site for site in before if site in losses or site in absent})
     if 2 * (len(lost) + len(worse)) <= voters:
         return ""
@@ -69,7 +69,7 @@ def stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return whether more than half of the sites find a model no better than the one before."""
     times = [_times(losses[site], before[site]) for site in losses.keys() & before.keys()]
     high = [losses[site] > LEAST_LOSS for site in losses.keys() & before.keys()]
-    return 2 * sum(one > STALL and loss for one, loss in zip(times, high, strict=True)) > len(times) > 0
+    return 2 * sum(ratio > STALL and loss for ratio, loss in zip(times, high, strict=True)) > len(times) > 0
 
 
 def culprit(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def culprit(whole: FederationValidation, without: Mapping[str, FederationValidat
         whole: What the sites say of the model of all updates; a loss that is not finite is missing.
         without: Site -> the same of the model without its update.
     """
-    harm = {site: _harm(site, whole, one) for site, one in without.items()}
+    harm = {site: _harm(site, whole, validation) for site, validation in without.items()}
     site = max(sorted(harm), key=lambda name: harm[name])
     times, drop = harm[site]
     if times < HARM and drop < HARM_AUROC:
@@ -95,9 +95,9 @@ def culprit(whole: FederationValidation, without: Mapping[str, FederationValidat
 def _harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
     """Return how many times the loss is as high, and how much lower the AUROC, with an update at most other sites."""
     judges = sorted((whole.loss.keys() | without.loss.keys()) - {site})
-    times = sorted(_times(whole.loss.get(one, math.inf), without.loss.get(one, math.inf)) for one in judges)
+    times = sorted(_times(whole.loss.get(judge, math.inf), without.loss.get(judge, math.inf)) for judge in judges)
     tested = sorted((whole.auroc.keys() & without.auroc.keys()) - {site})
-    drops = sorted(without.auroc[one] - whole.auroc[one] for one in tested)
+    drops = sorted(without.auroc[judge] - whole.auroc[judge] for judge in tested)
     return _majority(times, 1.0), _majority(drops, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What the round loop reports of a round, and how it gives up."""
+"""The record of a round, and the errors that end a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class FederationValidation:
 
 @dataclass(frozen=True)
 class CoordinatorRound:
-    """What the coordinator's own training was like, in a method that has any."""
+    """Figures of the coordinator's own training, in a method that has any."""
 
     train_loss: float
     epochs: int
@@ -45,13 +45,13 @@ class CoordinatorRound:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened in one round; the validation is that of the model it began with.
+    """The figures of one round; the validation is that of the model it began with.
 
     Attributes:
         sites: In the order of their names, or in which the model passed through them.
         epochs: Trained at each site.
         train_loss: By site, for those that tell it.
-        epsilon: What the run has cost each site so far, where it has privacy.
+        epsilon: Privacy that the run has cost each site so far, where it has privacy.
         after: Validation of the model that the round made, where it is known at once.
         shortened: Sites whose update was too long and was shortened, with what was done.
         plain: What got the plain mean because too few sites sent it for the method's own: ``trunk``, and classes.
@@ -113,7 +113,7 @@ class TooFewSites(RunStopped):
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a run waits for, for anyone who watches it.
+    """The sites that a run waits for, shown to anyone who watches it.
 
     Attributes:
         phase: ``roll call``, ``train``, ``masking``, ``evaluate`` or ``test``.

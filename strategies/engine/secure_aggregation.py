@@ -162,14 +162,14 @@ def summed_test(coordinator: "Coordinator", tested: Replies[EvaluateReply]) -> d
 
 def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
     """The means of the updates that are in a sum."""
-    asked, part = opened.asked, 1 / opened.divisor
-    trunk, norm, weight, bias = rows_of(asked.layout, asked.classes, opened.vector)
+    request, part = opened.asked, 1 / opened.divisor
+    trunk, norm, weight, bias = rows_of(request.layout, request.classes, opened.vector)
     whole = running_sum(part for _ in opened.survivors)
     names = model.head.class_names
-    totals = np.array([running_sum(part for _ in opened.rows.get(name, ())) for name in asked.classes])
+    totals = np.array([running_sum(part for _ in opened.rows.get(name, ())) for name in request.classes])
     divisor = np.where(totals > 0, totals, 1.0)
-    rows = [names.index(name) for name in asked.classes]
-    mean = np.zeros((len(names), asked.layout.features)), np.zeros(len(names)), np.zeros(len(names), np.bool_)
+    rows = [names.index(name) for name in request.classes]
+    mean = np.zeros((len(names), request.layout.features)), np.zeros(len(names)), np.zeros(len(names), np.bool_)
     mean[0][rows], mean[1][rows], mean[2][rows] = weight / divisor[:, None], bias / divisor, totals > 0
     return Means(
         model,

@@ -112,8 +112,8 @@ class OwnTraining:
         """How good a model is on the coordinator's validation part."""
         self.put(model)
         with reproducible(0, self.plan.training.threads):
-            found = validate(self.network, self.validation, self.method.loss, self.plan.training)
-        return FederationValidation(_named(found.loss), _named(found.mean_auroc))
+            validation = validate(self.network, self.validation, self.method.loss, self.plan.training)
+        return FederationValidation(_named(validation.loss), _named(validation.mean_auroc))
 
 
 def _named(value: float | None) -> dict[str, float]:

@@ -60,43 +60,43 @@ SMALL = 0.02
 Losses = Mapping[str, float]
 
 
-def criterion_possible(wanted: Criterion, found: FederationValidation) -> Criterion:
-    """The criterion of a run, settled by what sites state of its first judged model.
+def criterion_possible(wanted: Criterion, validation: FederationValidation) -> Criterion:
+    """Return the criterion of a run, which its first judged model settles.
 
     It is ``loss`` where not more than half of the sites that state a loss have an AUROC: their validation parts show
     one kind of image only, and the few others, of which one may lie, would decide alone.
     """
-    with_auroc = found.auroc.keys() & found.loss.keys()
-    return wanted if 2 * len(with_auroc) > len(found.loss) else "loss"
+    with_auroc = validation.auroc.keys() & validation.loss.keys()
+    return wanted if 2 * len(with_auroc) > len(validation.loss) else "loss"
 
 
-def losses_by(criterion: Criterion, found: FederationValidation) -> Losses:
-    """What counts as each site's loss by this criterion; a site that has no AUROC judges nothing by it."""
-    return {site: 1 - auroc for site, auroc in found.auroc.items()} if criterion == "auroc" else found.loss
+def losses_by(criterion: Criterion, validation: FederationValidation) -> Losses:
+    """Return each site's loss by this criterion; by ``auroc`` a site without an AUROC has none."""
+    return {site: 1 - auroc for site, auroc in validation.auroc.items()} if criterion == "auroc" else validation.loss
 
 
 def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:
-    """Whether the model of ``now`` is better than the one of ``before``, over the sites that judged both.
+    """Return whether the model of ``now`` is better than that of ``before``, over the sites that judged both.
 
     Args:
         now, before: Validation loss of each model, by site.
         lowest: The lowest loss that each site stated up to now, for any model.
     """
     common = sorted(set(now) & set(before))
-    regrets = [regret({site: found[site] for site in common}, lowest) for found in (now, before)]
+    regrets = [regret({site: losses[site] for site in common}, lowest) for losses in (now, before)]
     if len(common) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
     return running_sum(now[site] for site in common) < running_sum(before[site] for site in common)
 
 
 def regret(losses: Losses, lowest: Losses) -> float:
-    """How many times its lowest loss a model costs a site, at most, for more than half of the sites."""
+    """Return how many times its lowest loss a model costs a site, at most, for more than half of the sites."""
     ratios = sorted((loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items())
     return ratios[len(ratios) // 2] if ratios else 1.0
 
 
 def lowest_of(losses: Losses, lowest: Losses) -> dict[str, float]:
-    """The lowest losses, these taken in."""
+    """Return the lowest losses, with these included."""
     return {**lowest, **{site: min(loss, lowest.get(site, loss)) for site, loss in losses.items()}}
 
 
@@ -147,7 +147,7 @@ class FederationState:
 
 
 def groups_for(model: ModelState, rows: Sequence[str]) -> Groups:
-    """The groups of the global model that a site with these head rows receives.
+    """Return the groups of the global model that a site with these head rows receives.
 
     A group that never travels up still goes down: a site takes it as its starting point in its first round, and a site
     whose disk was lost starts anew from it.
@@ -156,7 +156,7 @@ def groups_for(model: ModelState, rows: Sequence[str]) -> Groups:
 
 
 def groups_expected(sent: Groups, method: SiteMethod, annotated: Collection[str]) -> Groups:
-    """The groups that a site with these classes sends back: those that the method averages."""
+    """Return the groups that a site with these classes sends back: those that the method averages."""
     head = sent.head.rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
     return Groups(
         sent.trunk if method.traffic.trunk else None,
@@ -185,7 +185,7 @@ def after_round(
     moments: Moments,
     statistics: Arrays,
 ) -> FederationState:
-    """The state after a round.
+    """Return the state after a round.
 
     Args:
         counted: The sites whose replies count.
@@ -201,17 +201,17 @@ def after_round(
     )
 
 
-def with_judgement(state: FederationState, found: FederationValidation, wanted: Criterion) -> FederationState:
+def with_judgement(state: FederationState, validation: FederationValidation, wanted: Criterion) -> FederationState:
     """Take note of what sites state of the current model, by the run's criterion; see :func:`with_validation`.
 
     Args:
         wanted: The criterion of the method or the experiment. The first judged model settles whether it is possible,
             so that all rounds of a run are compared by one.
     """
-    if not found.loss:
+    if not validation.loss:
         return state
-    criterion = state.criterion or criterion_possible(wanted, found)
-    return with_validation(replace(state, criterion=criterion), losses_by(criterion, found))
+    criterion = state.criterion or criterion_possible(wanted, validation)
+    return with_validation(replace(state, criterion=criterion), losses_by(criterion, validation))
 
 
 def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:
@@ -231,12 +231,12 @@ def with_validation(state: FederationState, losses: Mapping[str, float]) -> Fede
 
 
 def array_record(model: ModelState) -> ArrayRecord:
-    """The global model as Flower's loop carries it."""
+    """Return the global model as Flower's loop carries it."""
     return ArrayRecord({name: Array(array) for name, array in Groups.of_model(model).named().items()})
 
 
 def model_of(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> ModelState:
-    """The global model from :func:`array_record`, or from a network's ``state_dict``.
+    """Return the global model from :func:`array_record`, or from a network's ``state_dict``.
 
     Raises:
         BadInput: If a ``state_dict`` is not of the plan's network with a head row for each class.
@@ -248,12 +248,12 @@ def model_of(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> M
 
 
 def is_state_dict(arrays: ArrayRecord) -> bool:
-    """Whether these are the tensors of a network, as Flower's examples have them."""
+    """Return whether these are the tensors of a network, as Flower's examples have them."""
     return "trunk" not in arrays
 
 
 def state_dict_record(model: ModelState, plan: Plan) -> ArrayRecord:
-    """The global model as the ``state_dict`` of the plan's network."""
+    """Return the global model as the ``state_dict`` of the plan's network."""
     network = build(plan.model, model.head.class_names, plan.run.seed)
     write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
     return ArrayRecord(network.state_dict())

@@ -21,7 +21,7 @@ from common.models.zoo.spec import Task
 from common.plugins import PLUGIN, loaded
 
 Missing = Literal["masked", "negative"]
-"""What a class counts as that a site does not annotate: left out of the loss, or absent."""
+"""How a class that a site does not annotate counts: left out of the loss, or as absent."""
 
 
 class Loss(Protocol):
@@ -31,7 +31,7 @@ class Loss(Protocol):
 
 
 def loss_for(task: Task, missing: Missing) -> Loss:
-    """The plain loss of a task."""
+    """Return the plain loss of a task."""
     return LOSSES[task, missing]
 
 
@@ -52,7 +52,7 @@ def known_entries(logits: Tensor, labels: Tensor, annotated: Tensor, positive_we
 
 
 def filled(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
-    """The labels ``(batch, rows)``, with what the site does not annotate as ``missing`` says."""
+    """Return the labels ``(batch, rows)``, with what the site does not annotate as ``missing`` says."""
     return torch.where(annotated, labels, 0.0) if missing == "negative" else labels
 
 
@@ -98,7 +98,7 @@ def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def class_of_known(labels: Tensor) -> Tensor:
-    """Whether each image's class is known, bool ``(batch,)``."""
+    """Return whether each image's class is known, bool ``(batch,)``."""
     return (labels == 1).any(dim=1)
 
 
@@ -116,7 +116,7 @@ LOSSES: Mapping[tuple[Task, Missing], Loss] = {
 
 
 def chosen_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing, labels: Tensor) -> Loss:
-    """What a site minimises.
+    """Return the loss that a site minimises.
 
     Args:
         plain: The method's loss, for experiments that choose none.
@@ -227,6 +227,6 @@ def _among_classes(
 def _of_plugin(name: str, loss: Loss, missing: Missing, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     value = loss(logits, filled(labels, annotated, missing), annotated)
     if not isinstance(value, Tensor) or value.ndim != 0:
-        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise BadInput([Fault("training.loss", f'"{name}" returned {found}, not a scalar tensor.')])
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise BadInput([Fault("training.loss", f'"{name}" returned {kind}, not a scalar tensor.')])
     return value

@@ -1,4 +1,4 @@
-"""What a site minimises in a round, sends besides, and keeps for the next; and the teachers that some methods need."""
+"""One round at a site: its objective, the statistics and notes that go with it, and teachers that methods need."""
 
 import copy
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from strategies.local.training import Batch, Examples, Losses, Objective
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What a site has when a round begins.
+    """The network, data and memory of a site when a round begins.
 
     Attributes:
         network: As received, with the site's own parts in place; it is about to be trained, so copy what must last.
@@ -34,7 +34,7 @@ class ClientContext:
 
 
 def fixed_copy(network: SplitNetwork) -> SplitNetwork:
-    """A network that stays as this one is now, for evaluation: what becomes a teacher."""
+    """Return a copy that stays as the network is now, for evaluation: a teacher."""
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
@@ -82,7 +82,7 @@ def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf
 
 
 def _shared(network: SplitNetwork, *, head: bool, norm: bool) -> list[Tensor]:
-    """The parameters that the federation averages."""
+    """Return the parameters that the federation averages."""
     own = set() if head else set(network.head.parameters())
     if not norm:
         own |= {value for part in network.modules() if isinstance(part, BATCH_NORM) for value in part.parameters()}

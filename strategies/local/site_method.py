@@ -33,10 +33,10 @@ TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """
 
 Criterion = Literal["auroc", "loss"]
-"""What counts as a site's loss of a model; see :mod:`strategies.engine.state`."""
+"""The figure by which the best round is chosen; see :mod:`strategies.engine.state`."""
 
 Pooled = Literal["no", "negative", "masked", "known"]
-"""Whether one pseudo-site trains on everybody's images, and what missing labels are there."""
+"""How one pseudo-site that trains on everybody's images takes missing labels; ``no`` where there is none."""
 
 
 class Parameters(BaseModel):
@@ -78,7 +78,7 @@ two axes), or the positives (its first axis); or it counts each class's images."
 
 @dataclass(frozen=True)
 class Statistic:
-    """What a site's reply may hold beside its update.
+    """A statistic that a site's reply may hold beside its update.
 
     Attributes:
         name: In the record; part of the wire.
@@ -93,7 +93,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Payload:
-    """What passes between coordinator and hospital: data, so that a hospital's policy can judge it before a round.
+    """The model parts and statistics that pass between both sides: data that a policy judges before a round.
 
     Attributes:
         trunk: Whether the trunk is averaged; else each site trains its own.
@@ -114,7 +114,7 @@ class Payload:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the statistics."""
-        return tuple(one.name for one in self.statistics)
+        return tuple(statistic.name for statistic in self.statistics)
 
 
 class SiteMethod:
@@ -185,21 +185,21 @@ class SiteMethod:
 
     @property
     def traffic(self) -> Payload:
-        """What travels with these parameters."""
+        """Return what travels with these parameters."""
         return self.declared
 
     @property
     def counts_missing_as(self) -> Missing:
-        """What a class counts as in the loss that a site does not annotate."""
+        """Return what a class that a site does not annotate counts as in the loss."""
         return getattr(self.parameters, "missing", self.missing)
 
     @property
     def loss(self) -> Loss:
-        """What validation measures, and what a plain client minimises where ``[training]`` chooses no other."""
+        """Return the loss that validation measures, and that a plain client minimises by default."""
         return loss_for(self.task, self.counts_missing_as)
 
     def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
-        """What a plain client minimises: see :mod:`strategies.local.losses`.
+        """Return the loss that a plain client minimises: see :mod:`strategies.local.losses`.
 
         Raises:
             BadInput: If a plug-in is named that is not installed.
@@ -208,7 +208,7 @@ class SiteMethod:
 
     @property
     def criterion(self) -> Criterion:
-        """What the best round is chosen by, where the experiment does not say: ranking, if classes are yes or no.
+        """Return the criterion of the best round where the experiment names none: ranking, if classes are yes or no.
 
         Several methods train adjusted or weighted logits, of which the plain loss says little; and ranking is what
         the papers compare. Where classes exclude one another it is the loss, as in UniFed (specs 2.4).
@@ -216,17 +216,17 @@ class SiteMethod:
         return "auroc" if self.task == "multi_label" else "loss"
 
     def chosen_by(self, evaluation: EvaluationSection) -> Criterion:
-        """The criterion of a run: the experiment's, or the method's own where it names none."""
+        """Return the criterion of a run: the experiment's, or the method's own where it names none."""
         return self.criterion if evaluation.criterion == "method" else evaluation.criterion
 
     @property
     def pooled(self) -> Pooled:
-        """Whether one pseudo-site trains on everybody's images (simulation only), and what missing labels are there."""
+        """Return how a pseudo-site with everybody's images takes missing labels (simulation only); ``no`` for none."""
         return "no"
 
     @property
     def settling(self) -> EarlyStopping | None:
-        """When a site stops training in a round; None trains the experiment's number of epochs."""
+        """Return when a site stops training in a round; None trains the experiment's number of epochs."""
         return None
 
     @property
@@ -235,41 +235,41 @@ class SiteMethod:
 
     @property
     def sends_norm(self) -> bool:
-        """Whether batch normalisation is averaged with the trunk."""
+        """Return whether batch normalisation is averaged with the trunk."""
         return self.traffic.trunk and self.parameters.trunk == "fedavg"
 
     @property
     def frozen_norm(self) -> bool:
-        """Whether batch normalisation is neither trained nor updated."""
+        """Return whether batch normalisation is neither trained nor updated."""
         return self.parameters.trunk == "fedbn_plus"
 
     @property
     def has_global_model(self) -> bool:
-        """Whether the coordinator ends with one model for all classes."""
+        """Return whether the coordinator ends with one model for all classes."""
         return self.traffic.trunk and self.traffic.head and (self.sends_norm or self.frozen_norm)
 
     @property
     def keeps_local_parts(self) -> bool:
-        """Whether a site holds a part of its model that never leaves it."""
+        """Return whether a site holds a part of its model that never leaves it."""
         return not self.has_global_model
 
     @property
     def shares_nothing(self) -> bool:
-        """Whether every site trains by itself."""
+        """Return whether every site trains by itself."""
         return not self.traffic.trunk and not self.traffic.head
 
     def rows_of(self, site: str, contract: LabelContract) -> tuple[str, ...]:
-        """The head rows that a site holds, in the order its head has them."""
+        """Return the head rows that a site holds, in the order its head has them."""
         return contract.sites[site] if self.traffic.rows == "own" else contract.class_names
 
     def rows_sent(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
-        """The head rows that a site sends, of those it holds."""
+        """Return the head rows that a site sends, of those it holds."""
         return held if self.traffic.sends_rows == "all" else tuple(name for name in held if name in annotated)
 
     # ------------------------------------------------------------------ training
 
     def client(self, context: ClientContext) -> LocalRound:
-        """What a site minimises in this round, sends beside its update, and keeps for the next."""
+        """Return what a site minimises in this round, sends beside its update, and keeps for the next."""
         return LocalRound(plain(self.training_loss(context.examples, context.spec)))
 
     def local_round(self, context: ClientContext) -> LocalRound:
@@ -324,11 +324,11 @@ class SequentialSite(SiteMethod):
 
     def averaging_options(self) -> list[str]:
         """A pass hands every site a model to stay near, too; and it has no weights and no warm-up."""
-        given, found = self.parameters, super().averaging_options()
+        given, options = self.parameters, super().averaging_options()
         if self.hospitals_train:
-            found = [key for key in found if key != "proximal_mu"]
-        found += ["weighting"] if given.weighting != "uniform" else []
-        return found + (["warm_up_epochs"] if given.warm_up_epochs else [])
+            options = [key for key in options if key != "proximal_mu"]
+        options += ["weighting"] if given.weighting != "uniform" else []
+        return options + (["warm_up_epochs"] if given.warm_up_epochs else [])
 
     def no_averaging_reason(self) -> str:
         """Return why nothing is averaged."""
@@ -336,11 +336,11 @@ class SequentialSite(SiteMethod):
 
     def config_faults(self) -> list[Fault]:
         """Return also that batch normalisation cannot stay at a site: the whole network is passed on."""
-        found = super().config_faults()
+        faults = super().config_faults()
         if self.parameters.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
-            found.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
-        return found
+            faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
+        return faults
 
 
 def most_epochs(method: SiteMethod, plan: Plan) -> int:

@@ -53,7 +53,7 @@ class Examples:
 
     @property
     def any_known(self) -> bool:
-        """Whether there is any label."""
+        """Return whether there is any label."""
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
 
@@ -66,7 +66,7 @@ def examples_of(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[st
 
 @dataclass(frozen=True)
 class Frozen:
-    """What does not learn: batch normalisation, and the backbone during warm-up."""
+    """The parts that do not learn: batch normalisation, and the backbone during warm-up."""
 
     norm: bool = False
     backbone: bool = False
@@ -94,18 +94,18 @@ class Batch:
     generator: torch.Generator
 
     def view(self) -> Tensor:
-        """A new random view of the images, float32 ``(batch, channels, height, width)``."""
+        """Draw a new random view of the images, float32 ``(batch, channels, height, width)``."""
         return self.augmented(self.images.float())
 
     def logits(self, network: SplitNetwork, view: Tensor) -> Tensor:
-        """What the network says of a view, float32 ``(batch, rows)``."""
+        """Return the network's logits of a view, float32 ``(batch, rows)``."""
         with autocast(view.device, self.precision):
             logits = network(view)
         return logits.float()  # type: ignore[no-any-return]
 
 
 Objective = Callable[[SplitNetwork, Batch], Tensor]
-"""What a site minimises: a scalar of the network and one batch."""
+"""The function that a site minimises: a scalar of the network and one batch."""
 
 
 def plain(loss: Loss) -> Objective:
@@ -119,7 +119,7 @@ def plain(loss: Loss) -> Objective:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What is trained on and how; the same for all epochs of a round.
+    """The data and settings of a training; the same for all epochs of a round.
 
     Attributes:
         epoch: In the place of :func:`train_epoch`.
@@ -190,7 +190,7 @@ def step(
 
 @dataclass(frozen=True)
 class Trained:
-    """What a round's local training was like.
+    """Figures of a round's local training.
 
     Attributes:
         losses: Of every batch of all epochs.
@@ -226,11 +226,11 @@ class StopCriterion:
 
     @property
     def has_none(self) -> bool:
-        """Whether there is nothing to judge by."""
+        """Return whether there is nothing to judge by."""
         return self.validation is not None and not self.validation.any_known
 
     def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
-        """What counts as the loss after an epoch with these losses of its batches; NaN where it is no number."""
+        """Return the loss of the model after an epoch with these losses of its batches; NaN where it is no number."""
         if self.validation is None:
             return float(losses.mean())
         loss = validate(network, self.validation, self.loss, spec).loss

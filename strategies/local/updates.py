@@ -1,4 +1,4 @@
-"""What a site does to its update before it is sent: clipping and rounding, wrappers of any method.
+"""Clipping and rounding of an update at the site before it is sent: wrappers of any method.
 
 Clipping: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
 section 2 ("flat clipping"): the whole update is one vector.

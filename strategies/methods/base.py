@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What the coordinator knows when a round begins or ends, and a method's rules may look at.
+    """The knowledge of the coordinator when a round begins or ends: all that a method's rules may look at.
 
     Attributes:
         answers: To the roll call, by site.
-        statistics: What it learned so far; part of its state.
+        statistics: Those that the method aggregated so far; part of the coordinator's state.
         round: The round that begins or has just ended.
         seed: The run's.
     """

@@ -109,7 +109,7 @@ class CentralisedSite(SiteMethod):
 
     @property
     def pooled(self) -> Pooled:
-        """What an unannotated class of an image counts as."""
+        """Return what an unannotated class of an image counts as."""
         return self.parameters.missing
 
 

@@ -58,23 +58,23 @@ class FedLSRParameters(Parameters):
     balanced: bool = True
 
 
-def mixed(one: Tensor, two: Tensor, share: Tensor) -> Tensor:
+def mixed(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
     """Logits of ``share`` times the first probabilities plus the rest times the second; any shape."""
     first, second = share.log(), (1 - share).log()
-    present = torch.logaddexp(logsigmoid(one) + first, logsigmoid(two) + second)
-    absent = torch.logaddexp(logsigmoid(-one) + first, logsigmoid(-two) + second)
+    present = torch.logaddexp(logsigmoid(first_logits) + first, logsigmoid(second_logits) + second)
+    absent = torch.logaddexp(logsigmoid(-first_logits) + first, logsigmoid(-second_logits) + second)
     return present - absent
 
 
-def distance(one: Tensor, two: Tensor) -> Tensor:
+def distance(first: Tensor, second: Tensor) -> Tensor:
     """Jensen-Shannon divergence of both predictions of each entry, in nats, mean over the entries.
 
     Args:
-        one, two: Logits ``(batch, rows)``.
+        first, second: Logits ``(batch, rows)``.
     """
-    divergence = one.new_zeros(())
+    divergence = first.new_zeros(())
     for sign in (1, -1):  # present, absent
-        log_p, log_q = logsigmoid(sign * one), logsigmoid(sign * two)
+        log_p, log_q = logsigmoid(sign * first), logsigmoid(sign * second)
         log_mean = torch.logaddexp(log_p, log_q) - math.log(2)
         divergence = divergence + (log_p.exp() * (log_p - log_mean) + log_q.exp() * (log_q - log_mean)).mean() / 2
     return divergence
@@ -82,7 +82,7 @@ def distance(one: Tensor, two: Tensor) -> Tensor:
 
 def entropy(logits: Tensor) -> Tensor:
     """Mean entropy of the entries, in nats."""
-    return -sum((logsigmoid(one).exp() * logsigmoid(one)).mean() for one in (logits, -logits))  # type: ignore[return-value]
+    return -sum((logsigmoid(side).exp() * logsigmoid(side)).mean() for side in (logits, -logits))  # type: ignore[return-value]
 
 
 def grown(finished: int, rounds: int) -> float:

@@ -121,7 +121,7 @@ def noisy_sites(indicators: Floats) -> Flags:
     if (scaled == scaled[0]).all():
         return np.zeros(len(scaled), np.bool_)
     votes = [_divided(scaled, seed) for seed in range(VOTES)]
-    return max(votes, key=lambda one: sum(np.array_equal(one, other) for other in votes))  # the first of equals
+    return max(votes, key=lambda vote: sum(np.array_equal(vote, other) for other in votes))  # the first of equals
 
 
 def scaled_over_sites(indicators: Floats) -> Float64:

@@ -130,7 +130,7 @@ def prior_over(annotated: NDArray[np.bool_], everywhere: Float64, task: Task) ->
 
 
 def label_counts(context: RoundContext) -> tuple[Float64, Float64]:
-    """What the sites said, in the order of their names: positives and images, both ``(sites, classes)``, or NaN."""
+    """Return the sites' positives and images, both ``(sites, classes)`` in the order of names, NaN for unknown."""
     counts = [_counts_of(answer, context) for _, answer in sorted(context.answers.items())]
     return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
 
