@@ -23,7 +23,10 @@ from common.models.network import build
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
 from server.analysis.benchmark.spec import FormPlan
-from server.federation.recorder import Both, Watcher
+from server.federation.recorder import (
+    CompositeWatcher,
+    Watcher,
+)
 from server.federation.set_up import lead
 from server.simulation.simulate import OneMachine
 from strategies.engine.round_record import RoundRecord
@@ -63,7 +66,7 @@ class Scored(OneMachine):
     def _watched(self, out: Path) -> Iterator[Watcher]:
         self.scores = Scores(self)
         with super()._watched(out) as watcher:
-            yield Both(watcher, self.scores)
+            yield CompositeWatcher(watcher, self.scores)
 
 
 def main() -> None:

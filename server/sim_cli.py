@@ -81,7 +81,7 @@ def run(
     """
     form = progress_form(progress, console)
     from common.system.before_start import place_faults, port_faults
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
@@ -144,7 +144,7 @@ def compare(
     """
     form = progress_form(progress, console)
     from common.system.before_start import others_folder_faults, place_faults
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
 
     for one in experiments:
         read_early(one, _with_backend(overrides, backend))  # before torch is imported
@@ -233,7 +233,7 @@ def sites(
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
     from common.system.before_start import others_folder_faults
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
 
     file = read_early(experiment, overrides)  # before torch is imported
     stop_on(others_folder_faults(out))
@@ -289,7 +289,7 @@ def demo(
     Example: flwr-sim demo --backend inline
     """
     from common.system.before_start import place_faults
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
     from server.runs.folder import demo_folder_faults
 
     # Before torch is imported.

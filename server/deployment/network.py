@@ -27,10 +27,9 @@ from server.deployment.superlink.local.process import START_TIMEOUT_S, object_fo
 from server.deployment.superlink.run_client.network_grid import NetworkGrid
 from server.deployment.superlink.run_client.run import run_on
 from server.deployment.timers import order_faults, timers
-from server.federation.evaluation import Setting
-from server.federation.resume import OpenedRunFolder
+from server.federation.evaluation import RunContext
 from server.federation.run import federate
-from server.federation.set_up import lead
+from server.federation.set_up import OpenedRunFolder, lead
 from server.runs.live_status import Present, note_run
 from server.runs.reporter import Reporter
 from server.runs.scalars import Track
@@ -107,10 +106,10 @@ class Hospitals:
                 opening.folder.event("stopped", reason="on request")
                 raise
 
-    def _setting(self, opening: OpenedRunFolder, grid: NetworkGrid) -> Setting:
+    def _setting(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
         coordinator, own = self.coordinator, self.own
         refused_calls = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
-        return Setting(
+        return RunContext(
             base=self.file.base,
             folder=opening.folder,
             run=opening.run,

@@ -17,7 +17,7 @@ from strategies.engine.state import FederationState
 
 
 @dataclass
-class Books:
+class RunTotals:
     """Sums over rounds, for the summary; and the round whose validation figures are not known yet.
 
     Attributes:
@@ -51,7 +51,7 @@ class Books:
         Args:
             learned: What the method says of its statistics (``round_figures``).
         """
-        self.close(record.validation, state)
+        self.finalize(record.validation, state)
         self._pending = record, learned
         self.train_seconds += _computing(list(record.site_seconds.values()), self.workers)
         if record.coordinator:
@@ -71,9 +71,9 @@ class Books:
         if record.closed_rows:
             self.folder.event("rows_stayed_masked", round=record.round, classes=list(record.closed_rows))
         if record.after is not None:
-            self.close(record.after, state)
+            self.finalize(record.after, state)
 
-    def close(self, validation: FederationValidation, state: FederationState) -> None:
+    def finalize(self, validation: FederationValidation, state: FederationState) -> None:
         """Write the pending round's line with the validation figures of the model that it made."""
         if self._pending is None:
             return

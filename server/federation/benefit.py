@@ -18,7 +18,7 @@ from common.system.timers import ALONE_TIMES
 from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import encode
 from common.wire.records import Groups
-from server.federation.accounting import Books
+from server.federation.accounting import RunTotals
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.replies import Replies
 from strategies.engine.state import groups_for
@@ -30,7 +30,7 @@ NOT_TESTED = "it did not test the model"
 
 
 def asked_benefits(
-    coordinator: Coordinator, initial: ModelState, tested: Collection[str], books: Books
+    coordinator: Coordinator, initial: ModelState, tested: Collection[str], books: RunTotals
 ) -> dict[str, Any]:
     """Ask the sites that tested the model and trained in the run; say of the others why they were not asked.
 

@@ -56,7 +56,7 @@ Histograms = Mapping[str, ScoreHistogram]
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """The folder, data and devices that a run needs beside its experiment.
 
     Attributes:
@@ -127,7 +127,7 @@ def outcome_of(
     network: SplitNetwork,
     coordinator: Coordinator,
     replies: Replies[EvaluateReply],
-    setting: Setting,
+    setting: RunContext,
     sums: Mapping[str, SitesHistogram],
 ) -> Outcome:
     """Save the model where there is one, and test it.
@@ -160,7 +160,7 @@ def outcome_of(
 
 
 def _external(
-    network: SplitNetwork, coordinator: Coordinator, coverage: LabelContract, setting: Setting
+    network: SplitNetwork, coordinator: Coordinator, coverage: LabelContract, setting: RunContext
 ) -> Summary | None:
     """The global model, or the sites' own where there is none, on the external test set."""
     images, groups = setting.external, (coverage.shared_classes, coverage.unique_classes)
@@ -236,7 +236,7 @@ def _withheld(plan: Plan) -> str:
     return ""
 
 
-def _ensemble(contract: LabelContract, setting: Setting) -> dict[str, Any] | None:
+def _ensemble(contract: LabelContract, setting: RunContext) -> dict[str, Any] | None:
     """The sites' own models together, where they and test images are at hand."""
     folders = local_models(setting.folder.path, contract)
     if setting.site_tests is None or setting.test is None or not len(setting.test) or not folders:
@@ -245,7 +245,7 @@ def _ensemble(contract: LabelContract, setting: Setting) -> dict[str, Any] | Non
     return ensemble_result(folders, contract, setting.test, site_tests, setting.device, setting.precision)
 
 
-def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, setting: Setting) -> str:
+def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, setting: RunContext) -> str:
     write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
     return save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
 
@@ -253,7 +253,7 @@ def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, set
 def _tested(
     network: SplitNetwork,
     images: ImageSet,
-    setting: Setting,
+    setting: RunContext,
     groups: tuple[Collection[str], Collection[str]],
     plan: Plan,
 ) -> tuple[Summary, Histograms]:

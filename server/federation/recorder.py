@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +15,12 @@ from common.contract import LabelContract
 from common.errors import quoted
 from common.models.state import Layout, ModelState
 from common.security.audit import Audit
-from server.federation.accounting import Books, as_json
+from server.federation.accounting import (
+    RunTotals,
+    as_json,
+)
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
-from server.federation.evaluation import Setting
-from server.federation.rollback import Backwards
+from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
 from server.runs.receipt import experiment_sha256, write_receipt
 from strategies.aggregation.bounds import heavy_sites
@@ -58,7 +60,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Both:
+class CompositeWatcher:
     """Two watchers as one."""
 
     first: Watcher
@@ -104,9 +106,9 @@ class Recorder(Callbacks):
         books: Figures of rounds and sites.
     """
 
-    books: Books
+    books: RunTotals
 
-    def __init__(self, experiment: Experiment, setting: Setting, watcher: Watcher) -> None:
+    def __init__(self, experiment: Experiment, setting: RunContext, watcher: Watcher) -> None:
         self.experiment, self.setting, self.watcher = experiment, setting, watcher
         self._asked = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}
@@ -121,13 +123,13 @@ class Recorder(Callbacks):
         durable, keep = setting.backend == "network", self.experiment.run.keep_updates
         self.coordinator = coordinator
         self.checkpoints = CheckpointFolder(folder, durable=durable)
-        self.books = Books(
+        self.books = RunTotals(
             setting.folder, 1 if coordinator.method.site.sequential else setting.workers
         )  # a pass is one after another
         if setting.resumed is not None:
             _go_on(setting.resumed, coordinator, self.books, folder)
         self.ledger = RunAudit(folder, layout, keep=keep, durable=durable, key_of=setting.key_of)
-        self.backwards = Backwards(setting, self.books, self.checkpoints, initial)
+        self.backwards = RollbackStore(setting, self.books, self.checkpoints, initial)
         self._note_beginning(initial)
         self._note_left_out("roll call")
         self._note_releases(coordinator.sites.members)
@@ -240,7 +242,7 @@ class Recorder(Callbacks):
 
     def stopped(self, reason: str) -> None:
         """Note why the run ends before its last round."""
-        self.books.close(self.coordinator.last_validation, self.coordinator.state)
+        self.books.finalize(self.coordinator.last_validation, self.coordinator.state)
         self._note_refused_calls()
         self.setting.folder.event("stopped", reason=reason)
 
@@ -256,7 +258,7 @@ class Recorder(Callbacks):
         folder.event("done", model_sha256=summary["model_sha256"])
 
 
-def _identity(experiment: Experiment, setting: Setting, contract: LabelContract) -> dict[str, Any]:
+def _identity(experiment: Experiment, setting: RunContext, contract: LabelContract) -> dict[str, Any]:
     """Return the identity of the run for its receipt."""
     return {
         "run": setting.run,
@@ -270,7 +272,7 @@ def _identity(experiment: Experiment, setting: Setting, contract: LabelContract)
     }
 
 
-def _go_on(checkpoint: Checkpoint, coordinator: Coordinator, books: Books, folder: Path) -> None:
+def _go_on(checkpoint: Checkpoint, coordinator: Coordinator, books: RunTotals, folder: Path) -> None:
     """Put a run back where it was.
 
     Raises:
@@ -301,3 +303,42 @@ def versions() -> dict[str, str]:
     """Releases of ourselves and of what computes."""
     names = ("flwr", "torch", "numpy", "scikit-learn")
     return {"polyclinic": __version__, "python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+@dataclass
+class RollbackStore:
+    """Puts a run back to the end of an earlier round.
+
+    Attributes:
+        initial: The model before round 1, which has no checkpoint.
+    """
+
+    setting: RunContext
+    books: RunTotals
+    checkpoints: CheckpointFolder
+    initial: ModelState
+    _at_start: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._at_start = RunTotals(self.setting.folder, self.books.workers).facts()
+
+    def state_after(self, server_round: int) -> FederationState | None:
+        """The state after a round; None where its checkpoint is not there any more."""
+        if server_round == 0:
+            return FederationState(0, self.initial)
+        checkpoint = self.checkpoints.after(server_round)
+        return None if checkpoint is None else checkpoint.state
+
+    def go_back(self, state: FederationState, experiment: Mapping[str, Any]) -> FederationValidation:
+        """Take back what was noted since the end of that round; write the state down as its checkpoint.
+
+        Returns:
+            What was said of the model that the run goes on from.
+        """
+        earlier = self.checkpoints.after(state.round) if state.round else None
+        judged = {} if earlier is None else earlier.last_validation
+        books = self._at_start if earlier is None else earlier.books
+        self.books.go_on_from(books, state.round)
+        found = TypeAdapter(FederationValidation).validate_python(judged) if judged else FederationValidation()
+        self.checkpoints.go_back(Checkpoint(self.setting.run, state, experiment, books, as_json(found)))
+        return found

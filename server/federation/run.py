@@ -18,9 +18,13 @@ from common.models.frozen import FrozenPart, built_frozen
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state
 from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
-from server.federation.accounting import Books
+from server.federation.accounting import RunTotals
 from server.federation.benefit import asked_benefits
-from server.federation.evaluation import Outcome, Setting, outcome_of
+from server.federation.evaluation import (
+    Outcome,
+    RunContext,
+    outcome_of,
+)
 from server.federation.recorder import Recorder, Watcher, versions
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.round_record import RunStopped
@@ -32,7 +36,7 @@ from strategies.privacy.protection import protection_of
 from strategies.registry import strategy_of
 
 
-def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watcher) -> dict[str, Any]:
+def federate(grid: Grid, experiment: Experiment, setting: RunContext, watcher: Watcher) -> dict[str, Any]:
     """Run an experiment over ``grid``; write the run folder; return the summary.
 
     Raises:
@@ -64,7 +68,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     try:
         deadline_s = experiment.participation.round_deadline_s
         coordinator.start(grid, array_record(initial), experiment.run.rounds, deadline_s)
-        recorder.books.close(coordinator.last_validation, coordinator.state)
+        recorder.books.finalize(coordinator.last_validation, coordinator.state)
         tested = coordinator.test(grid)
         outcome = outcome_of(network, coordinator, tested, setting, summed_test(coordinator, tested))
         benefits = asked_benefits(coordinator, initial, tested.accepted, recorder.books)
@@ -78,7 +82,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
 
 
 def _gathered(
-    grid: Grid, experiment: Experiment, setting: Setting, coordinator: Coordinator
+    grid: Grid, experiment: Experiment, setting: RunContext, coordinator: Coordinator
 ) -> tuple[LabelContract, SplitNetwork]:
     """Call the roll; settle who takes part, the classes, and the network."""
     contract = coordinator.sites.roll_call(grid, setting.sites)
@@ -91,7 +95,7 @@ def _gathered(
             return contract, network
 
 
-def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: Setting) -> Experiment:
+def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
     """The experiment whose model names its frozen part and its weights file by their hashes: hospitals compare them.
 
     Raises:
@@ -114,10 +118,10 @@ def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: Setting)
 
 def _summary(
     experiment: Experiment,
-    setting: Setting,
+    setting: RunContext,
     coordinator: Coordinator,
     outcome: Outcome,
-    books: Books,
+    books: RunTotals,
     total: float,
 ) -> dict[str, Any]:
     """Everything ``summary.json`` says."""
@@ -152,7 +156,7 @@ def _summary(
     }
 
 
-def _sites(coordinator: Coordinator, books: Books, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def _sites(coordinator: Coordinator, books: RunTotals, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """Return each site's classes and counts, and the bytes that it sent and received."""
     return {
         site: {
@@ -172,13 +176,13 @@ def _sites(coordinator: Coordinator, books: Books, counted: Mapping[str, Mapping
     }
 
 
-def _seconds(books: Books, total: float) -> dict[str, float]:
+def _seconds(books: RunTotals, total: float) -> dict[str, float]:
     """Return the seconds of training, aggregation and waiting."""
     train, aggregate = books.train_seconds, books.aggregate_seconds
     return {"total": total, "train": train, "aggregate": aggregate, "idle": max(total - train - aggregate, 0.0)}
 
 
-def _privacy(experiment: Experiment, coordinator: Coordinator, books: Books) -> dict[str, Any] | None:
+def _privacy(experiment: Experiment, coordinator: Coordinator, books: RunTotals) -> dict[str, Any] | None:
     """Return the privacy that the run cost each site, None for a site without noise; None for a run without privacy."""
     section = experiment.privacy
     if section.level == "none":

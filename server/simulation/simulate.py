@@ -23,11 +23,13 @@ from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import POOLED, SimulatedData, forget, own_tests, simulated_data, whole_data
 from common.system.terminal import ProgressForm
-from server.federation.evaluation import Setting
-from server.federation.recorder import Both, Watcher
-from server.federation.resume import OpenedRunFolder
+from server.federation.evaluation import RunContext
+from server.federation.recorder import (
+    CompositeWatcher,
+    Watcher,
+)
 from server.federation.run import federate
-from server.federation.set_up import lead
+from server.federation.set_up import OpenedRunFolder, lead
 from server.reporting.live.launch import beside
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import Present
@@ -131,9 +133,9 @@ class OneMachine:
             write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
         return summary
 
-    def _setting(self, opening: OpenedRunFolder, precision: Precision) -> Setting:
+    def _setting(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
         experiment, data = self.experiment, self.data
-        return Setting(
+        return RunContext(
             base=self.file.base,
             folder=opening.folder,
             run=opening.run,
@@ -174,10 +176,10 @@ class OneMachine:
             if self.web_port is not None:
                 stack.enter_context(beside(out, self.web_port, self.tell))
                 present = Present(str(out.resolve()), name)
-                watcher = Both(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
+                watcher = CompositeWatcher(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
             yield watcher
 
-    def _federated(self, setting: Setting, asked: Experiment, watcher: Watcher) -> dict[str, Any]:
+    def _federated(self, setting: RunContext, asked: Experiment, watcher: Watcher) -> dict[str, Any]:
         experiment, base = self.experiment, self.file.base
         summaries: list[dict[str, Any]] = []
 
