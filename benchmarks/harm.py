@@ -251,11 +251,7 @@ def unlike(place: int, *, drift: bool) -> Answer:
 def seconds(sites: int) -> None:
     """CPU time that the rule takes of a round, beside that of the mean."""
     from common.models.state import ModelState
-    from strategies.aggregation.bounds import (
-        lengths_of,
-        medians_of,
-        shortened,
-    )
+    from strategies.aggregation.bounds import lengths_of, medians_of, shortened
     from strategies.aggregation.mean import MeanOfAll
 
     generator = np.random.default_rng(0)

@@ -23,10 +23,7 @@ from common.models.network import build
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
 from server.analysis.benchmark.spec import FormPlan
-from server.federation.recorder import (
-    CompositeWatcher,
-    Watcher,
-)
+from server.federation.recorder import CompositeWatcher, Watcher
 from server.federation.set_up import lead
 from server.simulation.simulate import OneMachine
 from strategies.engine.round_record import RoundRecord

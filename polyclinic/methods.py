@@ -7,12 +7,7 @@ the coordinator's half, a Flower ``Strategy``; its ``site_class`` names the hosp
 from common.models.network import SplitNetwork
 from strategies.aggregation.means import Weighting, Weights
 from strategies.local.objective import ClientContext, LocalRound
-from strategies.local.site_method import (
-    Parameters,
-    Payload,
-    SiteMethod,
-    Statistic,
-)
+from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.local.training import Batch, Objective, plain
 from strategies.methods.base import Method, RoundContext
 

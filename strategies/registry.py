@@ -15,10 +15,7 @@ from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.losses import loss_faults
 from strategies.local.site_method import SiteMethod
-from strategies.method_list import (
-    CLASSES,
-    unknown_method,
-)
+from strategies.method_list import CLASSES, unknown_method
 from strategies.methods.base import Method
 from strategies.privacy.protection import privacy_faults
 from strategies.privacy.secure_aggregation.supported import contradictions

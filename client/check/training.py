@@ -30,14 +30,7 @@ from common.wire.records import Groups, TrainReply
 from strategies.local.objective import LocalRound
 from strategies.local.optimisation import optimizer_for
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import (
-    Frozen,
-    TrainingTask,
-    examples_of,
-    plain,
-    reproducible,
-    train_epoch,
-)
+from strategies.local.training import Frozen, TrainingTask, examples_of, plain, reproducible, train_epoch
 from strategies.local.updates import compressed
 from strategies.registry import method_of
 

@@ -17,15 +17,7 @@ from common.wire.errors import WireError
 from common.wire.records import Groups, Request, TrainRequest
 from strategies.local.objective import LocalRound
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import (
-    Epoch,
-    Examples,
-    Frozen,
-    TrainingTask,
-    Validation,
-    examples_of,
-    validate,
-)
+from strategies.local.training import Epoch, Examples, Frozen, TrainingTask, Validation, examples_of, validate
 from strategies.registry import method_of
 
 

@@ -7,12 +7,7 @@ import torch
 from client.site.memory import Memory
 from client.training.model_and_images import Work
 from common.models.state import ModelState
-from common.wire.records import (
-    Arrays,
-    Groups,
-    Request,
-    TrainRequest,
-)
+from common.wire.records import Arrays, Groups, Request, TrainRequest
 from strategies.local.optimisation import optimizer_arrays
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import Validation

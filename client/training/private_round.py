@@ -14,12 +14,7 @@ from common.config import Plan, plan_of_text
 from common.errors import BadInput, Fault
 from common.system.seeds import seed_of
 from common.wire.errors import WireError
-from common.wire.records import (
-    EvaluateReply,
-    EvaluateRequest,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.noise import NoiseSource, from_the_system, seeded
 from strategies.privacy.protection import Protection, Shield, protection_of

@@ -14,10 +14,7 @@ from common.errors import BadInput
 from common.models.state import ModelState, write_state
 from common.wire.errors import WireError
 from common.wire.records import Arrays, TrainRequest
-from strategies.local.objective import (
-    ClientContext,
-    LocalRound,
-)
+from strategies.local.objective import ClientContext, LocalRound
 from strategies.local.optimisation import optimizer_for
 from strategies.local.training import Examples, Losses, Validation
 

@@ -27,11 +27,7 @@ from polyclinic.flower.strategies import LabelledSites
 from strategies.local.objective import ClientContext
 from strategies.local.site_method import Parameters
 from strategies.local.training import Batch, Examples
-from strategies.methods.fedmlp import (
-    FedMLPParameters,
-    FedMLPRound,
-    global_statistics,
-)
+from strategies.methods.fedmlp import FedMLPParameters, FedMLPRound, global_statistics
 
 log = getLogger("flwr")
 FEDMLP_START = f"{FEDMLP}-start"

@@ -15,10 +15,7 @@ from polyclinic.flower.replies import model_fault, usable
 from polyclinic.flower.strategies import LabelledSites
 from strategies.aggregation.means import mixed
 from strategies.local.early_stopping import EarlyStopping
-from strategies.methods.unifed import (
-    easy_first,
-    loss_slope,
-)
+from strategies.methods.unifed import easy_first, loss_slope
 
 __all__ = ["EarlyStopping", "SequentialTraining", "UniFed", "loss_slope"]
 log = getLogger("flwr")

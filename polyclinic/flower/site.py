@@ -10,10 +10,7 @@ from torch import Tensor
 from common.models.zoo.spec import Task
 from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION, TASK
 from strategies.local.losses import Missing, filled, loss_for
-from strategies.methods.fedsld import (
-    WEIGHTED,
-    Reduction,
-)
+from strategies.methods.fedsld import WEIGHTED, Reduction
 
 
 def tensor(name: str, given: object) -> Tensor:

@@ -16,11 +16,7 @@ from polyclinic.flower.labels import RollCall, UnknownLabels, class_names
 from polyclinic.flower.means import metric_means, uneven, whole_numbers_kept
 from polyclinic.flower.replies import fitting, metrics_fault, misfit, usable, weight_in
 from strategies.local.losses import Missing
-from strategies.methods.fedsld import (
-    Reduction,
-    label_prior,
-    prior_over,
-)
+from strategies.methods.fedsld import Reduction, label_prior, prior_over
 from strategies.methods.surgical import OwnersMean
 
 log = getLogger("flwr")

@@ -12,16 +12,7 @@ from common.config import Plan
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet, Splits, are_known
 from common.data.images.pixels import pixels_of
-from common.metrics.auroc import (
-    FIGURES,
-    GLOBAL_MODEL,
-    SUMS,
-    ClassMetrics,
-    Summary,
-    mean_metrics,
-    per_class,
-    summarise,
-)
+from common.metrics.auroc import FIGURES, GLOBAL_MODEL, SUMS, ClassMetrics, Summary, mean_metrics, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.measured import LARGEST_ERROR, Measured
 from common.metrics.multi_class import multi_class
@@ -42,10 +33,7 @@ from common.wire.roll_call import UNKNOWN_COUNT
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
 from server.runs.folder import RunFolder
-from strategies.engine.claims import (
-    ClaimsBySite,
-    no_lists,
-)
+from strategies.engine.claims import ClaimsBySite, no_lists
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.replies import Replies
 from strategies.engine.roll_call import Registered

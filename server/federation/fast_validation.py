@@ -6,10 +6,7 @@ from pathlib import Path
 from common.config import ExperimentFile
 from common.errors import Fault, stop_on
 from common.system.files import missing_file, missing_folder
-from strategies.method_list import (
-    in_file,
-    read_with_faults,
-)
+from strategies.method_list import in_file, read_with_faults
 
 
 def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:

@@ -15,27 +15,15 @@ from common.contract import LabelContract
 from common.errors import quoted
 from common.models.state import Layout, ModelState
 from common.security.audit import Audit
-from server.federation.accounting import (
-    RunTotals,
-    as_json,
-)
+from server.federation.accounting import RunTotals, as_json
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
 from server.runs.receipt import experiment_sha256, write_receipt
 from strategies.aggregation.bounds import heavy_sites
-from strategies.engine.callbacks import (
-    Callbacks,
-    RolledBack,
-)
+from strategies.engine.callbacks import Callbacks, RolledBack
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.round_record import (
-    Arrival,
-    FederationValidation,
-    RoundRecord,
-    RunStopped,
-    Waiting,
-)
+from strategies.engine.round_record import Arrival, FederationValidation, RoundRecord, RunStopped, Waiting
 from strategies.engine.state import FederationState
 
 

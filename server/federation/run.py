@@ -20,11 +20,7 @@ from common.models.state import layout_of, read_state
 from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
 from server.federation.accounting import RunTotals
 from server.federation.benefit import asked_benefits
-from server.federation.evaluation import (
-    Outcome,
-    RunContext,
-    outcome_of,
-)
+from server.federation.evaluation import Outcome, RunContext, outcome_of
 from server.federation.recorder import Recorder, Watcher, versions
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.round_record import RunStopped

@@ -24,11 +24,7 @@ from common.wire.records import TrainReply
 from strategies.engine.callbacks import RolledBack
 from strategies.engine.checkpoint import to_bytes
 from strategies.engine.roll_call import Member
-from strategies.engine.round_record import (
-    Arrival,
-    RoundRecord,
-    RunStopped,
-)
+from strategies.engine.round_record import Arrival, RoundRecord, RunStopped
 from strategies.engine.state import FederationState
 
 UPDATES = "updates"

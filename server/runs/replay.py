@@ -17,23 +17,11 @@ from common.wire.records import Arrays, TrainReply, no_arrays
 from common.wire.roll_call import RollCallAnswer
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import Receipt, ReceiptRound
-from strategies.aggregation.bounds import (
-    Lengths,
-    bounded,
-)
+from strategies.aggregation.bounds import Lengths, bounded
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import (
-    longest_update,
-    merged_by,
-    moved_by,
-    visit,
-)
+from strategies.engine.aggregator import longest_update, merged_by, moved_by, visit
 from strategies.engine.checkpoint import of_bytes as state_of_bytes
-from strategies.methods.base import (
-    Method,
-    RoundContext,
-    SequentialMethod,
-)
+from strategies.methods.base import Method, RoundContext, SequentialMethod
 from strategies.registry import strategy_of
 
 

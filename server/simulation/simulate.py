@@ -24,10 +24,7 @@ from common.models.saved import load_model
 from common.simulation import POOLED, SimulatedData, forget, own_tests, simulated_data, whole_data
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
-from server.federation.recorder import (
-    CompositeWatcher,
-    Watcher,
-)
+from server.federation.recorder import CompositeWatcher, Watcher
 from server.federation.run import federate
 from server.federation.set_up import OpenedRunFolder, lead
 from server.reporting.live.launch import beside

@@ -19,23 +19,9 @@ import numpy as np
 from common.config import ParticipationSection, PrivacySection
 from common.models.state import Array, ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.aggregation.bounds import (
-    Lengths,
-    lengths_of,
-    medians_of,
-    shortened,
-    times_of,
-)
+from strategies.aggregation.bounds import Lengths, lengths_of, medians_of, shortened, times_of
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.aggregation.means import (
-    Means,
-    Merged,
-    RunningMeans,
-    Weighting,
-    means_of,
-    robust_means,
-    site_weight,
-)
+from strategies.aggregation.means import Means, Merged, RunningMeans, Weighting, means_of, robust_means, site_weight
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method, RoundContext

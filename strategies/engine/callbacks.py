@@ -3,12 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strategies.engine.round_record import (
-    Arrival,
-    FederationValidation,
-    RoundRecord,
-    Waiting,
-)
+from strategies.engine.round_record import Arrival, FederationValidation, RoundRecord, Waiting
 from strategies.engine.state import FederationState
 
 

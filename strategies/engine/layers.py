@@ -10,14 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from common.wire.records import TrainReply
-from strategies.aggregation.bounds import (
-    Lengths,
-    bounded,
-    counted_images,
-    lengths_of,
-    medians_of,
-    times_of,
-)
+from strategies.aggregation.bounds import Lengths, bounded, counted_images, lengths_of, medians_of, times_of
 from strategies.aggregation.means import Merged
 from strategies.engine.replies import Replies
 from strategies.engine.round_record import FederationValidation

@@ -19,19 +19,8 @@ from common.system.timers import JOIN_DEADLINE_S
 from common.wire.records import NO_ARRAYS, Arrays
 from common.wire.roll_call import RollCall
 from strategies.engine.callbacks import Callbacks
-from strategies.engine.claims import (
-    ClaimsBySite,
-    claim_faults,
-    no_lists,
-)
-from strategies.engine.roll_call import (
-    Member,
-    Registered,
-    Roll,
-    call_the_roll,
-    model_faults,
-    refuse_faulty,
-)
+from strategies.engine.claims import ClaimsBySite, claim_faults, no_lists
+from strategies.engine.roll_call import Member, Registered, Roll, call_the_roll, model_faults, refuse_faulty
 from strategies.methods.base import Method, RoundContext
 
 FEW = 100

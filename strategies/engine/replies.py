@@ -21,18 +21,9 @@ from common.wire.benefit import BenefitReply
 from common.wire.codec import R, decode, payload_bytes
 from common.wire.errors import WireError
 from common.wire.records import Arrays, EvaluateReply, Groups, TrainReply
-from strategies.engine.exchange import (
-    MESSAGE_GONE,
-    NODE_UNAVAILABLE,
-    REFUSED_REPLY,
-)
+from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, REFUSED_REPLY
 from strategies.engine.requests import Requests, SentAt
-from strategies.engine.round_record import (
-    Arrival,
-    FederationValidation,
-    RoundRecord,
-    TooFewSites,
-)
+from strategies.engine.round_record import Arrival, FederationValidation, RoundRecord, TooFewSites
 from strategies.local.site_method import most_epochs
 from strategies.methods.base import Method
 

@@ -15,11 +15,7 @@ from common.models.state import ModelState
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import Written, encode, payload_bytes
 from common.wire.records import Arrays, EvaluateRequest, Groups, Request, TrainRequest
-from strategies.engine.state import (
-    FederationState,
-    groups_expected,
-    groups_for,
-)
+from strategies.engine.state import FederationState, groups_expected, groups_for
 from strategies.methods.base import Method, RoundContext
 
 

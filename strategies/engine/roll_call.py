@@ -14,19 +14,9 @@ from common.security.signatures import Signed, stated
 from common.system.timers import REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
 from common.wire.roll_call import REFUSAL, ROLL_CALL, Refusal, RollCall, RollCallAnswer
-from strategies.engine.exchange import (
-    NODE_UNAVAILABLE,
-    REVOKED,
-    Patience,
-    Pauses,
-    exchange,
-    pushed,
-)
+from strategies.engine.exchange import NODE_UNAVAILABLE, REVOKED, Patience, Pauses, exchange, pushed
 from strategies.engine.replies import decoded
-from strategies.engine.round_record import (
-    TooFewSites,
-    Waiting,
-)
+from strategies.engine.round_record import TooFewSites, Waiting
 
 SHOWN_AFTER_S = 1.0
 """Seconds after which the missing sites are shown as waited for."""

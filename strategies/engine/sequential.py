@@ -25,12 +25,7 @@ from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import longest_update, visit
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.replies import Replies, round_record, too_few, validation_of
-from strategies.engine.round_record import (
-    CoordinatorRound,
-    FederationValidation,
-    RoundRecord,
-    RunStopped,
-)
+from strategies.engine.round_record import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
 from strategies.engine.state import after_round, with_judgement
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
 from strategies.local.site_method import SiteMethod
@@ -46,11 +41,7 @@ from strategies.local.training import (
     train_until_settled,
     validate,
 )
-from strategies.methods.base import (
-    Method,
-    SequentialMethod,
-    ServerTraining,
-)
+from strategies.methods.base import Method, SequentialMethod, ServerTraining
 
 COORDINATOR = "coordinator"
 """Under this name its figures stand beside the sites'."""

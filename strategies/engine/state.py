@@ -39,11 +39,7 @@ from common.config import Plan
 from common.errors import BadInput, Fault, quoted
 from common.models.network import build
 from common.models.state import Head, ModelState, read_state, write_state
-from common.wire.records import (
-    Arrays,
-    Groups,
-    no_arrays,
-)
+from common.wire.records import Arrays, Groups, no_arrays
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.mean import running_sum
 from strategies.aggregation.server_optimizer import Moments

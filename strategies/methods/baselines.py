@@ -9,13 +9,7 @@ from pydantic import Field
 
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Missing
-from strategies.local.site_method import (
-    Parameters,
-    Payload,
-    Pooled,
-    SiteMethod,
-    TrunkRule,
-)
+from strategies.local.site_method import Parameters, Payload, Pooled, SiteMethod, TrunkRule
 from strategies.methods.base import Method
 
 

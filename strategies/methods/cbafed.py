@@ -46,12 +46,7 @@ from strategies.aggregation.means import Weighting, Weights, mixed
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.losses import known_entries, positive_weights
 from strategies.local.objective import ClientContext, LocalRound
-from strategies.local.site_method import (
-    Parameters,
-    Payload,
-    SiteMethod,
-    Statistic,
-)
+from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.local.training import Batch, Losses
 from strategies.methods.base import Method, RoundContext, finite_by_name
 

@@ -48,19 +48,8 @@ from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Loss, known_entries, positive_weights
-from strategies.local.objective import (
-    ClientContext,
-    LocalRound,
-    decay_after,
-    fixed_copy,
-    follow,
-)
-from strategies.local.site_method import (
-    Parameters,
-    Payload,
-    SiteMethod,
-    Statistic,
-)
+from strategies.local.objective import ClientContext, LocalRound, decay_after, fixed_copy, follow
+from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.local.training import Batch, Losses, plain
 from strategies.methods.base import Method, RoundContext
 from strategies.methods.fedmlp import consistency

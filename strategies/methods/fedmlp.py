@@ -38,12 +38,7 @@ from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Loss, loss_for
 from strategies.local.objective import ClientContext, LocalRound, fixed_copy
-from strategies.local.site_method import (
-    Parameters,
-    Payload,
-    SiteMethod,
-    Statistic,
-)
+from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.local.training import Batch, Losses
 from strategies.methods.base import Method, RoundContext, finite_by_name
 from strategies.methods.surgical import OwnersMean

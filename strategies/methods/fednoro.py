@@ -44,19 +44,10 @@ from common.models.inference import logits_of
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.means import Weighting, Weights
-from strategies.aggregation.robust import (
-    Float64,
-    distances_between,
-    inner_products,
-)
+from strategies.aggregation.robust import Float64, distances_between, inner_products
 from strategies.local.losses import Missing
 from strategies.local.objective import ClientContext, LocalRound, fixed_copy
-from strategies.local.site_method import (
-    Parameters,
-    Payload,
-    SiteMethod,
-    Statistic,
-)
+from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.local.training import Batch
 from strategies.methods.base import Method, RoundContext
 from strategies.methods.fedmlp import adjustment_of, supervised

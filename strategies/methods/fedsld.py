@@ -37,11 +37,7 @@ from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Missing, class_of_known, filled, image_losses, mean_where, only_known
 from strategies.local.objective import ClientContext, LocalRound
-from strategies.local.site_method import (
-    Parameters,
-    Payload,
-    SiteMethod,
-)
+from strategies.local.site_method import Parameters, Payload, SiteMethod
 from strategies.local.training import Batch, plain
 from strategies.methods.base import Method, RoundContext
 from strategies.methods.surgical import OwnersMean

@@ -34,19 +34,9 @@ from common.models.state import read_state, write_state
 from common.system.seeds import seed_of
 from common.wire.records import Arrays, Groups, TrainReply, below
 from strategies.aggregation.means import Weighting, Weights
-from strategies.aggregation.robust import (
-    Float64,
-    distances_from_mean,
-    inner_products,
-)
+from strategies.aggregation.robust import Float64, distances_from_mean, inner_products
 from strategies.local.losses import known_entries, positive_weights
-from strategies.local.objective import (
-    ClientContext,
-    LocalRound,
-    decay_after,
-    fixed_copy,
-    follow,
-)
+from strategies.local.objective import ClientContext, LocalRound, decay_after, fixed_copy, follow
 from strategies.local.site_method import Parameters, SiteMethod
 from strategies.local.training import Batch
 from strategies.methods.base import Method, RoundContext

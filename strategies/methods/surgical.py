@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 
 from common.models.state import Head
 from strategies.aggregation.mean import GivenRows, HeadMean
-from strategies.local.site_method import (
-    Payload,
-    SiteMethod,
-)
+from strategies.local.site_method import Payload, SiteMethod
 from strategies.methods.base import Method
 
 

@@ -20,12 +20,7 @@ from common.wire.records import Arrays, TrainReply
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Missing
 from strategies.local.objective import ClientContext, LocalRound
-from strategies.local.site_method import (
-    Parameters,
-    Payload,
-    SequentialSite,
-    Statistic,
-)
+from strategies.local.site_method import Parameters, Payload, SequentialSite, Statistic
 from strategies.local.training import Losses, plain
 from strategies.methods.base import RoundContext, SequentialMethod, ServerTraining, finite_by_name
 

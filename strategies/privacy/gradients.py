@@ -30,11 +30,7 @@ from common.data.augmentation.spec import AugmentationSpec
 from common.data.augmentation.weak import DRAWS, changed
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
-from strategies.local.training import (
-    Batch,
-    Losses,
-    TrainingTask,
-)
+from strategies.local.training import Batch, Losses, TrainingTask
 from strategies.privacy.image_gradients import (
     gradients_by_image,
     no_gradient_an_image,

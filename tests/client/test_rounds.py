@@ -18,20 +18,10 @@ from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import Head, read_state
 from common.wire.errors import WireError
-from common.wire.records import (
-    EvaluateRequest,
-    TrainReply,
-)
+from common.wire.records import EvaluateRequest, TrainReply
 from strategies.engine.state import groups_for
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import (
-    Frozen,
-    TrainingTask,
-    plain,
-    reproducible,
-    train_epoch,
-    validate,
-)
+from strategies.local.training import Frozen, TrainingTask, plain, reproducible, train_epoch, validate
 from strategies.registry import STRATEGIES, method_of
 from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 

@@ -18,16 +18,7 @@ from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import missing_as_negative
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import (
-    Batch,
-    Examples,
-    Frozen,
-    Objective,
-    TrainingTask,
-    plain,
-    reproducible,
-    train_epoch,
-)
+from strategies.local.training import Batch, Examples, Frozen, Objective, TrainingTask, plain, reproducible, train_epoch
 
 SIDES = {
     "densenet121": 64,

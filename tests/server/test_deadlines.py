@@ -17,10 +17,7 @@ from server.deployment.superlink.storage import runs
 from server.deployment.superlink.storage.sites import PATIENCE
 from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
 from server.federation.benefit import deadline_s
-from strategies.engine import (
-    membership,
-    roll_call,
-)
+from strategies.engine import membership, roll_call
 from tests.federations import DIGITS
 from tests.network.real import flwr_server, ready_to_lead
 

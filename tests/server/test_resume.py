@@ -23,10 +23,7 @@ from server.federation import checkpoints
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
 from server.simulation.backends import inline as backends
-from strategies.engine.checkpoint import (
-    of_bytes,
-    to_bytes,
-)
+from strategies.engine.checkpoint import of_bytes, to_bytes
 from strategies.engine.round_record import RunStopped
 from strategies.engine.state import FederationState
 from strategies.registry import STRATEGIES

@@ -12,10 +12,7 @@ from common.simulation import simulated_data
 from server.simulation.backends.inline import inline, site_app
 from strategies.engine.callbacks import Callbacks
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.round_record import (
-    FederationValidation,
-    RoundRecord,
-)
+from strategies.engine.round_record import FederationValidation, RoundRecord
 from strategies.engine.sequential import coordinator_of
 from strategies.engine.state import FederationState, array_record
 from strategies.registry import strategy_of

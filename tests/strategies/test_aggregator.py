@@ -15,10 +15,7 @@ import pytest
 from common.models.state import Head, ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.engine import aggregator
-from strategies.engine.aggregator import (
-    BufferedAggregator,
-    StreamingAggregator,
-)
+from strategies.engine.aggregator import BufferedAggregator, StreamingAggregator
 from strategies.methods.surgical import OwnersMean
 from strategies.registry import strategy_named
 from tests.strategies.folds import aggregated

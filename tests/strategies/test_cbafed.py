@@ -18,12 +18,7 @@ from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.aggregation.server_optimizer import Moments
 from strategies.methods.base import RoundContext
-from strategies.methods.cbafed import (
-    CBAFed,
-    labels_and_tags,
-    pseudo_labels,
-    thresholds,
-)
+from strategies.methods.cbafed import CBAFed, labels_and_tags, pseudo_labels, thresholds
 from strategies.registry import strategy_named
 from tests.federations import Traffic, federation, of_type, overheard
 

@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from common.models.state import Head, ModelState
 from common.wire.bounds import MOST_LOSS
-from strategies.engine.checkpoint import (
-    of_bytes,
-    to_bytes,
-)
+from strategies.engine.checkpoint import of_bytes, to_bytes
 from strategies.engine.round_record import FederationValidation
 from strategies.engine.state import (
     SMALL,

@@ -19,18 +19,10 @@ from common.security.audit import Audit
 from common.security.audit_check import check
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
-from common.wire.records import (
-    EvaluateReply,
-    EvaluateRequest,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends.inline import InlineGrid
-from strategies.engine.checkpoint import (
-    of_bytes,
-    to_bytes,
-)
+from strategies.engine.checkpoint import of_bytes, to_bytes
 from strategies.engine.state import FederationState
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method

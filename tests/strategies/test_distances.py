@@ -6,11 +6,7 @@ import pytest
 from common.models.state import Head
 from common.wire.records import Groups
 from strategies.aggregation import robust
-from strategies.aggregation.robust import (
-    distances_between,
-    distances_from_mean,
-    inner_products,
-)
+from strategies.aggregation.robust import distances_between, distances_from_mean, inner_products
 
 
 def update(*values: float) -> Groups:

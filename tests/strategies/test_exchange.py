@@ -21,19 +21,7 @@ from strategies.engine.exchange import (
     exchange,
 )
 from strategies.engine.replies import decoded
-from tests.strategies.scripted import (
-    LOST,
-    SUPERLINK,
-    Answer,
-    Clock,
-    ScriptedGrid,
-    Site,
-    at,
-    failed,
-    lost,
-    reply,
-    said,
-)
+from tests.strategies.scripted import LOST, SUPERLINK, Answer, Clock, ScriptedGrid, Site, at, failed, lost, reply, said
 
 DEADLINE_S = 60.0
 Told = list[tuple[set[int], set[int]]]

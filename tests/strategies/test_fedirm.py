@@ -17,15 +17,7 @@ from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.local.objective import follow
 from strategies.methods.base import RoundContext
-from strategies.methods.fedirm import (
-    FedIRM,
-    log_relations,
-    mean_relations,
-    mismatch,
-    ramp_up,
-    surely_shown,
-    teacher_of,
-)
+from strategies.methods.fedirm import FedIRM, log_relations, mean_relations, mismatch, ramp_up, surely_shown, teacher_of
 from tests.federations import ALL_SHARED, federation, of_type, overheard
 
 NAN = math.nan

@@ -16,12 +16,7 @@ from common.wire.records import NO_ARRAYS
 from strategies.local.losses import known_entries
 from strategies.local.objective import ClientContext
 from strategies.local.training import Batch, Examples
-from strategies.methods.fedlsr import (
-    distance,
-    entropy,
-    grown,
-    mixed,
-)
+from strategies.methods.fedlsr import distance, entropy, grown, mixed
 from strategies.registry import strategy_named
 
 NAN = math.nan

@@ -13,9 +13,7 @@ from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from server.runs.reader import read_run
 from strategies.methods.base import RoundContext
-from strategies.methods.fedmlp import (
-    FedMLP,
-)
+from strategies.methods.fedmlp import FedMLP
 from tests.federations import Traffic, federation, finished, of_type, overheard
 
 FEW_CLASSES = (

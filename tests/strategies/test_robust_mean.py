@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 from common.models.state import Head, ModelState
 from common.wire.records import Groups
 from strategies.aggregation import mean
-from strategies.aggregation.means import (
-    Merged,
-    robust_means,
-)
+from strategies.aggregation.means import Merged, robust_means
 from strategies.aggregation.robust import RobustMean, krum, robust_mean, squared_distances
 
 MEDIAN = RobustMean(kind="coordinate_median")

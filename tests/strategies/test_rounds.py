@@ -14,25 +14,13 @@ from common.errors import BadInput
 from common.models.state import Head, ModelState
 from common.system.plain_text import MOST_WORDS
 from common.wire.codec import decode, encode, payload_bytes
-from common.wire.records import (
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
 from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends.inline import inline
-from strategies.engine.checkpoint import (
-    of_bytes,
-    to_bytes,
-)
+from strategies.engine.checkpoint import of_bytes, to_bytes
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.replies import Replies
-from strategies.engine.round_record import (
-    RoundRecord,
-    TooFewSites,
-)
+from strategies.engine.round_record import RoundRecord, TooFewSites
 from strategies.engine.state import array_record
 from strategies.registry import strategy_named
 from tests.harms import FORMS, Harm

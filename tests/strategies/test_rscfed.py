@@ -15,12 +15,7 @@ from common.errors import BadInput
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.local.objective import decay_after
 from strategies.methods.base import RoundContext
-from strategies.methods.rscfed import (
-    RSCFed,
-    consensus,
-    group,
-    reweighted,
-)
+from strategies.methods.rscfed import RSCFed, consensus, group, reweighted
 from strategies.registry import strategy_named
 from tests.federations import federation
 

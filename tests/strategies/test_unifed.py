@@ -14,27 +14,14 @@ from flwr.clientapp import ClientApp
 from common.config import ParticipationSection, Plan
 from common.models.state import Head, ModelState
 from common.wire.codec import decode, encode
-from common.wire.records import (
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
 from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends.inline import inline
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.round_record import (
-    RoundRecord,
-    RunStopped,
-    TooFewSites,
-)
+from strategies.engine.round_record import RoundRecord, RunStopped, TooFewSites
 from strategies.engine.sequential import coordinator_of
 from strategies.engine.state import array_record
-from strategies.methods.unifed import (
-    SequentialTraining,
-    UniFed,
-)
+from strategies.methods.unifed import SequentialTraining, UniFed
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
 from tests.strategies.noted import Noted
 

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from strategies.aggregation.means import mixed
 from strategies.local.early_stopping import EarlyStopping
-from strategies.methods.unifed import (
-    SlopeRule,
-    easy_first,
-    loss_slope,
-)
+from strategies.methods.unifed import SlopeRule, easy_first, loss_slope
 from tests.federations import VECTORS
 
 FILE = VECTORS / "unifed.json"

@@ -19,17 +19,9 @@ from common.wire.records import NO_ARRAYS, Groups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, stepped
 from strategies.engine.replies import fault_in
 from strategies.engine.state import FederationState
-from strategies.local.objective import (
-    ClientContext,
-    LocalRound,
-    proximal,
-)
+from strategies.local.objective import ClientContext, LocalRound, proximal
 from strategies.local.training import Batch, Examples
-from strategies.local.updates import (
-    clipped,
-    compressed,
-    norm_of,
-)
+from strategies.local.updates import clipped, compressed, norm_of
 from strategies.registry import strategy_named
 from tests.federations import ALL_SHARED, federation, finished, needs_of, of_type, overheard
 from tests.strategies.folds import aggregated, stepped_by

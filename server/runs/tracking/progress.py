@@ -14,14 +14,8 @@ from rich.text import Text
 
 from common.system.formatting import counted, duration
 from common.system.terminal import PlainConsole, ProgressForm, json_teller, progress_form, teller
-from strategies.engine.callbacks import (
-    RolledBack,
-    exclusion_sentence,
-)
-from strategies.engine.round_record import (
-    RoundRecord,
-    Waiting,
-)
+from strategies.engine.callbacks import RolledBack, exclusion_sentence
+from strategies.engine.round_record import RoundRecord, Waiting
 from strategies.engine.state import FederationState
 
 DRAWN_A_SECOND = 2
