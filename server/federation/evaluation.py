@@ -26,7 +26,7 @@ from common.models.gpu.placement import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import save_model
-from common.models.state import ModelState, write_state
+from common.models.state import write_state
 from common.system.seeds import seed_of
 from common.wire.records import EvaluateReply
 from common.wire.roll_call import UNKNOWN_COUNT
@@ -129,13 +129,15 @@ def outcome_of(
     groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, known)
     own: Histograms | None = None
     if coordinator.method.site.has_global_model:
-        sha256 = _save(network, coordinator.result, known, setting)
+        model = coordinator.result
+        write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+        sha256 = save_model(setting.folder.path, network, label_contract_sha256=known.hash).model_sha256
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
             test, own = _tested(network, setting.test, setting, groups, coordinator.plan)
     else:
         # Each site has its own model; the run's identity is that of all of them.
-        sha256 = _joint_sha256(answers)
+        sha256 = hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
         test = summarise(over_sites, *groups, OWN_MODELS)
     ensemble = _ensemble(coverage, setting) if coordinator.method.site.shares_nothing else None
     asked = coordinator.drawn_to_test
@@ -143,7 +145,9 @@ def outcome_of(
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
         test = replace(test, withheld=_withheld(coordinator.plan))
     test = replace(test, sampled=None if asked is None else _sample(answers, known, asked, test.note))
-    per_site = {answer.site: _site_result(answer) for answer in answers}
+    per_site = {
+        answer.site: {"validation_loss": answer.validation_loss, **site_result(_metrics(answer))} for answer in answers
+    }
     return Outcome(test, per_site, sha256, ensemble, _external(network, coordinator, coverage, setting))
 
 
@@ -233,11 +237,6 @@ def _ensemble(contract: LabelContract, setting: RunContext) -> dict[str, Any] | 
     return ensemble_result(folders, contract, setting.test, site_tests, setting.device, setting.precision)
 
 
-def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, setting: RunContext) -> str:
-    write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
-    return save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
-
-
 def _tested(
     network: SplitNetwork,
     images: ImageSet,
@@ -311,11 +310,3 @@ def _told(count: int) -> int | None:
 
 def _defined(value: float) -> float | None:
     return None if np.isnan(value) else value
-
-
-def _joint_sha256(answers: Sequence[EvaluateReply]) -> str:
-    return hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
-
-
-def _site_result(answer: EvaluateReply) -> dict[str, Any]:
-    return {"validation_loss": answer.validation_loss, **site_result(_metrics(answer))}

@@ -121,7 +121,8 @@ def _summary(
     total: float,
 ) -> dict[str, Any]:
     """Everything ``summary.json`` says."""
-    accuracy = client_accuracy(books.tallies)
+    accuracy, train, aggregate = client_accuracy(books.tallies), books.train_seconds, books.aggregate_seconds
+    idle = max(total - train - aggregate, 0.0)
     return {
         "name": experiment.run.name or experiment.run.method,
         "method": experiment.run.method,
@@ -144,7 +145,12 @@ def _summary(
         "learned": dict(coordinator.method.summary_figures(coordinator.context())),
         "privacy": _privacy(experiment, coordinator, books),
         "client_accuracy": accuracy and asdict(accuracy),
-        "seconds": _seconds(books, total),
+        "seconds": {
+            "total": total,
+            "train": train,
+            "aggregate": aggregate,
+            "idle": max(total - train - aggregate, 0.0),
+        },
         "model_sha256": outcome.model_sha256,
         "contract_hash": coordinator.sites.contract.hash,
         "versions": versions(),
@@ -170,12 +176,6 @@ def _sites(coordinator: Coordinator, books: RunTotals, counted: Mapping[str, Map
         }
         for site, member in sorted(coordinator.sites.members.items())
     }
-
-
-def _seconds(books: RunTotals, total: float) -> dict[str, float]:
-    """Return the seconds of training, aggregation and waiting."""
-    train, aggregate = books.train_seconds, books.aggregate_seconds
-    return {"total": total, "train": train, "aggregate": aggregate, "idle": max(total - train - aggregate, 0.0)}
 
 
 def _privacy(experiment: Experiment, coordinator: Coordinator, books: RunTotals) -> dict[str, Any] | None:

@@ -80,18 +80,17 @@ def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Ope
     for name, problem in broken.items():
         folder.event("checkpoint_broken", file=name, reason=problem)
     if checkpoint is None:
-        stop_on([_broken(folder.path, name, problem) for name, problem in broken.items()])
+        where, remedy = (
+            f"--resume {folder.path}: checkpoints",
+            "Put a copy of checkpoints/ back, or begin the run again with a new --out.",
+        )
+        stop_on([Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()])
         folder.keep_rounds(0)
         folder.event("begun_anew")
         return OpenedRunFolder(folder, uuid.uuid4().hex)
     refuse_another(checkpoint, experiment, folder.path)
     folder.event("resumed", round=checkpoint.state.round)
     return OpenedRunFolder(folder, checkpoint.run, checkpoint)
-
-
-def _broken(out: Path, name: str, problem: str) -> Fault:
-    remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
-    return Fault(f"--resume {out}: checkpoints/{name}", f"{problem.rstrip('.')}.", remedy)
 
 
 class Backend(Protocol):

@@ -36,21 +36,17 @@ def no_lists() -> Mapping[str, Claims]:
 
 def claim_faults(members: Iterable["Member"], claims: Mapping[str, Claims]) -> list[Fault]:
     """Return a fault for each site that claims more than it was admitted for."""
-    return [fault for member in members for fault in _faults(member, claims.get(member.answer.site, ANYTHING))]
-
-
-def _faults(member: "Member", may: Claims) -> list[Fault]:
-    answer, faults = member.answer, list[Fault]()
-    foreign = sorted(set(answer.class_names) - may.classes) if may.classes else []
-    if foreign:
-        problem = (
-            f"claims {quoted(foreign)}, which it was not admitted for. It may annotate {quoted(sorted(may.classes))}."
-        )
-        remedy = (
-            "Leave them out of data.annotates, or map them in data.synonyms; or the coordinator admits it for them."
-        )
-        faults.append(Fault(f"site {answer.site}", problem, remedy, answer.site))
-    if 0 < may.images < answer.train_samples:
-        problem = f"claims {answer.train_samples:,} training images; it was admitted for {may.images:,} at most."
-        faults.append(Fault(f"site {answer.site}", problem, "The coordinator can admit it for more.", answer.site))
+    faults = list[Fault]()
+    for answer in (member.answer for member in members):
+        site, may = answer.site, claims.get(answer.site, ANYTHING)
+        if may.classes and (foreign := sorted(set(answer.class_names) - may.classes)):
+            allowed = quoted(sorted(may.classes))
+            problem = f"claims {quoted(foreign)}, which it was not admitted for. It may annotate {allowed}."
+            remedy = (
+                "Leave them out of data.annotates, or map them in data.synonyms; or the coordinator admits it for them."
+            )
+            faults.append(Fault(f"site {site}", problem, remedy, site))
+        if 0 < may.images < answer.train_samples:
+            problem = f"claims {answer.train_samples:,} training images; it was admitted for {may.images:,} at most."
+            faults.append(Fault(f"site {site}", problem, "The coordinator can admit it for more.", site))
     return faults

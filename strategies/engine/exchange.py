@@ -138,7 +138,8 @@ class Outstanding:
         for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
             if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
-            if _gone(reply) and time.monotonic() >= self.deadline - CLOCKS_DIFFER_S:
+            gone = reply.has_error() and reply.error.code in MESSAGE_GONE
+            if gone and time.monotonic() >= self.deadline - CLOCKS_DIFFER_S:
                 continue  # the deadline is here; the SuperLink saw it first
             node = message.metadata.dst_node_id
             come_from(reply, node)  # errors that the SuperLink makes come from node 1
@@ -160,7 +161,11 @@ class Outstanding:
     def send_again(self) -> bool:
         """Send lost sites that are back their messages again; return whether there were any."""
         back = sorted(set(self.lost) & set(self._grid.get_node_ids())) if self.lost else []
-        self.send([_again(self.lost.pop(node), self.deadline) for node in back])
+        ttl, messages = max(self.deadline - time.monotonic(), 1.0), list[Message]()
+        for lost in (self.lost.pop(node) for node in back):
+            old = lost.metadata
+            messages.append(Message(lost.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl))
+        self.send(messages)
         return bool(back)
 
 
@@ -168,13 +173,3 @@ def pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
     """Send; return what was taken, by id. A message to a site that is no longer registered is not, and has no reply."""
     accepted = set(grid.push_messages(messages)) if messages else set()
     return {m.metadata.message_id: m for m in messages if m.metadata.message_id in accepted}
-
-
-def _gone(reply: Message) -> bool:
-    return reply.has_error() and reply.error.code in MESSAGE_GONE
-
-
-def _again(message: Message, deadline: float) -> Message:
-    old = message.metadata
-    ttl = max(deadline - time.monotonic(), 1.0)
-    return Message(message.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl)

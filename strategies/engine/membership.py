@@ -197,14 +197,10 @@ class Membership:
         call_the_roll(self._roll, expected, needed, section.roll_call_deadline_s, self.callbacks.on_wait)
         self._leave_out(claim_faults(self._roll.members.values(), self.claims()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
-            self._leave_out_misfits()
+            self._leave_out(own_faults(self._declarations()), "labels")
+            self._leave_out(minority_faults(self._declarations()), "labels")
+            self._leave_out(coverage_faults(self.method, self._declarations()), "labels")
         return self._settle_labels()
-
-    def _leave_out_misfits(self) -> None:
-        """Leave out the sites whose labels do not fit those of the others, as far as that can be decided."""
-        self._leave_out(own_faults(self._declarations()), "labels")
-        self._leave_out(minority_faults(self._declarations()), "labels")
-        self._leave_out(coverage_faults(self.method, self._declarations()), "labels")
 
     def _leave_out(self, faults: Sequence[Fault], kind: str) -> None:
         """Tell the sites at fault, and go on without them.

@@ -139,15 +139,12 @@ class Roll:
             self.refused[node] = reason
         elif answer.run != self.call.run:
             self.refused[node] = f"answer belongs to run {answer.run}, expected {self.call.run}"
-        elif (name := self._registered_name(node, answer)) != answer.site:
+        elif self.registered and (name := self.registered().get(node, "")) != answer.site:
             self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
         else:
             sizes = payload_bytes(self._content), payload_bytes(reply.content)
             return Member(node, answer, *sizes, stated(reply.content))
         return None
-
-    def _registered_name(self, node: int, answer: RollCallAnswer) -> str:
-        return self.registered().get(node, "") if self.registered else answer.site
 
 
 def call_the_roll(
@@ -186,19 +183,15 @@ def call_the_roll(
         absent = f" Not there: {quoted(_missing(roll))}." if _missing(roll) else ""
         answered = f"{len(roll.members)} of {needed} sites answered the roll call ({present})."
         raise TooFewSites(f"{answered}{absent} {reasons}".strip())
-    _refuse_shared_names(roll.members.values())
+    names = Counter(member.answer.site for member in roll.members.values())
+    remedy = "Give each a name of its own."
+    stop_on([Fault(f"site {name}", "two sites use this name.", remedy) for name, n in sorted(names.items()) if n > 1])
 
 
 def _missing(roll: Roll) -> tuple[str, ...]:
     """Registered sites that are neither members nor refused."""
     names = roll.registered() if roll.registered else {}
     return tuple(sorted(name for node, name in names.items() if node not in roll.members and node not in roll.refused))
-
-
-def _refuse_shared_names(members: Iterable[Member]) -> None:
-    names = Counter(member.answer.site for member in members)
-    remedy = "Give each a name of its own."
-    stop_on([Fault(f"site {name}", "two sites use this name.", remedy) for name, n in sorted(names.items()) if n > 1])
 
 
 def model_faults(members: Iterable[Member], layout: str) -> list[Fault]:
