@@ -20,8 +20,8 @@ from common.models.network import build
 from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import images_of, simulated_data
 from common.system.seeds import seed_of
+from strategies.engine.membership import drawn
 from strategies.local.training import batches
-from strategies.rounds.participation.cohorts import drawn
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from common.config import Plan, plan_of
 from common.models.network import build
 from common.models.state import ModelState, read_state
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.local.clipping import norm_of
+from strategies.local.updates import norm_of
 
 RATES = (1000.0, 10.0, 0.1)
 

@@ -31,7 +31,7 @@ from client.training.layers import train_round
 from client.training.secure_aggregation import Masks
 from common.models.head import Head
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.rounds.participation.client_manager import Membership
+from strategies.engine.membership import Membership
 from tests.backdoors import backdoor, success_of
 from tests.federations import federation
 from tests.liars import LIES, Answer, changed
@@ -252,8 +252,8 @@ def unlike(place: int, *, drift: bool) -> Answer:
 def seconds(sites: int) -> None:
     """CPU time that the rule takes of a round, beside that of the mean."""
     from common.models.state import ModelState
+    from strategies.aggregation.bounds import lengths_of, medians_of, shortened
     from strategies.aggregation.mean import MeanOfAll
-    from strategies.aggregation.norm_bound import lengths_of, medians_of, shortened
 
     generator = np.random.default_rng(0)
     head = Head(tuple("abcdefghij"), np.zeros((10, 96), np.float32), np.zeros(10, np.float32))

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from common.config import read_experiment
 from server.simulation.simulate import simulate
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.engine.coordinator import Coordinator
 
 SITES = 3
 EXPERIMENT = f"""
@@ -62,9 +62,9 @@ class Rounds:
 
     def watch(self) -> None:
         """Take the time whenever a round has counted."""
-        original, clock = FederatedAveraging.aggregate_train, [0.0]
+        original, clock = Coordinator.aggregate_train, [0.0]
 
-        def timed(strategy: FederatedAveraging, server_round: int, replies: Any) -> Any:
+        def timed(strategy: Coordinator, server_round: int, replies: Any) -> Any:
             result = original(strategy, server_round, replies)
             now = time.process_time()
             if server_round > 1:
@@ -72,7 +72,7 @@ class Rounds:
             clock[0] = now
             return result
 
-        FederatedAveraging.aggregate_train = timed  # type: ignore[method-assign,assignment]
+        Coordinator.aggregate_train = timed  # type: ignore[method-assign,assignment]
 
 
 def ran(rounds: int, seed: int, overrides: tuple[str, ...]) -> dict[str, Any]:

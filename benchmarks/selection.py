@@ -22,11 +22,11 @@ from common.models.inference import label_matrix, scores_of
 from common.models.network import build
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
-from server.federation.recorder import Both, Watcher
+from server.federation.recorder import CompositeWatcher, Watcher
 from server.federation.set_up import lead
 from server.simulation.simulate import OneMachine
-from strategies.base.round_record import RoundRecord
-from strategies.base.state import FederationState
+from strategies.engine.round_record import RoundRecord
+from strategies.engine.state import FederationState
 from studies.benchmark_file import FormPlan
 
 FOLDER = Path("experiments/benchmark")
@@ -63,7 +63,7 @@ class Scored(OneMachine):
     def _watched(self, out: Path) -> Iterator[Watcher]:
         self.scores = Scores(self)
         with super()._watched(out) as watcher:
-            yield Both(watcher, self.scores)
+            yield CompositeWatcher(watcher, self.scores)
 
 
 def main() -> None:

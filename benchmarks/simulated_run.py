@@ -35,20 +35,20 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     from rich.console import Console
 
     from common.config import read_experiment
-    from server.federation.accounting import Books
+    from server.federation.accounting import RunTotals
     from server.simulation.simulate import simulate
 
-    began, noted = Books.__init__, Books.note
+    began, noted = RunTotals.__init__, RunTotals.note
 
-    def beginning(books: Books, *arguments: Any) -> None:
+    def beginning(books: RunTotals, *arguments: Any) -> None:
         began(books, *arguments)
         stamp(stamps, "round")
 
-    def noting(books: Books, *arguments: Any) -> None:
+    def noting(books: RunTotals, *arguments: Any) -> None:
         noted(books, *arguments)
         stamp(stamps, "round")
 
-    Books.__init__, Books.note = beginning, noting  # type: ignore[method-assign, assignment]
+    RunTotals.__init__, RunTotals.note = beginning, noting  # type: ignore[method-assign, assignment]
     stamp(stamps, "imported")
     name, _, workers = backend.partition(":")
     asked = [f'simulation.backend="{name}"', *([f"simulation.workers={workers}"] if workers else [])]
@@ -56,7 +56,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     try:
         return str(simulate(read_experiment(experiment, asked), out, Console(quiet=True))["model_sha256"])
     finally:
-        Books.__init__, Books.note = began, noted  # type: ignore[method-assign]
+        RunTotals.__init__, RunTotals.note = began, noted  # type: ignore[method-assign]
 
 
 def stock(experiment: Path, stamps: Path) -> str:

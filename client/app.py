@@ -29,9 +29,8 @@ from common.wire.records import (
     RollCallAnswer,
     TrainRequest,
 )
-from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.registry import method_of
-from strategies.rounds.secure_aggregation import STAGES
 
 SiteOf = Callable[[Context], Site]
 

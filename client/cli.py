@@ -110,7 +110,7 @@ def preview(
 
 def _given(experiment: Path | None) -> "Experiment | None":
     """The coordinator's experiment, read and checked without torch; None where none was given."""
-    from strategies.base.method_list import read_planned
+    from strategies.method_list import read_planned
 
     return read_planned(experiment).experiment if experiment else None
 

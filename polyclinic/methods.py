@@ -1,27 +1,28 @@
-"""What a package needs to bring a method of its own: a class with this base, as an entry point.
+"""What a package needs to bring a method of its own: two classes with these bases, the first one as an entry point.
 
-The entry point stands in the group ``polyclinic.methods``; ``docs/new-method.md`` builds such classes. The same class
-runs on the coordinator, where it is a Flower ``Strategy``, and at the hospitals, where ``client`` is its half.
+The entry point stands in the group ``polyclinic.methods``; ``docs/new-method.md`` builds such classes. ``Method`` is
+the coordinator's half, a Flower ``Strategy``; its ``site_class`` names the hospital's half, a ``SiteMethod``.
 """
 
 from common.models.network import SplitNetwork
-from strategies.base.method import Parameters, Statistic, Traffic, Weighting, Weights
-from strategies.base.round_context import RoundContext
-from strategies.local.objective import LocalRound, Situation
+from strategies.aggregation.means import Weighting, Weights
+from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.local.training import Batch, Objective, plain
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.methods.base import Method, RoundContext
 
 __all__ = [
     "Batch",
-    "FederatedAveraging",
+    "ClientContext",
     "LocalRound",
+    "Method",
     "Objective",
     "Parameters",
+    "Payload",
     "RoundContext",
-    "Situation",
+    "SiteMethod",
     "SplitNetwork",
     "Statistic",
-    "Traffic",
     "Weighting",
     "Weights",
     "plain",

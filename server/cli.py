@@ -171,7 +171,7 @@ def run(
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
     from server.coordinator.before_start import expected_sites, faults_of_run
     from server.coordinator.folder import read_coordinator
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
@@ -372,7 +372,7 @@ def deadlines(
     from server.coordinator.folder import read_coordinator
 
     read_coordinator(folder)
-    from strategies.base.method_list import read_planned
+    from strategies.method_list import read_planned
 
     planned = read_planned(experiment).experiment if experiment else None
     from server.deployment.timers import timers, timers_table  # once nothing is wrong with the call

@@ -1,4 +1,4 @@
-"""The methods' classes by name, read on both sides of the wire; the list is in :mod:`strategies.base.method_list`."""
+"""The methods' classes by name, read on both sides of the wire; the list is in :mod:`strategies.method_list`."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,26 +13,28 @@ from common.plugins import METHODS, PLUGIN, loaded
 from common.system.toml import error_text, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.base.method_list import CLASSES, unknown_method
-from strategies.local.training_losses import loss_faults
+from strategies.local.losses import loss_faults
+from strategies.local.site_method import SiteMethod
+from strategies.method_list import CLASSES, unknown_method
+from strategies.methods.base import Method
 from strategies.privacy.protection import privacy_faults
 from strategies.privacy.secure_aggregation.supported import contradictions
-from strategies.rounds.strategy import FederatedAveraging
 
 
-def _imported(place: str) -> type[FederatedAveraging]:
+def _imported(place: str) -> type[Method]:
     module, _, name = place.partition(":")
-    found: type[FederatedAveraging] = getattr(import_module(module), name)
-    return found
+    method: type[Method] = getattr(import_module(module), name)
+    return method
 
 
-STRATEGIES: Mapping[str, type[FederatedAveraging]] = {name: _imported(place) for name, place in CLASSES.items()}
+STRATEGIES: Mapping[str, type[Method]] = {name: _imported(place) for name, place in CLASSES.items()}
+"""The coordinator's halves; each names its hospital's half."""
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
 """Keys of ``[method]`` that are tables."""
 
 
-def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> FederatedAveraging:
+def strategy_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
     """Build a method from its name and its ``[method]`` table.
 
     Raises:
@@ -42,22 +44,23 @@ def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_l
     try:
         method = kind(parameters, task)
     except ValidationError as error:
-        raise BadInput([_explain(dict(one), kind.table) for one in error.errors(include_url=False)]) from None
-    stop_on(method.contradictions())
+        table = kind.site_class.table
+        raise BadInput([_explain(dict(one), table) for one in error.errors(include_url=False)]) from None
+    stop_on(method.site.config_faults())
     return method
 
 
-def _class_named(name: str) -> type[FederatedAveraging]:
+def _class_named(name: str) -> type[Method]:
     """The class of a method: of :data:`STRATEGIES`, or of a package that is installed here.
 
     Raises:
-        BadInput: If there is none, or a package's is no subclass of :class:`FederatedAveraging`.
+        BadInput: If there is none, or a package's is no subclass of :class:`Method`.
     """
     if name.startswith(PLUGIN):
         kind = loaded(METHODS, name.removeprefix(PLUGIN))
-        if isinstance(kind, type) and issubclass(kind, FederatedAveraging):
+        if isinstance(kind, type) and issubclass(kind, Method):
             return kind
-        problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.FederatedAveraging.'
+        problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.Method.'
         raise BadInput([Fault("run.method", problem)])
     if name not in STRATEGIES:
         raise BadInput([unknown_method(name)])
@@ -65,36 +68,45 @@ def _class_named(name: str) -> type[FederatedAveraging]:
 
 
 def statistics_sent() -> dict[str, str]:
-    """What sites send beside their updates in any method: by name, what it is and in which methods, for hospitals."""
-    found: dict[str, tuple[str, list[str]]] = {}
-    for method in STRATEGIES.values():
-        for one in method.declared.statistics:
-            found.setdefault(one.name, (one.meaning, []))[1].append(f"`{method.name}`")
-    return {name: f"{meaning} ({', '.join(methods)})" for name, (meaning, methods) in found.items()}
+    """Return the statistics that sites send in any method: name -> meaning, and the methods in brackets."""
+    sent: dict[str, tuple[str, list[str]]] = {}
+    for method in (strategy.site_class for strategy in STRATEGIES.values()):
+        for statistic in method.declared.statistics:
+            sent.setdefault(statistic.name, (statistic.meaning, []))[1].append(f"`{method.name}`")
+    return {name: f"{meaning} ({', '.join(methods)})" for name, (meaning, methods) in sent.items()}
 
 
 def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """What is wrong with the method of an experiment file that has other faults, as far as one can tell from it."""
+    """Return the faults of the method in an experiment file that has other faults, as far as they can be found."""
     run, parameters, model = (tree.get(name, {}) for name in ("run", "method", "model"))
     if not all(isinstance(table, dict) for table in (run, parameters, model)) or not isinstance(run.get("method"), str):
         return ()
     task = model.get("task", "multi_label")
     try:
-        method_named(run["method"], parameters, "multi_class" if task == "multi_class" else "multi_label")
+        strategy_named(run["method"], parameters, "multi_class" if task == "multi_class" else "multi_label")
     except BadInput as bad:
         return bad.faults
     return ()
 
 
-def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
-    """:func:`method_named` by an experiment, or by the part of it that a hospital gets.
+def method_of(experiment: Experiment | Plan) -> SiteMethod:
+    """Return the hospital's half of the method of an experiment, or of the part of it that a hospital gets.
+
+    Raises:
+        BadInput: As :func:`strategy_of`.
+    """
+    return strategy_of(experiment).site
+
+
+def strategy_of(experiment: Experiment | Plan) -> Method:
+    """Return the coordinator's half of an experiment's method: :func:`strategy_named`.
 
     Raises:
         BadInput: Also where the experiment's privacy makes no sense with it, or it asks for secure aggregation and the
             method needs more than sums.
     """
-    method = method_named(experiment.run.method, experiment.method, experiment.model.task)
-    training, level = experiment.training, experiment.privacy.level
+    strategy = strategy_named(experiment.run.method, experiment.method, experiment.model.task)
+    method, training, level = strategy.site, experiment.training, experiment.privacy.level
     stop_on(loss_faults(training, experiment.model.task, method.chooses_loss, level))
     stop_on(_standardising_faults(method, experiment.model))
     if isinstance(experiment, Experiment):  # a plan names no weights: its reader starts from what it gets
@@ -104,10 +116,10 @@ def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
     if experiment.privacy.secure_aggregation:
         stop_on(contradictions(method))
     stop_on(_faults_of_alone(method, experiment.evaluation))
-    return method
+    return strategy
 
 
-def _faults_of_alone(method: FederatedAveraging, evaluation: EvaluationSection) -> list[Fault]:
+def _faults_of_alone(method: SiteMethod, evaluation: EvaluationSection) -> list[Fault]:
     """Where no site can compare the run's model with one that it trains alone: there is no other, or no site."""
     if not evaluation.alone or (method.pooled == "no" and not method.shares_nothing):
         return []
@@ -115,7 +127,7 @@ def _faults_of_alone(method: FederatedAveraging, evaluation: EvaluationSection) 
     return [Fault("evaluation.alone", f"makes no sense in {method.name}: {why}.", "Leave it out.")]
 
 
-def _standardising_faults(method: FederatedAveraging, model: ModelSpec) -> list[Fault]:
+def _standardising_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
     """Where the layer that standardises features would never learn their mean and variance."""
     if not (model.backbone_frozen and model.norm == "batch" and method.frozen_norm):
         return []
@@ -123,7 +135,7 @@ def _standardising_faults(method: FederatedAveraging, model: ModelSpec) -> list[
     return [Fault("model.train", problem, 'Set model.norm = "group", which standardises each image by itself.')]
 
 
-def _untrained_norm_faults(method: FederatedAveraging, model: ModelSpec) -> list[Fault]:
+def _untrained_norm_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
     """Where batch normalisation would be frozen as a random network has it: mean 0 and variance 1 on any images.
 
     A plug-in may bring a network with weights in it.
@@ -136,7 +148,7 @@ def _untrained_norm_faults(method: FederatedAveraging, model: ModelSpec) -> list
     return [Fault("model.weights", problem, hint)]
 
 
-def _sample_faults(method: FederatedAveraging, sites: int | None) -> list[Fault]:
+def _sample_faults(method: SiteMethod, sites: int | None) -> list[Fault]:
     """A sample of sites is asked to test where each site's own test makes its model."""
     if not sites or method.has_global_model:
         return []

@@ -84,7 +84,7 @@ def run(
     """
     form = progress_form(progress, console)
     from common.system.preflight import place_faults, port_faults
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
@@ -151,7 +151,7 @@ def compare(
     """
     form = progress_form(progress, console)
     from common.system.preflight import others_folder_faults, place_faults
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
 
     for experiment in experiments:
         read_early(experiment, _with_backend(overrides, backend))  # before torch is imported
@@ -240,7 +240,7 @@ def sites(
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
     from common.system.preflight import others_folder_faults
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
 
     file = read_early(experiment, overrides)  # before torch is imported
     stop_on(others_folder_faults(out))
@@ -300,7 +300,7 @@ def demo(
     Example: flwr-sim demo --backend inline
     """
     from common.system.preflight import place_faults
-    from server.federation.before_torch import read_early
+    from server.federation.fast_validation import read_early
     from server.runs.folder import demo_folder_faults
     from studies.compare import DEMO, run_demo
 

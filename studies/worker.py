@@ -24,7 +24,7 @@ from common.models.gpu import visible_gpus
 from common.system.files import no_room_left
 from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from server.simulation.simulate import simulate
-from strategies.base.round_record import RunStopped
+from strategies.engine.round_record import RunStopped
 from studies.trial import Trial
 
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
@@ -71,9 +73,17 @@ def room_of(module: str) -> str:
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 
 
+def is_later(node: ast.AST) -> bool:
+    """Return whether what stands in a node is not run when its module is loaded: a function, or names for types."""
+    of_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return of_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
 def imported_modules(path: Path) -> Iterator[str]:
-    """Our modules that a file imports."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Our modules that a file imports when it is loaded."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    later = {inner for node in ast.walk(tree) if is_later(node) for inner in ast.walk(node)}
+    for node in (node for node in ast.walk(tree) if node not in later):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -98,8 +108,8 @@ def test_arrows_between_folders_run_one_way() -> None:
         others = {room_of(other) for other in imported_modules(path)} - {room_of(module)}
         arrows[room_of(module)] |= {room for room in others if "." in room}
     assert circle_in(dict(arrows)) == []
-    planted = {**arrows, "strategies.aggregation": arrows["strategies.aggregation"] | {"strategies.rounds"}}
-    assert "strategies.rounds" in circle_in(planted)
+    planted = {**arrows, "strategies.aggregation": arrows["strategies.aggregation"] | {"strategies.engine"}}
+    assert "strategies.engine" in circle_in(planted)
 
 
 def test_no_test_imports_another() -> None:
@@ -110,3 +120,27 @@ def test_no_test_imports_another() -> None:
         if module.startswith("tests.") and module.rsplit(".", 1)[-1].startswith("test_")
     }
     assert found == {}
+
+
+def test_the_layers_of_strategies_import_in_one_direction() -> None:
+    """aggregation <- local, privacy <- methods <- engine; the registry stands on top of methods."""
+    below = {
+        "aggregation": {"aggregation"},
+        "local": {"aggregation", "local"},
+        "privacy": {"aggregation", "local", "privacy"},
+        "methods": {"aggregation", "local", "methods"},
+        "engine": {"aggregation", "local", "privacy", "methods", "engine"},
+        "method_list": set(),
+        "registry": {"aggregation", "local", "privacy", "methods", "method_list"},
+    }
+    for module, path in MODULES.items():
+        if module.startswith("strategies."):
+            layer = module.split(".")[1]
+            others = {other.split(".")[1] for other in imported_modules(path) if other.startswith("strategies.")}
+            assert others <= below[layer], module
+
+
+def test_a_hospitals_process_loads_no_module_of_the_engine() -> None:
+    program = "import sys, client.app; print([name for name in sys.modules if name.startswith('strategies.engine')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

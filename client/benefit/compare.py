@@ -30,8 +30,8 @@ from common.system.formatting import counted, number, signed, span
 from common.system.seeds import seed_of
 from common.wire.errors import WireError
 from common.wire.records import BenefitReply, BenefitRequest, Groups, check_rows
+from strategies.local.site_method import most_epochs
 from strategies.local.training import reproducible
-from strategies.rounds.messages.plausible_figures import most_epochs
 
 FOLDER = "alone"
 """In the site's own folder: page, figures, and the two models, each of the run that was compared last."""

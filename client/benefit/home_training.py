@@ -22,14 +22,14 @@ from common.config import EvaluationSection, Plan, PrivacySection
 from common.models.saved import save_model
 from common.system.seeds import seed_of
 from common.wire.records import Groups, TrainRequest
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import reproducible
 
 METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
-def plan_at_home(plan: Plan, method: Method, rounds: int, *, warm_up: bool) -> Plan:
+def plan_at_home(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
     """Change the run's plan to training alone: everything that is not about other sites stays.
 
     Args:

@@ -217,7 +217,7 @@ def _admitted_by_now(link: Link) -> None:
 
 
 def heard(hello: Hello, *, ahead_s: float, unsure_s: float) -> AreaFindings:
-    """Judge what the coordinator said of itself.
+    """StopCriterion what the coordinator said of itself.
 
     Args:
         ahead_s: This clock before the coordinator's; negative behind it.

@@ -80,7 +80,7 @@ def _gpu() -> Gpu | None:
 
 
 def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> AreaFindings:
-    """Judge what was measured.
+    """StopCriterion what was measured.
 
     Args:
         needs: None where no image could be read to reckon it from; then the disk's floor alone is held against it.

@@ -25,11 +25,11 @@ from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import Groups, TrainReply
-from strategies.base.method import Method
-from strategies.local.compression import compressed
 from strategies.local.objective import LocalRound
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Exercise, Frozen, examples_of, plain, reproducible, train_epoch
+from strategies.local.site_method import SiteMethod
+from strategies.local.training import Frozen, TrainingTask, examples_of, plain, reproducible, train_epoch
+from strategies.local.updates import compressed
 from strategies.registry import method_of
 
 PATIENCE_S = 15.0
@@ -67,7 +67,7 @@ class TrainingTrial:
     """
 
     work: PlannedTraining
-    method: Method
+    method: SiteMethod
     network: SplitNetwork
     images: ImageSet
     device: str
@@ -176,7 +176,7 @@ def _tried(trial: TrainingTrial) -> Tried:
     pixels = channels_first(trial.images.images).to(trial.device)
     examples = examples_of(trial.images, pixels, network.class_names)
     local = LocalRound(plain(trial.method.training_loss(examples, plan.training)))
-    exercise = Exercise(examples, local.objective, plan.training, plan.augmentation, Frozen())
+    exercise = TrainingTask(examples, local.objective, plan.training, plan.augmentation, Frozen())
     received = read_state(network)
     with reproducible(0, plan.training.threads) as generator:
         optimizer = optimizer_for(network, plan.training, plan.training.lr)

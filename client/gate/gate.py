@@ -130,7 +130,7 @@ class Passage:
         return reply
 
     def _verdict(self, work: RequestedWork | None, content: RecordDict) -> Verdict:
-        """Judge the records as they would leave; a record that the wire does not know is refused."""
+        """StopCriterion the records as they would leave; a record that the wire does not know is refused."""
         try:
             record = decode(content, ANSWERS[str(self._fields.get("wire.record"))])
         except (WireError, KeyError) as error:

@@ -18,7 +18,7 @@ from common.models.trained import trained_layers
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from common.system.memory_use import physical_memory
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.privacy.gradients import pack_size
 
 FLOAT32 = 4
@@ -147,7 +147,7 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1)
     return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32 + of_batch
 
 
-def disk_bytes(plan: Plan, method: Method, rows: int) -> int:
+def disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
     """Estimate the most that one run leaves on a site's disk.
 
     The message at work, its memory of two rounds, its own model; of a frozen part, the message and the file.

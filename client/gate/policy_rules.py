@@ -25,8 +25,8 @@ from common.wire.records import (
     RollCallAnswer,
     TrainReply,
 )
-from strategies.base.method import Method
-from strategies.local.clipping import norm_of
+from strategies.local.site_method import SiteMethod
+from strategies.local.updates import norm_of
 
 GB = 10**9
 PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {
@@ -56,7 +56,7 @@ class RequestedWork:
     """
 
     plan: Plan
-    method: Method
+    method: SiteMethod
     round: int = 0
     test: bool = False
     rows: int = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from rich.console import Group
@@ -33,9 +33,10 @@ from common.wire.canonical_bytes import WIDTH, fields_of, pieces, record_sha256
 from common.wire.codec import payload_bytes
 from common.wire.flower_objects import act_as, name_as
 from common.wire.quantization import unpacked_counts
-from strategies.base.round_record import TooFewSites
-from strategies.base.state import FederationState
-from strategies.registry import method_of
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.round_record import TooFewSites
+from strategies.engine.state import FederationState
+from strategies.registry import strategy_of
 
 NODE = 2
 DEADLINE_S = 86_400.0
@@ -137,13 +138,13 @@ def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordD
 def _lead(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
     """Roll call, one round, test: in a pass, too, a site is asked like this."""
     participation = ParticipationSection(round_deadline_s=DEADLINE_S)
-    strategy = method_of(plan).prepare(plan, participation, "preview", frozen=frozen)
-    contract = strategy.sites.roll_call(grid, 1)
+    coordinator = Coordinator(strategy_of(plan), plan, participation, "preview", frozen=frozen)
+    contract = coordinator.sites.roll_call(grid, 1)
     network = build(plan.model, contract.class_names, plan.run.seed)
-    strategy.settle_model(layout_of(network))
-    strategy.state = FederationState(0, read_state(network))
-    grid.send_and_receive(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
-    strategy.test(grid)
+    coordinator.settle_model(layout_of(network))
+    coordinator.state = FederationState(0, read_state(network))
+    grid.send_and_receive(coordinator.configure_train(1, grid))
+    coordinator.test(grid)
 
 
 def rows(content: RecordDict) -> list[FieldRow]:

@@ -26,7 +26,7 @@ from common.errors import BadInput, Fault
 from common.metrics.auroc import ClassMetrics
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays
-from strategies.base.method import About, Statistic
+from strategies.local.site_method import About, Statistic
 
 Few = NDArray[np.bool_]
 

@@ -1,6 +1,6 @@
 """The ``[policy]`` table of ``site.toml``: what the hospital takes part in, and what it lets out.
 
-What a method needs, it declares (:class:`strategies.base.method.Method`); nothing else leaves. These keys narrow that
+What a method needs, it declares (:mod:`strategies.local.site_method`); nothing else leaves. These keys narrow that
 down, or allow what is told only where a hospital says so. The rules that hold them are in
 :mod:`client.gate.policy_rules`.
 
@@ -15,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from common.errors import did_you_mean, quoted
 from common.plugins import PLUGIN
 from common.system.toml import Section
-from strategies.base.method_list import CLASSES
+from strategies.method_list import CLASSES
 
 Group = Literal["trunk", "norm", "head"]
 GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")

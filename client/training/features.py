@@ -26,8 +26,8 @@ from common.data.images.pixels import Pixels
 from common.models.inference import autocast, never_alone
 from common.models.network import SplitNetwork
 from common.system.files import write_atomically
-from strategies.base.method import Method
 from strategies.local.arithmetic import arithmetic_in
+from strategies.local.site_method import SiteMethod
 
 NONCE_BYTES = 12
 BATCH = 32
@@ -44,7 +44,7 @@ class NetworkOnFeatures(SplitNetwork):
         return images
 
 
-def trains_on_features(plan: Plan, method: Method) -> bool:
+def trains_on_features(plan: Plan, method: SiteMethod) -> bool:
     """Check whether all that this plan does to an image can be done to its features."""
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 

@@ -26,10 +26,9 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from strategies.base.method import Method
-from strategies.local.clipping import clipped
-from strategies.local.compression import compressed
 from strategies.local.optimisation import optimizer_for
+from strategies.local.site_method import SiteMethod
+from strategies.local.updates import clipped, compressed
 from strategies.registry import method_of
 
 
@@ -53,7 +52,7 @@ def evaluate_round(site: Site, request: EvaluateRequest, masks: Masks | None = N
     return evaluated_reply(site, request, layers_of(site, plan, method_of(plan), masks))
 
 
-def layers_of(site: Site, plan: Plan, method: Method, masks: Masks | None) -> list[RoundLayer]:
+def layers_of(site: Site, plan: Plan, method: SiteMethod, masks: Masks | None) -> list[RoundLayer]:
     """Return the layers of a plan at a site, the outermost first; none in a plain run without limits."""
     privacy, parameters = plan.privacy, method.parameters
     layers: list[RoundLayer] = []

@@ -33,15 +33,15 @@ from common.wire.records import (
     TrainRequest,
     no_scores,
 )
-from strategies.base.method import Method
-from strategies.local.objective import LocalRound, Situation
+from strategies.local.objective import ClientContext, LocalRound
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, rate_factor, restore_optimizer
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
     Examples,
-    Exercise,
     Frozen,
-    Judge,
+    StopCriterion,
     Trained,
+    TrainingTask,
     Validation,
     plain,
     refuse_diverged,
@@ -106,7 +106,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
     """
     plan, network = task.plan, task.network
     with reproducible(seed_of(plan.run.seed, request.round, task.site.name), plan.training.threads) as generator:
-        validation = task.examples("validation") if task.validation_chooses else None  # see Judge
+        validation = task.examples("validation") if task.validation_chooses else None  # see StopCriterion
         local = task.method.local_round(situation_of(task, request))
         if task.warms_up:
             warm_up(task, validation, generator)
@@ -128,20 +128,20 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
     )
 
 
-def situation_of(task: LocalTask, request: TrainRequest) -> Situation:
+def situation_of(task: LocalTask, request: TrainRequest) -> ClientContext:
     """Return what the method's half of this round is made for."""
     examples, notes = task.examples("train"), task.memory.notes
-    return Situation(task.network, examples, request.statistics, notes, request.round, task.plan.training)
+    return ClientContext(task.network, examples, request.statistics, notes, request.round, task.plan.training)
 
 
-def exercise_of(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> Exercise:
+def exercise_of(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
     """Return what is trained on, and how."""
     frozen, plan = Frozen(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
-    return Exercise(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
+    return TrainingTask(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
 
 
 def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Generator) -> None:
-    """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4; see Judge)."""
+    """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4)."""
     spec, method, network = task.plan.training, task.method, task.network
     if not method.warm_up.epochs:
         return
@@ -160,7 +160,7 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
 def fine_tune(
     task: LocalTask, request: TrainRequest, local: LocalRound, validation: Examples | None, generator: torch.Generator
 ) -> tuple[Trained, torch.optim.Optimizer]:
-    """Train the local epochs of a round: as many as the plan says, until the loss settles (see Judge), or one."""
+    """Train the local epochs of a round: as many as the plan says, until the loss settles, or one."""
     spec, method, network = task.plan.training, task.method, task.network
     unfreeze(network)
     factor = local.lr_factor * rate_factor(spec, request.round, task.plan.run.rounds)
@@ -171,7 +171,7 @@ def fine_tune(
     if request.ranks:
         exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
     elif method.settling is not None:
-        judge = Judge(validation, method.loss, method.settling)
+        judge = StopCriterion(validation, method.loss, method.settling)
         return train_until_settled(network, exercise, optimizer, generator, judge), optimizer
     return train(network, exercise, optimizer, generator), optimizer
 
@@ -183,7 +183,7 @@ def update_of(task: LocalTask, request: TrainRequest, trained: ModelState) -> Gr
     return difference(trained, task.received, task.method, task.site.declaration.canonical)
 
 
-def difference(trained: ModelState, received: ModelState, method: Method, annotated: tuple[str, ...]) -> Groups:
+def difference(trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]) -> Groups:
     """Return new minus received, for the groups and head rows that the method averages."""
     sent = method.rows_sent(trained.head.class_names, annotated)
     now, before = trained.head.rows(sent), received.head.rows(sent)
@@ -211,7 +211,7 @@ def evaluated_reply(site: Site, request: EvaluateRequest, layers: Sequence[Round
 
 
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-    """Judge the received model; for a test, the best one that the site holds."""
+    """StopCriterion the received model; for a test, the best one that the site holds."""
     reply = task.figures.judged(task, partial(_judged, task, request), None)
     return reply or _evaluation(task, request, Validation(), {})
 
@@ -276,7 +276,7 @@ def _evaluation(
 # ---------------------------------------------------------------------- parts that never leave the site
 
 
-def local_parts(state: ModelState, method: Method) -> Groups:
+def local_parts(state: ModelState, method: SiteMethod) -> Groups:
     """Return the groups that never leave the site and do change there."""
     return Groups(
         None if method.traffic.trunk else state.trunk,

@@ -26,7 +26,7 @@ from common.system.files import write_atomically
 from common.system.seeds import seed_of
 from common.wire.errors import WireError
 from common.wire.records import Arrays, Groups, Request, TrainReply, TrainRequest, below
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.privacy.accounting import Accountant, Steps, epsilon_of
 from strategies.privacy.noise import from_the_system, seeded
 from strategies.privacy.protection import Protection, Shield, protection_of
@@ -179,7 +179,7 @@ def privacy_status(site: Site) -> dict[str, float | None]:
     return {"epsilon": _finite(spent), "delta": policy.delta, "budget": policy.epsilon}
 
 
-def refuse_unaffordable(site: Site, plan: Plan, method: Method) -> None:
+def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
     """Raise if another round of this plan would cost more than the site's policy allows.
 
     Raises:
@@ -201,7 +201,7 @@ class PrivacyBudget(RoundLayer):
 
     site: Site
     plan: Plan
-    method: Method
+    method: SiteMethod
 
     @cached_property
     def protection(self) -> Protection:

@@ -37,7 +37,7 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.privacy.discrete_gaussian import KEY_BYTES
 from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
@@ -119,7 +119,7 @@ class SecureAggregation(RoundLayer):
     masks: Masks
     site: Site
     plan: Plan
-    method: Method
+    method: SiteMethod
 
     def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
         """Train, and answer without the update.
@@ -167,7 +167,9 @@ class SecureAggregation(RoundLayer):
         return replace(reply, masked_classes=names)
 
 
-def _terms(site: Site, request: TrainRequest | EvaluateRequest, method: Method, shares: NoiseShares | None) -> Terms:
+def _terms(
+    site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: NoiseShares | None
+) -> Terms:
     """Return the terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
     return Terms(
         largest=float(ONE),
@@ -213,7 +215,7 @@ def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
     return "" if agreed is None else f"round {request.counted}: {agreed}"
 
 
-def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: Method) -> Asked:
+def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> Asked:
     """Digest what a request asks, as the sites of a round compare it before they mask.
 
     The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two

@@ -20,7 +20,7 @@ from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.errors import WireError
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import Epoch, Examples, Validation, examples_of, validate
 from strategies.registry import method_of
 
@@ -42,7 +42,7 @@ class LocalTask:
 
     site: Site
     plan: Plan
-    method: Method
+    method: SiteMethod
     network: SplitNetwork
     whole: SplitNetwork
     received: ModelState

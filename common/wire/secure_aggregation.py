@@ -4,6 +4,7 @@ Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Le
 here are those of its rounds 0 (advertise keys), 1 (share keys), 2 (masked input) and 4 (unmasking).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -162,3 +163,11 @@ def _one_each(what: str, sites: tuple[str, ...], entries: tuple[object, ...]) ->
 MaskingRequest = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
 MaskingAnswer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
 MaskingRecord = MaskingRequest | MaskingAnswer
+
+STAGES: Mapping[type, str] = {
+    KeysRequest: "masking_keys",
+    SharesRequest: "masking_shares",
+    MaskedRequest: "masked_update",
+    RevealRequest: "unmasking",
+}
+"""Names of the queries; a site's app has one function for each."""

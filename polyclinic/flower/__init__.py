@@ -18,18 +18,18 @@ against a harmful site, no quarantine of malformed replies, no checkpoints, no r
 
 from polyclinic.flower.fedmlp import FedMLP, FedMLPSite
 from polyclinic.flower.labels import SiteLabels, UnknownLabels, labels
-from polyclinic.flower.passing import SequentialTraining, Settling, UniFed, loss_slope
+from polyclinic.flower.passing import EarlyStopping, SequentialTraining, UniFed, loss_slope
 from polyclinic.flower.site import Site
 from polyclinic.flower.strategies import FedSLD, LabelledSites, PartialLoss, SurgicalAggregation, VanillaFL
 
 __all__ = [
+    "EarlyStopping",
     "FedMLP",
     "FedMLPSite",
     "FedSLD",
     "LabelledSites",
     "PartialLoss",
     "SequentialTraining",
-    "Settling",
     "Site",
     "SiteLabels",
     "SurgicalAggregation",

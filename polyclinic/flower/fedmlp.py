@@ -24,11 +24,10 @@ from polyclinic.flower.keys import FEDMLP, HEAD, START
 from polyclinic.flower.replies import weight_in
 from polyclinic.flower.site import Site, tensor
 from polyclinic.flower.strategies import LabelledSites
-from strategies.base.method import Parameters
-from strategies.fedmlp.method import FedMLPClient, FedMLPParameters
-from strategies.fedmlp.prototypes import global_statistics
-from strategies.local.objective import Situation
+from strategies.local.objective import ClientContext
+from strategies.local.site_method import Parameters
 from strategies.local.training import Batch, Examples
+from strategies.methods.fedmlp import FedMLPParameters, FedMLPRound, global_statistics
 
 log = getLogger("flwr")
 FEDMLP_START = f"{FEDMLP}-start"
@@ -187,11 +186,10 @@ class FedMLPSite(Site):
         self._context, self._split = context, _Split(model, head)
         self._split.check(message, str(config[HEAD]))
         examples = Examples(images, self.targets(targets), self.annotated.to(images.device))
-        situation = Situation(
+        context_of_round = ClientContext(
             cast(SplitNetwork, self._split), examples, told, notes, int(config[ROUND]), TrainingSection()
         )
-        self._client = FedMLPClient(situation, parameters)
-        self._round = self._client.round()
+        self._round = FedMLPRound(context_of_round, parameters)
 
     def _kept(self, context: Context) -> Arrays:
         """The tags of this start's earlier rounds."""
@@ -213,7 +211,7 @@ class FedMLPSite(Site):
     @property
     def views(self) -> int:
         """How many augmented views of a batch :meth:`round_loss` takes: two in the first stage, one in the second."""
-        return 1 if self._client.second_stage else 2
+        return 1 if self._round.second_stage else 2
 
     def round_loss(self, rows: Tensor, *views: Tensor) -> Tensor:
         """The loss of one batch, a scalar.

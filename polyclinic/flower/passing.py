@@ -13,11 +13,11 @@ from polyclinic.flower.keys import SLOPE
 from polyclinic.flower.labels import why
 from polyclinic.flower.replies import model_fault, usable
 from polyclinic.flower.strategies import LabelledSites
-from strategies.aggregation.interpolation import mixed
-from strategies.local.early_stopping import Settling
-from strategies.unifed.difficulty import easy_first, loss_slope
+from strategies.aggregation.means import mixed
+from strategies.local.early_stopping import EarlyStopping
+from strategies.methods.unifed import easy_first, loss_slope
 
-__all__ = ["SequentialTraining", "Settling", "UniFed", "loss_slope"]
+__all__ = ["EarlyStopping", "SequentialTraining", "UniFed", "loss_slope"]
 log = getLogger("flwr")
 TrainAtServer = Callable[[int, ArrayRecord], ArrayRecord]
 """Trains the mixed model of the round before on the coordinator's own images: round and model in, model out."""
@@ -142,7 +142,7 @@ class UniFed(SequentialTraining):
     Hassani and Rekik, "UniFed: A Universal Federation of a Mixture of Highly Heterogeneous Medical Image Classification
     Tasks", 2024. Before round 1 every site trains once from the initial model to be put into an order. Each reply's
     ``MetricRecord`` holds ``loss-slope``, :func:`loss_slope` of the losses of all its batches; a site stops when
-    :class:`Settling` says so.
+    :class:`EarlyStopping` says so.
 
     Args:
         train_at_server: Trains on the coordinator's own images; None where it has none, and nothing is mixed.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from common.models.zoo.spec import Task
 from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION, TASK
-from strategies.fedsld.weights import WEIGHTED, Reduction
 from strategies.local.losses import Missing, filled, loss_for
+from strategies.methods.fedsld import WEIGHTED, Reduction
 
 
 def tensor(name: str, given: object) -> Tensor:

@@ -15,10 +15,9 @@ from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION
 from polyclinic.flower.labels import RollCall, UnknownLabels, class_names
 from polyclinic.flower.means import metric_means, uneven, whole_numbers_kept
 from polyclinic.flower.replies import fitting, metrics_fault, misfit, usable, weight_in
-from strategies.fedsld.prior import label_prior, prior_over
-from strategies.fedsld.weights import Reduction
 from strategies.local.losses import Missing
-from strategies.surgical import OwnersMean
+from strategies.methods.fedsld import Reduction, label_prior, prior_over
+from strategies.methods.surgical import OwnersMean
 
 log = getLogger("flwr")
 ROLL_CALL_S = 600.0

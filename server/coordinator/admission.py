@@ -14,7 +14,7 @@ from common.security.identity import SiteKit, SiteRequest, checked_key, checked_
 from common.system.toml import Section, read_toml, validated
 from server.coordinator.authority import authority_certificate
 from server.coordinator.folder import Coordinator
-from strategies.rounds.participation.claims import Claims, ClaimsBySite
+from strategies.engine.claims import Claims, ClaimsBySite
 
 MOST_CLASSES, LONGEST_NAME = 10_000, 100
 

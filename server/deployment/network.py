@@ -26,15 +26,15 @@ from server.deployment.superlink.local.process import START_TIMEOUT_S, object_fo
 from server.deployment.superlink.run_client.network_grid import NetworkGrid
 from server.deployment.superlink.run_client.run import run_on
 from server.deployment.timers import order_faults, timers
-from server.federation.evaluation import Setting
-from server.federation.resume import OpenedRunFolder
+from server.federation.evaluation import RunContext
 from server.federation.run import federate
-from server.federation.set_up import lead
+from server.federation.set_up import OpenedRunFolder, lead
 from server.runs.live_status import Present, note_run
 from server.runs.reporter import Reporter
 from server.runs.tracking import Track
-from strategies.base.method_list import in_file
-from strategies.registry import method_of
+from strategies.method_list import in_file
+from strategies.methods.base import image_faults
+from strategies.registry import strategy_of
 
 Tell = Callable[[str], None]
 
@@ -105,10 +105,10 @@ class Hospitals:
                 opening.folder.event("stopped", reason="on request")
                 raise
 
-    def _setting(self, opening: OpenedRunFolder, grid: NetworkGrid) -> Setting:
+    def _setting(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
         coordinator, own = self.coordinator, self.own
         refused_calls = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
-        return Setting(
+        return RunContext(
             base=self.file.base,
             folder=opening.folder,
             run=opening.run,
@@ -146,9 +146,9 @@ def _own_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
     except BadInput as error:
         found += error.faults
     try:
-        method = method_of(experiment)
-        found += method.image_faults(own) if not found else []
-        if method.pooled != "no":
+        method = strategy_of(experiment)
+        found += image_faults(method, own) if not found else []
+        if method.site.pooled != "no":
             problem = f'"{experiment.run.method}" puts all images in one place; hospitals\' images stay where they are.'
             found.append(Fault("run.method", problem, "Only flwr-sim runs it."))
     except BadInput as error:

@@ -1,4 +1,4 @@
-"""What a run adds up round by round, and the lines it writes as it goes."""
+"""The totals of a run, added up round by round, and the lines of ``rounds.jsonl``."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from pydantic import TypeAdapter
 
 from common.metrics.multi_class import Tally, round_accuracy
 from server.runs.folder import RunFolder
-from strategies.base.round_record import FederationValidation, RoundRecord
-from strategies.base.state import FederationState
+from strategies.engine.round_record import FederationValidation, RoundRecord
+from strategies.engine.state import FederationState
 
 
 @dataclass
-class Books:
+class RunTotals:
     """Sums over rounds, for the summary; and the round whose validation figures are not known yet.
 
     Attributes:
@@ -48,7 +48,7 @@ class Books:
         Args:
             learned: What the method says of its statistics (``round_figures``).
         """
-        self.close(record.validation, state)
+        self.finalize(record.validation, state)
         self._pending = record, learned
         self.train_seconds += _computing(list(record.site_seconds.values()), self.workers)
         if record.coordinator:
@@ -68,9 +68,9 @@ class Books:
         if record.closed_rows:
             self.folder.event("rows_stayed_masked", round=record.round, classes=list(record.closed_rows))
         if record.after is not None:
-            self.close(record.after, state)
+            self.finalize(record.after, state)
 
-    def close(self, validation: FederationValidation, state: FederationState) -> None:
+    def finalize(self, validation: FederationValidation, state: FederationState) -> None:
         """Write the pending round's line with the validation figures of the model that it made."""
         if self._pending is None:
             return

@@ -1,43 +1,84 @@
-"""Whether each site is better off alone, as the sites say after the run's test: a part of ``summary.json``."""
+"""The comparison at each site with a model that it trains alone, after the run's test: a part of ``summary.json``.
 
-from collections.abc import Collection
+It is one more exchange, which the run can do without, apart from the test: a site that fails in it, or takes too long,
+has been tested all the same.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from flwr.serverapp import Grid
+from flwr.app import Message, MessageType
 
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit
 from common.metrics.bootstrap import Estimate
 from common.models.state import ModelState
-from common.wire.records import BenefitReply
-from server.federation.accounting import Books
-from strategies.rounds.benefit import compared, deadline_s
-from strategies.rounds.strategy import FederatedAveraging
+from common.system.timers import ALONE_TIMES
+from common.wire.codec import encode
+from common.wire.records import BenefitReply, BenefitRequest, Groups
+from server.federation.accounting import RunTotals
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.replies import Replies
+from strategies.engine.state import groups_for
+
+QUERY = f"{MessageType.QUERY}.benefit"
 
 NOT_TRAINED = "it trained in no round"
 NOT_TESTED = "it did not test the model"
 
 
 def asked_benefits(
-    grid: Grid, strategy: FederatedAveraging, initial: ModelState, tested: Collection[str], books: Books
+    coordinator: Coordinator, initial: ModelState, tested: Collection[str], books: RunTotals
 ) -> dict[str, Any]:
     """Ask the sites that tested the model and trained in the run; say of the others why they were not asked.
 
     Returns:
         Empty where the experiment does not ask for it.
     """
-    if not strategy.plan.evaluation.alone:
+    if not coordinator.plan.evaluation.alone:
         return {}
-    members, drawn = strategy.sites.members, strategy.participation.sites_per_round
+    members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
     share = min(drawn / len(members), 1.0) if drawn else 1.0
-    seconds = deadline_s(strategy.participation.round_deadline_s, books.round_seconds, share)
+    seconds = deadline_s(coordinator.participation.round_deadline_s, books.round_seconds, share)
     epochs = {site: books.epochs[site] for site in tested if books.epochs[site]}
-    came = compared(strategy, grid, initial, epochs, seconds)
-    strategy.callbacks.on_absent("benefit", came.absent)
+    replies = compared(coordinator, initial, epochs, seconds)
+    coordinator.callbacks.on_absent("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
-    found = {site: {"benefit": benefit_of(reply), "reason": ""} for site, reply in came.accepted.items()}
-    found |= {site: {"benefit": None, "reason": why} for site, why in {**silent, **came.absent}.items()}
-    return dict(sorted(found.items()))
+    benefits = {site: {"benefit": benefit_of(reply), "reason": ""} for site, reply in replies.accepted.items()}
+    benefits |= {site: {"benefit": None, "reason": why} for site, why in {**silent, **replies.absent}.items()}
+    return dict(sorted(benefits.items()))
+
+
+def deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
+    """How long the sites have for it: :data:`ALONE_TIMES` times what all rounds took, and a round's deadline beside.
+
+    Args:
+        rounds_took_s: By the coordinator's clock, from the sending of each round's requests to its end.
+        drawn: Of the sites the share that took part in a round: in a simulation all of them are at work now.
+    """
+    return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
+
+
+def compared(
+    coordinator: Coordinator, initial: ModelState, epochs: Mapping[str, int], seconds: float
+) -> Replies[BenefitReply]:
+    """Have sites compare the model that the run ends with with one that each trains alone.
+
+    Args:
+        initial: The model that the run began with.
+        epochs: Site -> local epochs that it trained in the run; the sites that are asked.
+        seconds: Until nobody waits for a reply.
+    """
+    server_round = coordinator.state.round
+    requests = coordinator.new_requests(server_round)
+    requests.deadline_s, messages = seconds, list[Message]()
+    for site, count in sorted(epochs.items()):
+        own = groups_for(initial, requests.context.contract.sites[site])
+        request = requests.request(partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result)
+        requests.expected[site] = Groups()
+        messages.append(requests.message(site, QUERY, encode(request, requests.written)))
+    return coordinator.received(coordinator.exchanged(messages, "benefit", server_round, seconds), BenefitReply)
 
 
 def benefit_of(reply: BenefitReply) -> dict[str, Any] | None:

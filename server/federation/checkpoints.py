@@ -17,8 +17,8 @@ from common.config import Experiment
 from common.errors import BadInput, Fault, quoted
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.system.files import Parts, write_atomically
-from strategies.base.checkpoint import of_bytes, to_parts
-from strategies.base.state import FederationState
+from strategies.engine.checkpoint import of_bytes, to_parts
+from strategies.engine.state import FederationState
 
 VERSION = 3
 KEPT = 2
@@ -130,7 +130,7 @@ class CheckpointFolder:
 
 
 def _whole(text: bytes) -> dict[str, Any]:
-    """What a checkpoint's JSON file says.
+    """The content of a checkpoint's JSON file.
 
     Raises:
         ValueError: If it was not written by this release.
@@ -147,7 +147,7 @@ def _whole(text: bytes) -> dict[str, Any]:
 
 
 def _describes(facts: Any, of_state: int, number: int) -> bool:
-    """Whether facts have what a run needs to go on; their values are those of the run that wrote the hash."""
+    """Return whether facts have what a run needs to go on; their values are those of the run that wrote the hash."""
     if not isinstance(facts, dict) or facts.get("round") != number or of_state != number:
         return False
     tables = [facts.get(name) for name in ("books", "last_validation", "experiment")]

@@ -1,4 +1,4 @@
-"""What the models of sites that train alone come to together: simulation only, for no hospital hands its model over.
+"""The ensemble of the models of sites that train alone: simulation only, for no hospital hands its model over.
 
 A class's probability is the mean over the models of the sites that annotate it; each of them sees every image.
 """

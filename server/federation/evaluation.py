@@ -1,4 +1,4 @@
-"""What a run ends with: the model, its hash, and how good it is, class by class and site by site."""
+"""The end of a run: the model, its hash, and how good it is, class by class and site by site."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,25 +33,25 @@ from common.models.gpu import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import save_model
-from common.models.state import ModelState, write_state
+from common.models.state import write_state
 from common.system.seeds import seed_of
 from common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
 from server.runs.folder import RunFolder
-from strategies.base.round_record import Arrival
-from strategies.rounds.messages.replies import Replies
-from strategies.rounds.participation.claims import ClaimsBySite, no_lists
-from strategies.rounds.participation.roll_call import Registered
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.engine.claims import ClaimsBySite, no_lists
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.replies import Replies
+from strategies.engine.roll_call import Registered
+from strategies.engine.round_record import Arrival
 
 SITES_PARTS = "mean over the sites' own test parts"
 Histograms = Mapping[str, ScoreHistogram]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a run needs beside its experiment.
+class RunContext:
+    """The folder, data and devices that a run needs beside its experiment.
 
     Attributes:
         base: Folder that the experiment's paths start from.
@@ -103,7 +103,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the run ends with.
+    """The test results and the hash of the model that a run ends with.
 
     Attributes:
         ensemble: Of the sites' own models where a method shares nothing and the sites are simulated.
@@ -119,9 +119,9 @@ class Outcome:
 
 def outcome_of(
     network: SplitNetwork,
-    strategy: FederatedAveraging,
+    coordinator: Coordinator,
     replies: Replies[EvaluateReply],
-    setting: Setting,
+    setting: RunContext,
     sums: Mapping[str, SitesHistogram],
 ) -> Outcome:
     """Save the model where there is one, and test it.
@@ -131,37 +131,41 @@ def outcome_of(
     """
     answers = list(replies.accepted.values())
     setting.folder.absent("test", replies.absent)
-    known, coverage = strategy.sites.contract, setting.coverage or strategy.sites.contract
+    known, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
     groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, known)
     own: Histograms | None = None
-    if strategy.has_global_model:
-        sha256 = _save(network, strategy.result, known, setting)
+    if coordinator.method.site.has_global_model:
+        model = coordinator.result
+        write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+        sha256 = save_model(setting.folder.path, network, label_contract_sha256=known.hash).model_sha256
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
-            test, own = _tested(network, setting.test, setting, groups, strategy.plan)
+            test, own = _tested(network, setting.test, setting, groups, coordinator.plan)
     else:
         # Each site has its own model; the run's identity is that of all of them.
-        sha256 = _joint_sha256(answers)
+        sha256 = hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
         test = summarise(over_sites, *groups, OWN_MODELS)
-    ensemble = _ensemble(coverage, setting) if strategy.shares_nothing else None
-    asked = strategy.drawn_to_test
-    test = _with_scores(test, strategy, answers, own, groups, sums, real=setting.site_tests is None)
+    ensemble = _ensemble(coverage, setting) if coordinator.method.site.shares_nothing else None
+    asked = coordinator.drawn_to_test
+    test = _with_scores(test, coordinator, answers, own, groups, sums, real=setting.site_tests is None)
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
-        test = replace(test, withheld=_withheld(strategy.plan))
+        test = replace(test, withheld=_withheld(coordinator.plan))
     test = replace(test, sampled=None if asked is None else _sample(answers, known, asked, test.note))
-    per_site = {answer.site: _site_result(answer) for answer in answers}
-    return Outcome(test, per_site, sha256, ensemble, _external(network, strategy, coverage, setting))
+    per_site = {
+        answer.site: {"validation_loss": answer.validation_loss, **site_result(_metrics(answer))} for answer in answers
+    }
+    return Outcome(test, per_site, sha256, ensemble, _external(network, coordinator, coverage, setting))
 
 
 def _external(
-    network: SplitNetwork, strategy: FederatedAveraging, coverage: LabelContract, setting: Setting
+    network: SplitNetwork, coordinator: Coordinator, coverage: LabelContract, setting: RunContext
 ) -> Summary | None:
     """The global model, or the sites' own where there is none, on the external test set."""
     images, groups = setting.external, (coverage.shared_classes, coverage.unique_classes)
     if images is None:
         return None
-    if strategy.has_global_model:
-        return _tested(network, images, setting, groups, strategy.plan)[0]
+    if coordinator.method.site.has_global_model:
+        return _tested(network, images, setting, groups, coordinator.plan)[0]
     folders = local_models(setting.folder.path, coverage)
     if not folders:  # they lie at the hospitals
         return None
@@ -170,7 +174,7 @@ def _external(
 
 def _with_scores(
     test: Summary,
-    strategy: FederatedAveraging,
+    coordinator: Coordinator,
     answers: Sequence[EvaluateReply],
     own: Histograms | None,
     groups: tuple[Collection[str], Collection[str]],
@@ -188,16 +192,16 @@ def _with_scores(
         masked_sums: As of :func:`outcome_of`.
         real: Whether each site has test images of its own.
     """
-    known, told = strategy.sites.contract, {answer.site: answer.histograms for answer in answers}
-    asked = frozenset(known.sites if strategy.drawn_to_test is None else strategy.drawn_to_test)
+    known, told = coordinator.sites.contract, {answer.site: answer.histograms for answer in answers}
+    asked = frozenset(known.sites if coordinator.drawn_to_test is None else coordinator.drawn_to_test)
     owners = {name: [site for site in known.owners(name) if site in asked] for name in known.class_names}
     validation = summed({answer.site: answer.validation_histograms for answer in answers}, owners)
     sums = masked_sums or summed(told, owners)
     chosen_on = {name: one.histogram for name, one in validation.items()}
     tested = {name: one.histogram for name, one in sums.items()} if own is None else own
-    points = operating_points(chosen_on, tested, strategy.plan.evaluation.sensitivity)
+    points = operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
     # In a simulation the sites may test on the same images, which are not as many as they seem.
-    generator = np.random.default_rng(seed_of(strategy.plan.run.seed, "pooled intervals")) if real else None
+    generator = np.random.default_rng(seed_of(coordinator.plan.run.seed, "pooled intervals")) if real else None
     of_all = pooled(sums, owners, generator)
     if own is None and masked_sums and of_all:
         test = summarise({name: result_of_sum(of_all.per_class.get(name)) for name in known.class_names}, *groups, SUMS)
@@ -230,7 +234,7 @@ def _withheld(plan: Plan) -> str:
     return ""
 
 
-def _ensemble(contract: LabelContract, setting: Setting) -> dict[str, Any] | None:
+def _ensemble(contract: LabelContract, setting: RunContext) -> dict[str, Any] | None:
     """The sites' own models together, where they and test images are at hand."""
     folders = local_models(setting.folder.path, contract)
     if setting.site_tests is None or setting.test is None or not len(setting.test) or not folders:
@@ -239,15 +243,10 @@ def _ensemble(contract: LabelContract, setting: Setting) -> dict[str, Any] | Non
     return ensemble_result(folders, contract, setting.test, site_tests, setting.device, setting.precision)
 
 
-def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, setting: Setting) -> str:
-    write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
-    return save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
-
-
 def _tested(
     network: SplitNetwork,
     images: ImageSet,
-    setting: Setting,
+    setting: RunContext,
     groups: tuple[Collection[str], Collection[str]],
     plan: Plan,
 ) -> tuple[Summary, Histograms]:
@@ -317,11 +316,3 @@ def _told(count: int) -> int | None:
 
 def _defined(value: float) -> float | None:
     return None if np.isnan(value) else value
-
-
-def _joint_sha256(answers: Sequence[EvaluateReply]) -> str:
-    return hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
-
-
-def _site_result(answer: EvaluateReply) -> dict[str, Any]:
-    return {"validation_loss": answer.validation_loss, **site_result(_metrics(answer))}

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,17 +15,16 @@ from common.contract import LabelContract
 from common.errors import quoted
 from common.models.state import Layout, ModelState
 from common.security.audit import Audit
-from server.federation.accounting import Books, as_json
+from server.federation.accounting import RunTotals, as_json
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
-from server.federation.evaluation import Setting
-from server.federation.rollback import Backwards
+from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
 from server.runs.receipt import experiment_sha256, write_receipt
-from strategies.aggregation.largest_share import heavy_sites
-from strategies.base.callbacks import Callbacks, RolledBack
-from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, RunStopped, Waiting
-from strategies.base.state import FederationState
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.aggregation.bounds import heavy_sites
+from strategies.engine.callbacks import Callbacks, RolledBack
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.round_record import Arrival, FederationValidation, RoundRecord, RunStopped, Waiting
+from strategies.engine.state import FederationState
 
 
 class Watcher(Protocol):
@@ -49,7 +48,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Both:
+class CompositeWatcher:
     """Two watchers as one."""
 
     first: Watcher
@@ -95,14 +94,14 @@ class Recorder(Callbacks):
         books: Figures of rounds and sites.
     """
 
-    books: Books
+    books: RunTotals
 
-    def __init__(self, experiment: Experiment, setting: Setting, watcher: Watcher) -> None:
+    def __init__(self, experiment: Experiment, setting: RunContext, watcher: Watcher) -> None:
         self.experiment, self.setting, self.watcher = experiment, setting, watcher
         self._asked = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}
 
-    def begin(self, strategy: FederatedAveraging, layout: Layout, initial: ModelState) -> None:
+    def begin(self, coordinator: Coordinator, layout: Layout, initial: ModelState) -> None:
         """Open what is written; note what run this is, or that it goes on, and who takes part.
 
         Raises:
@@ -110,21 +109,23 @@ class Recorder(Callbacks):
         """
         setting, folder = self.setting, self.setting.folder.path
         durable, keep = setting.backend == "network", self.experiment.run.keep_updates
-        self.strategy = strategy
+        self.coordinator = coordinator
         self.checkpoints = CheckpointFolder(folder, durable=durable)
-        self.books = Books(setting.folder, 1 if strategy.sequential else setting.workers)  # a pass is one after another
+        self.books = RunTotals(
+            setting.folder, 1 if coordinator.method.site.sequential else setting.workers
+        )  # a pass is one after another
         if setting.resumed is not None:
-            _go_on(setting.resumed, strategy, self.books, folder)
+            _go_on(setting.resumed, coordinator, self.books, folder)
         self.ledger = RunAudit(folder, layout, keep=keep, durable=durable, key_of=setting.key_of)
-        self.backwards = Backwards(setting, self.books, self.checkpoints, initial)
+        self.backwards = RollbackStore(setting, self.books, self.checkpoints, initial)
         self._note_beginning(initial)
         self._note_left_out("roll call")
-        self._note_releases(strategy.sites.members)
-        self.watcher.began(list(strategy.sites.contract.sites), self.experiment.run.rounds)
+        self._note_releases(coordinator.sites.members)
+        self.watcher.began(list(coordinator.sites.contract.sites), self.experiment.run.rounds)
         self._warn()
 
     def _note_beginning(self, initial: ModelState) -> None:
-        resumed, sites = self.setting.resumed, self.strategy.sites
+        resumed, sites = self.setting.resumed, self.coordinator.sites
         if resumed is None:
             self.ledger.began(FederationState(0, initial), **_identity(self.experiment, self.setting, sites.contract))
         else:
@@ -136,7 +137,7 @@ class Recorder(Callbacks):
 
     def _note_releases(self, sites: Iterable[str]) -> None:
         """Show the releases of sites that take part from now on; note those that are not the coordinator's."""
-        members = self.strategy.sites.members
+        members = self.coordinator.sites.members
         releases = {site: members[site].answer.version for site in sorted(sites)}
         for site, release in releases.items():
             if release != __version__:
@@ -145,7 +146,7 @@ class Recorder(Callbacks):
 
     def _warn(self) -> None:
         """Note sites that weigh much, and sites that cannot judge a model."""
-        members, folder = self.strategy.sites.members, self.setting.folder
+        members, folder = self.coordinator.sites.members, self.setting.folder
         images = {site: member.answer.train_samples for site, member in members.items()}
         for site, share in heavy_sites(images).items():
             folder.event("heavy_site", site=site, images=images[site], share=round(share, 6))
@@ -154,7 +155,7 @@ class Recorder(Callbacks):
 
     def _note_left_out(self, when: int | str) -> None:
         """Note the sites that have declined, or could not be taken in, since the last time."""
-        left_out = self.strategy.sites.left_out
+        left_out = self.coordinator.sites.left_out
         new = {site: why for site, why in left_out.items() if self._left_out.get(site) != why}
         self._left_out.update(new)
         self.ledger.left_out(when, new)
@@ -175,7 +176,7 @@ class Recorder(Callbacks):
 
     def on_join(self, server_round: int, site: str) -> None:
         """Note the late joiner."""
-        sites = self.strategy.sites
+        sites = self.coordinator.sites
         self.setting.folder.event("joined", round=server_round, site=site, hash=sites.contract.hash)
         self.ledger.enrolled(server_round, site, sites.members[site])
         self._note_releases([site])
@@ -192,11 +193,11 @@ class Recorder(Callbacks):
 
     def on_round(self, record: RoundRecord, state: FederationState) -> None:
         """Write the round's line, its audit entry, and the checkpoint, in this order."""
-        strategy = self.strategy
-        self.books.note(record, state, strategy.round_figures(strategy.known))
+        coordinator = self.coordinator
+        self.books.note(record, state, coordinator.method.round_figures(coordinator.context()))
         self._note_left_out(record.round)  # late joiners that declined
-        self.ledger.aggregated(record, state, strategy.sites.contract.hash)
-        judged = as_json(strategy.last_validation)
+        self.ledger.aggregated(record, state, coordinator.sites.contract.hash)
+        judged = as_json(coordinator.last_validation)
         self.checkpoints.save(Checkpoint(self.setting.run, state, self._asked, self.books.facts(), judged))
         self.watcher.round_done(record, state)
         self._note_refused_calls()
@@ -229,14 +230,14 @@ class Recorder(Callbacks):
 
     def stopped(self, reason: str) -> None:
         """Note why the run ends before its last round."""
-        self.books.close(self.strategy.last_validation, self.strategy.state)
+        self.books.finalize(self.coordinator.last_validation, self.coordinator.state)
         self._note_refused_calls()
         self.setting.folder.event("stopped", reason=reason)
 
     def done(self, summary: Mapping[str, Any]) -> None:
         """Write receipt and summary."""
         folder = self.setting.folder
-        self.ledger.done(result_round=self.strategy.result_round, model_sha256=summary["model_sha256"])
+        self.ledger.done(result_round=self.coordinator.result_round, model_sha256=summary["model_sha256"])
         if reason := write_receipt(self.ledger.audit):
             folder.event("no_receipt", reason=reason)
         self._note_refused_calls()
@@ -245,8 +246,8 @@ class Recorder(Callbacks):
         folder.event("done", model_sha256=summary["model_sha256"])
 
 
-def _identity(experiment: Experiment, setting: Setting, contract: LabelContract) -> dict[str, Any]:
-    """What run this is, for its receipt."""
+def _identity(experiment: Experiment, setting: RunContext, contract: LabelContract) -> dict[str, Any]:
+    """Return the identity of the run for its receipt."""
     return {
         "run": setting.run,
         "name": experiment.run.name or experiment.run.method,
@@ -259,22 +260,22 @@ def _identity(experiment: Experiment, setting: Setting, contract: LabelContract)
     }
 
 
-def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books, folder: Path) -> None:
+def _go_on(checkpoint: Checkpoint, coordinator: Coordinator, books: RunTotals, folder: Path) -> None:
     """Put a run back where it was.
 
     Raises:
         RunStopped: If the sites annotate other classes now, or the checkpoint is not what a run writes.
     """
-    began, now = checkpoint.class_names, strategy.sites.contract.class_names
+    began, now = checkpoint.class_names, coordinator.sites.contract.class_names
     if began != now:
-        away = sorted(_enrolled(folder) - strategy.sites.members.keys())
+        away = sorted(_enrolled(folder) - coordinator.sites.members.keys())
         missing = f" Not there of the sites that took part: {quoted(away)}. Start them, and resume." if away else ""
         missing += " One that was revoked has to be admitted again, or begin a new run without it." if away else ""
         problem = f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}."
         raise RunStopped(problem + missing)
     try:
         judged = TypeAdapter(FederationValidation).validate_python(checkpoint.last_validation)
-        strategy.resume(checkpoint.state, judged)
+        coordinator.resume(checkpoint.state, judged)
         books.go_on_from(checkpoint.books, checkpoint.state.round)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         problem = f"the checkpoint of round {checkpoint.state.round} is not what a run writes ({type(error).__name__})."
@@ -290,3 +291,42 @@ def versions() -> dict[str, str]:
     """Releases of ourselves and of what computes."""
     names = ("flwr", "torch", "numpy", "scikit-learn")
     return {"polyclinic": __version__, "python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+@dataclass
+class RollbackStore:
+    """Puts a run back to the end of an earlier round.
+
+    Attributes:
+        initial: The model before round 1, which has no checkpoint.
+    """
+
+    setting: RunContext
+    books: RunTotals
+    checkpoints: CheckpointFolder
+    initial: ModelState
+    _at_start: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._at_start = RunTotals(self.setting.folder, self.books.workers).facts()
+
+    def state_after(self, server_round: int) -> FederationState | None:
+        """The state after a round; None where its checkpoint is not there any more."""
+        if server_round == 0:
+            return FederationState(0, self.initial)
+        checkpoint = self.checkpoints.after(server_round)
+        return None if checkpoint is None else checkpoint.state
+
+    def go_back(self, state: FederationState, experiment: Mapping[str, Any]) -> FederationValidation:
+        """Take back what was noted since the end of that round; write the state down as its checkpoint.
+
+        Returns:
+            What was said of the model that the run goes on from.
+        """
+        earlier = self.checkpoints.after(state.round) if state.round else None
+        judged = {} if earlier is None else earlier.last_validation
+        books = self._at_start if earlier is None else earlier.books
+        self.books.go_on_from(books, state.round)
+        found = TypeAdapter(FederationValidation).validate_python(judged) if judged else FederationValidation()
+        self.checkpoints.go_back(Checkpoint(self.setting.run, state, experiment, books, as_json(found)))
+        return found

@@ -17,21 +17,21 @@ from common.metrics.multi_class import client_accuracy
 from common.models.network import SplitNetwork, build
 from common.models.state import FrozenPart, built_frozen, layout_of, read_state
 from common.wire.records import UNKNOWN_COUNT, RollCallAnswer
-from server.federation.accounting import Books
+from server.federation.accounting import RunTotals
 from server.federation.benefit import asked_benefits
-from server.federation.evaluation import Outcome, Setting, outcome_of
+from server.federation.evaluation import Outcome, RunContext, outcome_of
 from server.federation.recorder import Recorder, Watcher, versions
-from strategies.base.callbacks import Callbacks
-from strategies.base.flower_arrays import array_record
-from strategies.base.round_record import RunStopped
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.round_record import RunStopped
+from strategies.engine.secure_aggregation import summed_test
+from strategies.engine.sequential import coordinator_of
+from strategies.engine.state import array_record
 from strategies.privacy.accounting import epsilon_of
 from strategies.privacy.protection import protection_of
-from strategies.registry import method_of
-from strategies.rounds.secure_aggregation import summed_test
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.registry import strategy_of
 
 
-def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watcher) -> dict[str, Any]:
+def federate(grid: Grid, experiment: Experiment, setting: RunContext, watcher: Watcher) -> dict[str, Any]:
     """Run an experiment over ``grid``; write the run folder; return the summary.
 
     Raises:
@@ -42,45 +42,55 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     frozen = built_frozen(experiment.model, experiment.run.seed, setting.base)
     experiment = _naming(experiment, frozen, setting)
     recorder = Recorder(experiment, setting, watcher)
-    strategy = strategy_of(experiment, setting, recorder, frozen)
-    contract, network = _gathered(grid, experiment, setting, strategy)
+    coordinator = coordinator_of(
+        strategy_of(experiment),
+        plan_of(experiment),
+        experiment.participation,
+        setting.run,
+        callbacks=recorder,
+        registered=setting.registered,
+        claims=setting.claims,
+        scratch=setting.folder.path,
+        frozen=frozen,
+    )
+    contract, network = _gathered(grid, experiment, setting, coordinator)
     if setting.external is not None:
         refuse_other_classes(setting.external, contract.class_names)
     if setting.own is not None:
-        strategy.use_images(setting.own, contract.class_names, setting.device)
+        coordinator.use_images(setting.own, contract.class_names, setting.device)
     initial = read_state(network)
-    recorder.begin(strategy, layout_of(network), initial)
+    recorder.begin(coordinator, layout_of(network), initial)
     try:
         deadline_s = experiment.participation.round_deadline_s
-        strategy.start(grid, array_record(initial), experiment.run.rounds, deadline_s)
-        recorder.books.close(strategy.last_validation, strategy.state)
-        tested = strategy.test(grid)
-        outcome = outcome_of(network, strategy, tested, setting, summed_test(strategy, grid, tested))
-        benefits = asked_benefits(grid, strategy, initial, tested.accepted, recorder.books)
+        coordinator.start(grid, array_record(initial), experiment.run.rounds, deadline_s)
+        recorder.books.finalize(coordinator.last_validation, coordinator.state)
+        tested = coordinator.test(grid)
+        outcome = outcome_of(network, coordinator, tested, setting, summed_test(coordinator, tested))
+        benefits = asked_benefits(coordinator, initial, tested.accepted, recorder.books)
     except RunStopped as error:
         recorder.stopped(str(error))
         raise
-    summary = _summary(experiment, setting, strategy, outcome, recorder.books, time.monotonic() - began)
+    summary = _summary(experiment, setting, coordinator, outcome, recorder.books, time.monotonic() - began)
     summary["benefit"] = benefits
     recorder.done(summary)
     return summary
 
 
 def _gathered(
-    grid: Grid, experiment: Experiment, setting: Setting, strategy: FederatedAveraging
+    grid: Grid, experiment: Experiment, setting: RunContext, coordinator: Coordinator
 ) -> tuple[LabelContract, SplitNetwork]:
     """Call the roll; settle who takes part, the classes, and the network."""
-    contract = strategy.sites.roll_call(grid, setting.sites)
+    contract = coordinator.sites.roll_call(grid, setting.sites)
     while True:
         classes = contract.class_names
         setting.folder.event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
         network = build(experiment.model, classes, experiment.run.seed, setting.base)
-        before, contract = contract, strategy.settle_model(layout_of(network))
+        before, contract = contract, coordinator.settle_model(layout_of(network))
         if contract == before:  # else sites were left out that build another network, and their classes with them
             return contract, network
 
 
-def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: Setting) -> Experiment:
+def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
     """The experiment whose model names its frozen part and its weights file by their hashes: hospitals compare them.
 
     Raises:
@@ -101,101 +111,80 @@ def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: Setting)
     return experiment.model_copy(update={"model": model.model_copy(update=named)})
 
 
-def strategy_of(
-    experiment: Experiment, setting: Setting, callbacks: Callbacks, frozen: FrozenPart | None
-) -> FederatedAveraging:
-    """The experiment's method, ready to coordinate the run."""
-    return method_of(experiment).prepare(
-        plan_of(experiment),
-        experiment.participation,
-        setting.run,
-        callbacks=callbacks,
-        registered=setting.registered,
-        claims=setting.claims,
-        scratch=setting.folder.path,
-        frozen=frozen,
-    )
-
-
 def _summary(
     experiment: Experiment,
-    setting: Setting,
-    strategy: FederatedAveraging,
+    setting: RunContext,
+    coordinator: Coordinator,
     outcome: Outcome,
-    books: Books,
+    books: RunTotals,
     total: float,
 ) -> dict[str, Any]:
     """Everything ``summary.json`` says."""
-    accuracy = client_accuracy(books.tallies)
+    accuracy, train, aggregate = client_accuracy(books.tallies), books.train_seconds, books.aggregate_seconds
+    idle = max(total - train - aggregate, 0.0)
     return {
         "name": experiment.run.name or experiment.run.method,
         "method": experiment.run.method,
         "backend": setting.backend,
         "ended": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "rounds": strategy.state.round,
-        "best_round": strategy.chosen_round,
-        "criterion": strategy.state.criterion,
+        "rounds": coordinator.state.round,
+        "best_round": coordinator.chosen_round,
+        "criterion": coordinator.state.criterion,
         "seed": experiment.run.seed,
-        "condemned": dict(strategy.state.excluded),
-        "classes": list(strategy.sites.contract.class_names),
-        "sites": _sites(strategy, books, setting.positives),
+        "condemned": dict(coordinator.state.excluded),
+        "classes": list(coordinator.sites.contract.class_names),
+        "sites": _sites(coordinator, books, setting.positives),
         "table_sha256": setting.table_sha256,
         "patients_known": setting.patients_known,
         "test": asdict(outcome.test),
         "per_site": dict(outcome.per_site),
-        "drawn_to_test": strategy.drawn_to_test,
+        "drawn_to_test": coordinator.drawn_to_test,
         "ensemble": outcome.ensemble,
         "external": outcome.external and asdict(outcome.external),
-        "learned": dict(strategy.summary_figures(strategy.known)),
-        "privacy": _privacy(experiment, strategy, books),
+        "learned": dict(coordinator.method.summary_figures(coordinator.context())),
+        "privacy": _privacy(experiment, coordinator, books),
         "client_accuracy": accuracy and asdict(accuracy),
-        "seconds": _seconds(books, total),
+        "seconds": {"total": total, "train": train, "aggregate": aggregate, "idle": idle},
         "model_sha256": outcome.model_sha256,
-        "contract_hash": strategy.sites.contract.hash,
+        "contract_hash": coordinator.sites.contract.hash,
         "versions": versions(),
         "experiment": experiment.model_dump(mode="json"),
     }
 
 
-def _sites(strategy: FederatedAveraging, books: Books, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """What each site annotates, has, sent and received."""
+def _sites(coordinator: Coordinator, books: RunTotals, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Return each site's classes and counts, and the bytes that it sent and received."""
     return {
         site: {
-            "classes": list(strategy.sites.contract.sites[site]),
+            "classes": list(coordinator.sites.contract.sites[site]),
             "train_samples": member.answer.train_samples,
             "validation_samples": _known(member.answer.validation_samples),
             "positives": _told(member.answer) or dict(counted.get(site, {})),
             "smallest_count": member.answer.smallest_count,
             "release": member.answer.version,
-            "bytes_up": strategy.sites.bytes_up[site],
-            "bytes_down": strategy.sites.bytes_down[site],
+            "bytes_up": coordinator.sites.bytes_up[site],
+            "bytes_down": coordinator.sites.bytes_down[site],
             "seconds": books.site_seconds[site],
             "epochs": books.epochs[site],
             "arithmetic": books.arithmetic.get(site, ""),
         }
-        for site, member in sorted(strategy.sites.members.items())
+        for site, member in sorted(coordinator.sites.members.items())
     }
 
 
-def _seconds(books: Books, total: float) -> dict[str, float]:
-    """What the run's time went to."""
-    train, aggregate = books.train_seconds, books.aggregate_seconds
-    return {"total": total, "train": train, "aggregate": aggregate, "idle": max(total - train - aggregate, 0.0)}
-
-
-def _privacy(experiment: Experiment, strategy: FederatedAveraging, books: Books) -> dict[str, Any] | None:
-    """What the run cost each site that took part, None where a site's noise was none; None for a run without."""
+def _privacy(experiment: Experiment, coordinator: Coordinator, books: RunTotals) -> dict[str, Any] | None:
+    """Return the privacy that the run cost each site, None for a site without noise; None for a run without privacy."""
     section = experiment.privacy
     if section.level == "none":
         return None
-    said = {site: books.epsilon.get(site) for site in sorted(strategy.sites.members) if books.epochs[site]}
+    said = {site: books.epsilon.get(site) for site in sorted(coordinator.sites.members) if books.epochs[site]}
     told = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": said}
     if section.noise == "local":
         return told
-    protection = protection_of(strategy.plan, strategy, 1)
+    protection = protection_of(coordinator.plan, coordinator.method.site, 1)
     assert protection is not None, "it has noise"
     round_alone = protection.cost_with(1)
-    alone = replace(round_alone, count=round_alone.count * strategy.plan.run.rounds)
+    alone = replace(round_alone, count=round_alone.count * coordinator.plan.run.rounds)
     of_one = epsilon_of([alone], section.delta, section.accountant)
     return {**told, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}
 

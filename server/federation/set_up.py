@@ -1,16 +1,96 @@
-"""What leading a run is, wherever its sites are: check, open the folder, track, run, report."""
+"""The steps of leading a run, wherever its sites are: check, open the folder, track, run, report.
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+The folder is that of a new run, or of one that was broken off and goes on."""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.config import ExperimentFile
-from server.federation.resume import OpenedRunFolder, finished, opened
+from common.config import Experiment, ExperimentFile
+from common.errors import BadInput, Fault, stop_on
+from server.federation.checkpoints import Checkpoint, CheckpointFolder, refuse_another, refuse_changes
+from server.runs.folder import RunFolder
 from server.runs.tracking import Track, store_for, tracked
 
 
-class Place(Protocol):
+@dataclass(frozen=True)
+class OpenedRunFolder:
+    """A run folder that may be written to.
+
+    Attributes:
+        run: The run's identifier.
+        resumed: Where it goes on from; None where it begins.
+    """
+
+    folder: RunFolder
+    run: str
+    resumed: Checkpoint | None = None
+
+
+def finished(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
+    """``summary.json`` of a run that is to be resumed and is done; else None.
+
+    Raises:
+        BadInput: If it is damaged, or was another experiment's, or one of fewer or more rounds.
+    """
+    path = out / "summary.json"
+    if not resume or not path.is_file():
+        return None
+    try:
+        summary: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError:
+        remedy = "Remove it to have it written again: the run then goes on from its last checkpoint."
+        raise BadInput([Fault(str(path), "is damaged or was edited: it is no JSON.", remedy)]) from None
+    if isinstance(began := summary.get("experiment"), dict):
+        refuse_changes(began, experiment, out)
+        if (rounds := began["run"]["rounds"]) != (asked := experiment.run.rounds):
+            problem = f"is done: a run of {rounds} rounds. The experiment asks for {asked}."
+            raise BadInput([Fault(f"--resume {out}", problem, "No run goes on after its end: take a new --out.")])
+    return summary
+
+
+@contextmanager
+def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[OpenedRunFolder]:
+    """Make the folder ``out``, or open it again, and keep others out of it meanwhile.
+
+    A run that was broken off before its first checkpoint begins anew, in the same folder; so does one that is to be
+    resumed where nothing is yet, so that a supervisor's line may always say ``--resume``.
+
+    Raises:
+        BadInput: If there is something in a new folder, no run in one to resume, another experiment's, or one whose
+            checkpoints are all broken.
+    """
+    begins = not resume or not out.is_dir() or not any(out.iterdir())
+    folder = RunFolder.create(out) if begins else RunFolder.reopen(out)
+    with folder.held():
+        if begins:
+            folder.event("begun")
+        else:
+            folder.take_back_what_was_cut_off()
+        yield OpenedRunFolder(folder, uuid.uuid4().hex) if begins else _gone_on(folder, experiment, durable=durable)
+
+
+def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> OpenedRunFolder:
+    checkpoint, broken = CheckpointFolder(folder.path, durable=durable).newest()
+    for name, problem in broken.items():
+        folder.event("checkpoint_broken", file=name, reason=problem)
+    if checkpoint is None:
+        where = f"--resume {folder.path}: checkpoints"
+        remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
+        stop_on([Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()])
+        folder.keep_rounds(0)
+        folder.event("begun_anew")
+        return OpenedRunFolder(folder, uuid.uuid4().hex)
+    refuse_another(checkpoint, experiment, folder.path)
+    folder.event("resumed", round=checkpoint.state.round)
+    return OpenedRunFolder(folder, checkpoint.run, checkpoint)
+
+
+class Backend(Protocol):
     """Where the sites of a run are: on one machine, or at hospitals.
 
     Attributes:
@@ -32,7 +112,7 @@ class Place(Protocol):
 
 
 def lead(
-    place: Place,
+    place: Backend,
     file: ExperimentFile,
     out: Path,
     *,

@@ -21,11 +21,11 @@ from common.system.plain_text import MOST_WORDS, shown
 from common.wire.canonical_bytes import pieces, record_sha256
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import TrainReply
-from strategies.base.callbacks import RolledBack
-from strategies.base.checkpoint import to_bytes
-from strategies.base.round_record import Arrival, RoundRecord, RunStopped
-from strategies.base.state import FederationState
-from strategies.rounds.participation.roll_call import Member
+from strategies.engine.callbacks import RolledBack
+from strategies.engine.checkpoint import to_bytes
+from strategies.engine.roll_call import Member
+from strategies.engine.round_record import Arrival, RoundRecord, RunStopped
+from strategies.engine.state import FederationState
 
 UPDATES = "updates"
 FIGURES = ("summary.json", "rounds.jsonl", "model.json")

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from common.system.formatting import counted, duration
 from common.system.terminal import PlainConsole, ProgressForm, json_teller, progress_form, teller
-from strategies.base.callbacks import RolledBack, exclusion_sentence
-from strategies.base.round_record import RoundRecord, Waiting
-from strategies.base.state import FederationState
+from strategies.engine.callbacks import RolledBack, exclusion_sentence
+from strategies.engine.round_record import RoundRecord, Waiting
+from strategies.engine.state import FederationState
 
 DRAWN_A_SECOND = 2
 BAR_WIDTH = 24

@@ -13,10 +13,10 @@ from common import __version__
 from common.system.files import write_atomically
 from common.system.formatting import counted, shortened
 from server.runs.live_status import FILE, Present, stopped_at
-from strategies.base.callbacks import RolledBack, exclusion_sentence
-from strategies.base.round_record import RoundRecord, Waiting
-from strategies.base.state import FederationState
-from strategies.rounds.messages.deadline import NOT_REGISTERED
+from strategies.engine.callbacks import RolledBack, exclusion_sentence
+from strategies.engine.exchange import NOT_REGISTERED
+from strategies.engine.round_record import RoundRecord, Waiting
+from strategies.engine.state import FederationState
 
 
 class Reporter:

@@ -31,14 +31,12 @@ from common.wire.errors import WireError
 from common.wire.records import Arrays, RollCallAnswer, TrainReply, no_arrays
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, read_receipt, receipt_of
-from strategies.aggregation.norm_bound import Lengths
+from strategies.aggregation.bounds import Lengths, bounded
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.aggregator import longest_update, merged_by, moved_by, visit
-from strategies.base.checkpoint import of_bytes as state_of_bytes
-from strategies.base.method import Method
-from strategies.base.round_context import RoundContext
-from strategies.registry import method_of
-from strategies.unifed.passing import SequentialPassing
+from strategies.engine.aggregator import longest_update, merged_by, moved_by, visit
+from strategies.engine.checkpoint import of_bytes as state_of_bytes
+from strategies.methods.base import Method, RoundContext, SequentialMethod
+from strategies.registry import strategy_of
 
 
 @dataclass
@@ -237,12 +235,12 @@ class Altered(Exception):
 
 def why_not(receipt: Receipt, experiment: Experiment) -> str:
     """Return why the rounds cannot be added up again, or an empty string."""
-    method = method_of(experiment)
+    method = strategy_of(experiment)
     if not receipt.updates_kept:
         return "the run did not keep its updates (run.keep_updates)"
     if experiment.privacy.secure_aggregation:
         return "under secure aggregation updates came masked, and what unmasks them is not kept"
-    if method.trains_at_coordinator:
+    if isinstance(method, SequentialMethod) and method.server_training is not None:
         return "the coordinator trained on images of its own, which are no part of the receipt"
     return ""
 
@@ -269,7 +267,7 @@ class Replay:
     @property
     def clip(self) -> float | None:
         """Return the longest update that counted as it was, in median lengths; None for any."""
-        return longest_update(self.method, self.experiment.participation, self.experiment.privacy)
+        return longest_update(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
     def of(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "Replay":
@@ -290,7 +288,7 @@ class Replay:
             raise Altered(Path(INITIAL), f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}.")
         if initial.best is not None or initial.moments or initial.statistics:
             raise Altered(Path(INITIAL), "holds more than a model to begin with: changed.")
-        replay = cls(updates, receipt, experiment, layout, method_of(experiment), model)
+        replay = cls(updates, receipt, experiment, layout, strategy_of(experiment), model)
         for site, one in receipt.sites.items():
             path = Path("roll-call") / record_file(site)
             replay._answers[site] = replay._record(path, one.answer_sha256, RollCallAnswer)
@@ -315,14 +313,16 @@ class Replay:
             yield one
 
     def _move(self, server_round: int, context: RoundContext, replies: dict[str, TrainReply]) -> None:
-        if isinstance(self.method, SequentialPassing):
+        if isinstance(self.method, SequentialMethod):
             passed, left = self.model, self.experiment.run.rounds - server_round
             for hops, reply in enumerate(replies.values(), start=1):
                 visited = visit(passed, reply, self.clip, self.lengths)
                 passed, self.lengths = visited.model, visited.lengths
                 self.model = self.method.after_hop(left, hops, self.model, passed)
             return
-        means = merged_by(self.method, context, self.model, replies, self.clip).means
+        if self.clip is not None:
+            replies, _ = bounded(replies, self.clip)
+        means = merged_by(self.method, context, self.model, replies).means
         self.model, self.moments = moved_by(self.method, server_round, means, self.moments)
 
     def _context(self, server_round: int) -> RoundContext:

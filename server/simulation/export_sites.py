@@ -25,7 +25,7 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
         BadInput: With every fault of the experiment, or if a site's files are there already.
     """
     method, data = checked(file)
-    if method.pooled != "no":
+    if method.site.pooled != "no":
         problem = f'"{file.experiment.run.method}" puts all images in one place; it has no sites.'
         raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
     folders = [out / one.site for one in data.parts]

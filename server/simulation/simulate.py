@@ -23,11 +23,10 @@ from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import POOLED, SimulatedData, forget, own_tests, simulated_data, whole_data
 from common.system.terminal import ProgressForm
-from server.federation.evaluation import Setting
-from server.federation.recorder import Both, Watcher
-from server.federation.resume import OpenedRunFolder
+from server.federation.evaluation import RunContext
+from server.federation.recorder import CompositeWatcher, Watcher
 from server.federation.run import federate
-from server.federation.set_up import lead
+from server.federation.set_up import OpenedRunFolder, lead
 from server.reporting.live.server import beside
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import Present
@@ -38,10 +37,10 @@ from server.runs.tracking import Track
 from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from server.simulation.backends.ray_program import RayProgram, begun
-from strategies.base.method import Method
-from strategies.base.method_list import in_file
 from strategies.local.arithmetic import chosen, in_arithmetic
-from strategies.registry import method_of
+from strategies.method_list import in_file
+from strategies.methods.base import Method, image_faults
+from strategies.registry import strategy_of
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
 """Key of a kind of data by which a person can say whose images they are."""
@@ -127,13 +126,13 @@ class OneMachine:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._watched(folder.path) as watcher:
             summary = self._federated(setting, asked, watcher)
-        if self.method.has_global_model and len(data.test) and wanted(self.experiment):
+        if self.method.site.has_global_model and len(data.test) and wanted(self.experiment):
             write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
         return summary
 
-    def _setting(self, opening: OpenedRunFolder, precision: Precision) -> Setting:
+    def _setting(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
         experiment, data = self.experiment, self.data
-        return Setting(
+        return RunContext(
             base=self.file.base,
             folder=opening.folder,
             run=opening.run,
@@ -161,7 +160,7 @@ class OneMachine:
 
     def _site_names(self) -> tuple[str, ...]:
         """The sites that are asked, in the order of the partition."""
-        return (POOLED,) if self.method.pooled != "no" else tuple(part.site for part in self.data.parts)
+        return (POOLED,) if self.method.site.pooled != "no" else tuple(part.site for part in self.data.parts)
 
     @contextmanager
     def _watched(self, out: Path) -> Iterator[Watcher]:
@@ -174,10 +173,10 @@ class OneMachine:
             if self.web_port is not None:
                 stack.enter_context(beside(out, self.web_port, self.tell))
                 present = Present(str(out.resolve()), name)
-                watcher = Both(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
+                watcher = CompositeWatcher(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
             yield watcher
 
-    def _federated(self, setting: Setting, asked: Experiment, watcher: Watcher) -> dict[str, Any]:
+    def _federated(self, setting: RunContext, asked: Experiment, watcher: Watcher) -> dict[str, Any]:
         experiment, base = self.experiment, self.file.base
         summaries: list[dict[str, Any]] = []
 
@@ -217,7 +216,7 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     experiment = file.experiment
     found: list[Fault] = []
     try:
-        method = method_of(experiment)
+        method = strategy_of(experiment)
     except BadInput as error:
         found += error.faults
     found += _section_faults(experiment)
@@ -231,12 +230,12 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     try:
         data = simulated_data(experiment, file.base)
         contract = data.contract
-        stop_on(method.image_faults(data.server))
-        if method.pooled == "no":
-            method.refuse_unfit(contract)
+        stop_on(image_faults(method, data.server))
+        if method.site.pooled == "no":
+            stop_on(method.contract_faults(contract))
     except BadInput as error:
         raise BadInput(in_file(file, fault) for fault in error.faults) from None
-    if method.pooled == "no":
+    if method.site.pooled == "no":
         stop_on(_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
 

@@ -8,6 +8,10 @@ Gradient Descent", NeurIPS 2017, sections 3 and 5.
 Every site counts once, as in the papers, no matter how many images it states. Departs from Yin et al. in one
 point: of n values ``ceil(fraction * n)`` are cut off at either end, not ``fraction * n`` rounded down, which with a
 handful of hospitals would be none.
+Below stand the distances that some methods weigh sites by. All sites of a round start from one model, so models differ
+by as much as updates do. Distances are Euclidean over all values that a site sends, as the papers write them; the
+authors' code of both RSCFed and FedNoRo adds up the lengths of each tensor's difference instead. Sums run in float64,
+term by term and not by BLAS, whose order may change with the number of threads.
 """
 
 import math
@@ -18,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.wire.records import Groups
 from strategies.aggregation.mean import BLOCK, Float32, in_blocks
 
 Float64 = NDArray[np.float64]
@@ -83,8 +88,8 @@ def robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[
         chosen = krum(squared_distances(parts), rule.byzantine, rule.keep)
         return [by_coordinate([part[site] for site in chosen], plain_mean) for part in parts]
     cut = rule.cut_off(len(vectors))
-    one = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
-    return [by_coordinate(part, one) for part in parts]
+    of_block = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
+    return [by_coordinate(part, of_block) for part in parts]
 
 
 def plain_mean(values: Float64) -> Float64:
@@ -142,3 +147,37 @@ def by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float64]) -
 
 def _stacked(part: Sequence[Float32], block: slice) -> Float64:
     return np.stack([values[block] for values in part]).astype(np.float64)  # (sites, block)
+
+
+def inner_products(updates: Sequence[Groups]) -> Float64:
+    """Inner product of every two sites' updates, over all groups; ``(sites, sites)``."""
+    named = [update.named() for update in updates]
+    products = np.zeros((len(updates), len(updates)))
+    for group in named[0]:
+        flat = [arrays[group].reshape(-1) for arrays in named]
+        for start in range(0, len(flat[0]), BLOCK):
+            block = np.stack([values[start : start + BLOCK] for values in flat]).astype(np.float64)
+            products += np.einsum("in,jn->ij", block, block)
+    return products
+
+
+def distances_from_mean(products: Float64, weights: Float64) -> Float64:
+    """Distance of each site's model from the weighted mean of all; ``(sites,)``.
+
+    Args:
+        products: :func:`inner_products` of these sites.
+        weights: ``(sites,)``; they need not sum to one.
+    """
+    shares = weights / weights.sum()
+    with_mean = products @ shares  # (sites,)
+    return _root(np.diag(products) - 2 * with_mean + shares @ with_mean)
+
+
+def distances_between(products: Float64) -> Float64:
+    """Distance of every two sites' models; ``(sites, sites)``."""
+    squares = np.diag(products)
+    return _root(squares[:, None] + squares[None, :] - 2 * products)
+
+
+def _root(squares: Float64) -> Float64:
+    return np.sqrt(np.maximum(squares, 0.0))  # rounding can take the square of a tiny distance below zero

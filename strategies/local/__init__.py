@@ -1,1 +1,1 @@
-"""What a hospital trains with: losses, training loop, clipping, compression, early stopping."""
+"""Local training at a hospital: losses, training loop, early stopping, clipping, the hospital's half of a method."""

@@ -65,14 +65,14 @@ def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmeti
     if about not in kept:
         kept[about] = fastest(step_seconds(plan, choices()))
         newest = dict(list(kept.items())[-MOST_KEPT:])
-        text = json.dumps({name: vars(one) for name, one in newest.items()}, indent=1)
+        text = json.dumps({name: vars(arithmetic) for name, arithmetic in newest.items()}, indent=1)
         write_atomically(folder / FILE, text.encode(), durable=durable)
     return kept[about]
 
 
-def in_arithmetic(asked: Asked, arithmetic: Arithmetic) -> Asked:
+def in_arithmetic(request: Asked, arithmetic: Arithmetic) -> Asked:
     """Return a plan or an experiment that asks for this."""
-    return asked.model_copy(update={"training": asked.training.model_copy(update=vars(arithmetic))})
+    return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 
 
 def choices() -> Sequence[Arithmetic]:
@@ -84,11 +84,11 @@ def choices() -> Sequence[Arithmetic]:
 
 def fastest(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
     """Return the fastest choice, or the default where none is clearly faster."""
-    best = min(seconds, key=lambda one: seconds[one])
+    best = min(seconds, key=lambda arithmetic: seconds[arithmetic])
     return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT
 
 
-def step_seconds(plan: Plan, asked: Sequence[Arithmetic]) -> dict[Arithmetic, float]:
+def step_seconds(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[Arithmetic, float]:
     """Time a step forward and back of each choice: the shortest of :data:`STEPS`, in CPU seconds of this process.
 
     Choices take turns, so that what else runs on the machine slows all of them.
@@ -97,12 +97,15 @@ def step_seconds(plan: Plan, asked: Sequence[Arithmetic]) -> dict[Arithmetic, fl
     with reproducible(0, training.threads) as generator:
         shape = (min(training.batch_size, MOST_IMAGES), spec.channels, spec.image_size, spec.image_size)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        formats = dict.fromkeys(one.memory_format for one in asked)
+        formats = dict.fromkeys(arithmetic.memory_format for arithmetic in arithmetics)
         networks = {name: in_format(build(spec, ("",), seed=0), name) for name in formats}
         for network in networks.values():
             unfreeze(network)
-        turns = [{one: _step(networks[one.memory_format], images, one) for one in asked} for _ in range(1 + STEPS)]
-    return {one: min(turn[one] for turn in turns[1:]) for one in asked}
+        turns = [
+            {arithmetic: _step(networks[arithmetic.memory_format], images, arithmetic) for arithmetic in arithmetics}
+            for _ in range(1 + STEPS)
+        ]
+    return {arithmetic: min(turn[arithmetic] for turn in turns[1:]) for arithmetic in arithmetics}
 
 
 def _step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -> float:
@@ -117,7 +120,7 @@ def _step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -
 def _kept(path: Path) -> dict[str, Arithmetic]:
     """Earlier choices; none where the file is damaged, for they can be measured again."""
     try:
-        return {name: Arithmetic(**one) for name, one in json.loads(path.read_bytes()).items()}
+        return {name: Arithmetic(**fields) for name, fields in json.loads(path.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Course:
+class LossHistory:
     """How a validation loss went so far.
 
     Attributes:
@@ -28,15 +28,15 @@ class Course:
     seen: int = 0
     worse: int = 0
 
-    def after(self, loss: float) -> "Course":
+    def after(self, loss: float) -> "LossHistory":
         """A loss that equals the lowest takes its place."""
         if loss <= self.lowest:
-            return Course(loss, self.seen, self.seen + 1, 0)
+            return LossHistory(loss, self.seen, self.seen + 1, 0)
         return replace(self, seen=self.seen + 1, worse=self.worse + 1)
 
 
 @dataclass(frozen=True)
-class Settling:
+class EarlyStopping:
     """Local training, epoch by epoch, until it settles.
 
     Attributes:
@@ -54,7 +54,7 @@ class Settling:
     tolerance: float = 0.01
     cap: int = 200
     slight: int = 0
-    course: Course = field(default_factory=Course)
+    course: LossHistory = field(default_factory=LossHistory)
 
     def __post_init__(self) -> None:
         if self.patience < 1 or self.cap < 1:
@@ -62,7 +62,7 @@ class Settling:
         if not self.tolerance >= 0:
             raise ValueError(f"tolerance must not be below 0, got {self.tolerance}")
 
-    def after(self, validation_loss: float) -> "Settling":
+    def after(self, validation_loss: float) -> "EarlyStopping":
         """Take the validation loss of one more epoch."""
         assert not self.stopped
         lowest = self.course.lowest

@@ -1,4 +1,4 @@
-"""The hospital's half of a method, as values: what a site minimises in a round, tells besides, and notes down."""
+"""One round at a site: its objective, the statistics and notes that go with it, and teachers that methods need."""
 
 import copy
 from collections.abc import Callable
@@ -14,27 +14,27 @@ from strategies.local.training import Batch, Examples, Losses, Objective
 
 
 @dataclass(frozen=True)
-class Situation:
-    """What a site has when a round begins.
+class ClientContext:
+    """The network, data and memory of a site when a round begins.
 
     Attributes:
         network: As received, with the site's own parts in place; it is about to be trained, so copy what must last.
         examples: The training part.
-        told: The federation's statistics, as the coordinator sent them.
+        statistics: The federation's statistics, as the coordinator sent them.
         notes: What the method noted down at this site when it last counted.
         round: From 1.
     """
 
     network: SplitNetwork
     examples: Examples
-    told: Arrays
+    statistics: Arrays
     notes: Arrays
     round: int
     spec: TrainingSection
 
 
 def fixed_copy(network: SplitNetwork) -> SplitNetwork:
-    """A network that stays as this one is now, for evaluation: what becomes a teacher."""
+    """Return a copy that stays as the network is now, for evaluation: a teacher."""
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
@@ -55,7 +55,7 @@ class LocalRound:
     lr_factor: float = 1.0
 
 
-LocalHalf = Callable[[Situation], LocalRound]
+LocalHalf = Callable[[ClientContext], LocalRound]
 
 
 def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf:
@@ -67,9 +67,9 @@ def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf
         head, norm: Whether these groups come from the federation; the distance runs over what does.
     """
 
-    def local(situation: Situation) -> LocalRound:
-        inner = half(situation)
-        received = [value.detach().clone() for value in _shared(situation.network, head=head, norm=norm)]
+    def local(context: ClientContext) -> LocalRound:
+        inner = half(context)
+        received = [value.detach().clone() for value in _shared(context.network, head=head, norm=norm)]
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
             pairs = zip(_shared(network, head=head, norm=norm), received, strict=True)
@@ -82,8 +82,22 @@ def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf
 
 
 def _shared(network: SplitNetwork, *, head: bool, norm: bool) -> list[Tensor]:
-    """The parameters that the federation averages."""
+    """Return the parameters that the federation averages."""
     own = set() if head else set(network.head.parameters())
     if not norm:
         own |= {value for part in network.modules() if isinstance(part, BATCH_NORM) for value in part.parameters()}
     return [value for value in network.parameters() if value not in own]
+
+
+def decay_after(steps: int, decay: float) -> float:
+    """The teacher is the plain mean of all students so far until that would be slower than ``decay``."""
+    return min(1 - 1 / (steps + 1), decay)
+
+
+@torch.no_grad()
+def follow(teacher: SplitNetwork, student: SplitNetwork, decay: float) -> None:
+    """Running mean of parameters, and of batch normalisation's means and variances."""
+    now = student.state_dict()
+    for name, mean in teacher.state_dict().items():
+        if mean.is_floating_point():
+            mean.lerp_(now[name], 1 - decay)

@@ -56,7 +56,7 @@ def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> to
 
 
 def rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
-    """What the schedule multiplies a round's learning rate by; ours above 0 and at most 1, a plug-in's 0 or more.
+    """Return the schedule's factor of a round's learning rate; ours above 0 and at most 1, a plug-in's 0 or more.
 
     Args:
         server_round: From 1.
@@ -76,7 +76,7 @@ def rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
 
 
 def gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
-    """What keeps small gradients of float16 from being rounded to 0; with other precisions it does nothing.
+    """Return the scaler that keeps small gradients of float16 from being rounded to 0; else it does nothing.
 
     A step whose gradients overflow is left out, and the scale is halved.
     """

@@ -24,7 +24,7 @@ from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
-from strategies.local.early_stopping import Settling
+from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Loss
 from strategies.local.optimisation import gradient_scaler
 
@@ -52,7 +52,7 @@ class Examples:
 
     @property
     def any_known(self) -> bool:
-        """Whether there is any label."""
+        """Return whether there is any label."""
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
 
@@ -65,7 +65,7 @@ def examples_of(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[st
 
 @dataclass(frozen=True)
 class Frozen:
-    """What does not learn: batch normalisation, and the backbone during warm-up."""
+    """The parts that do not learn: batch normalisation, and the backbone during warm-up."""
 
     norm: bool = False
     backbone: bool = False
@@ -93,18 +93,18 @@ class Batch:
     generator: torch.Generator
 
     def view(self) -> Tensor:
-        """A new random view of the images, float32 ``(batch, channels, height, width)``."""
+        """Draw a new random view of the images, float32 ``(batch, channels, height, width)``."""
         return self.augmented(self.images.float())
 
     def logits(self, network: SplitNetwork, view: Tensor) -> Tensor:
-        """What the network says of a view, float32 ``(batch, rows)``."""
+        """Return the network's logits of a view, float32 ``(batch, rows)``."""
         with autocast(view.device, self.precision):
             logits = network(view)
         return logits.float()  # type: ignore[no-any-return]
 
 
 Objective = Callable[[SplitNetwork, Batch], Tensor]
-"""What a site minimises: a scalar of the network and one batch."""
+"""The function that a site minimises: a scalar of the network and one batch."""
 
 
 def plain(loss: Loss) -> Objective:
@@ -117,8 +117,8 @@ def plain(loss: Loss) -> Objective:
 
 
 @dataclass(frozen=True)
-class Exercise:
-    """What is trained on and how; the same for all epochs of a round.
+class TrainingTask:
+    """The data and settings of a training; the same for all epochs of a round.
 
     Attributes:
         epoch: In the place of :func:`train_epoch`.
@@ -136,12 +136,16 @@ class Epoch(Protocol):
     """Another way to train over all examples once."""
 
     def __call__(
-        self, network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+        self,
+        network: SplitNetwork,
+        exercise: TrainingTask,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator,
     ) -> Losses: ...
 
 
 def train_epoch(
-    network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
 ) -> Losses:
     """Train over all examples once, reshuffled; return the loss of every batch.
 
@@ -185,7 +189,7 @@ def step(
 
 @dataclass(frozen=True)
 class Trained:
-    """What a round's local training was like.
+    """Figures of a round's local training.
 
     Attributes:
         losses: Of every batch of all epochs.
@@ -198,7 +202,7 @@ class Trained:
 
 
 def train(
-    network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
 ) -> Trained:
     """Train the experiment's number of epochs."""
     epoch = exercise.epoch or train_epoch
@@ -207,7 +211,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class Judge:
+class StopCriterion:
     """The data and the rule by which training is judged to have settled.
 
     Attributes:
@@ -217,15 +221,15 @@ class Judge:
 
     validation: Examples | None
     loss: Loss
-    settling: Settling
+    settling: EarlyStopping
 
     @property
     def has_none(self) -> bool:
-        """Whether there is nothing to judge by."""
+        """Return whether there is nothing to judge by."""
         return self.validation is not None and not self.validation.any_known
 
     def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
-        """What counts as the loss after an epoch with these losses of its batches; NaN where it is no number."""
+        """Return the loss of the model after an epoch with these losses of its batches; NaN where it is no number."""
         if self.validation is None:
             return float(losses.mean())
         loss = validate(network, self.validation, self.loss, spec).loss
@@ -234,10 +238,10 @@ class Judge:
 
 def train_until_settled(
     network: SplitNetwork,
-    exercise: Exercise,
+    exercise: TrainingTask,
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
-    judge: Judge,
+    judge: StopCriterion,
 ) -> Trained:
     """Train until the judged loss settles; the weights of its lowest point are put back (specs 2.4, step 4).
 

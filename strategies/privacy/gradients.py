@@ -30,7 +30,7 @@ from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import DRAWS, changed
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
-from strategies.local.training import Batch, Exercise, Losses
+from strategies.local.training import Batch, Losses, TrainingTask
 from strategies.privacy.image_gradients import (
     gradients_by_image,
     no_gradient_an_image,
@@ -71,7 +71,11 @@ class PrivateEpochs:
     owners: Tensor | None = None
 
     def __call__(
-        self, network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+        self,
+        network: SplitNetwork,
+        exercise: TrainingTask,
+        optimizer: torch.optim.Optimizer,
+        generator: torch.Generator,
     ) -> Losses:
         """Train; return the mean loss of each batch, 0 where it is empty.
 
@@ -106,7 +110,7 @@ class PrivateEpochs:
         return Grid(self.noise_multiplier * self.max_norm, self.max_norm)
 
     def _sums(
-        self, network: SplitNetwork, exercise: Exercise, drawn: Sequence[Tensor], generator: torch.Generator
+        self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
         """The sum of clipped gradients in steps of the grid, parameter by parameter, and the mean loss.
 
@@ -124,7 +128,11 @@ class PrivateEpochs:
         return sums, loss / max(images, 1)
 
     def _try(
-        self, network: SplitNetwork, exercise: Exercise, learning: Sequence[nn.Parameter], generator: torch.Generator
+        self,
+        network: SplitNetwork,
+        exercise: TrainingTask,
+        learning: Sequence[nn.Parameter],
+        generator: torch.Generator,
     ) -> None:
         """Have a pack of zeros go through the network: one that fails on this fails no matter which images there are.
 
@@ -143,7 +151,7 @@ class PrivateEpochs:
     def _gradients(
         self,
         network: SplitNetwork,
-        exercise: Exercise,
+        exercise: TrainingTask,
         pack: Sequence[Tensor],
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
@@ -165,7 +173,9 @@ class PrivateEpochs:
                 gradients.index_add_(0, whose.to(gradients.device), taken_gradients(parameter, size)[: len(part)])
         return loss, each
 
-    def _losses(self, network: SplitNetwork, exercise: Exercise, rows: Tensor, generator: torch.Generator) -> Tensor:
+    def _losses(
+        self, network: SplitNetwork, exercise: TrainingTask, rows: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """Every image's own loss, ``(batch,)``."""
         examples, spec = exercise.examples, exercise.spec
         rows = rows.to(examples.images.device)

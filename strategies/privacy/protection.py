@@ -16,7 +16,7 @@ from common.models.network import BATCH_NORM, SplitNetwork
 from common.models.state import Head, ModelState, read_state, write_state
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import ModelSpec
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.local.training import Epoch, refuse_diverged
 from strategies.privacy.accounting import Steps, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs
@@ -120,7 +120,7 @@ class Protection:
         promised = self.section.honest_sites or 1
         return replace(self.cost, noise_multiplier=self.noise_multiplier * math.sqrt(min(honest, promised) / promised))
 
-    def shield(self, method: Method, noise: NoiseSource, patients: NDArray[np.str_]) -> Shield:
+    def shield(self, method: SiteMethod, noise: NoiseSource, patients: NDArray[np.str_]) -> Shield:
         """What makes one round private.
 
         Args:
@@ -145,7 +145,7 @@ class Protection:
         return Shield(epoch)
 
 
-def protection_of(plan: Plan, method: Method, images: int) -> Protection | None:
+def protection_of(plan: Plan, method: SiteMethod, images: int) -> Protection | None:
     """The plan's privacy at a site with so many training images; None where it asks for none."""
     section, training = plan.privacy, plan.training
     if section.level == "none":
@@ -167,7 +167,7 @@ def protection_of(plan: Plan, method: Method, images: int) -> Protection | None:
     return Protection(section, noise_multiplier, rate, steps, epochs, images)
 
 
-def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]:
+def privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
     """Where noise would not mean what it says."""
     level = experiment.privacy.level
     if level == "none":
@@ -186,7 +186,7 @@ def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]
     return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in found]
 
 
-def _faults_of_images(method: Method, trains_norm: bool, instead: str) -> list[str]:
+def _faults_of_images(method: SiteMethod, trains_norm: bool, instead: str) -> list[str]:
     reasons = []
     if not method.plain_client:
         reasons.append(
@@ -216,7 +216,7 @@ def _faults_of_steps(training: TrainingSection) -> list[str]:
     ]
 
 
-def _faults_of_updates(method: Method, trains_norm: bool, instead: str) -> list[str]:
+def _faults_of_updates(method: SiteMethod, trains_norm: bool, instead: str) -> list[str]:
     if not (trains_norm and method.sends_norm):
         return []
     unsent = f'{instead} or "fedbn", which do not send it' if instead else ""

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from common.wire.records import Arrays, Groups
-from strategies.local.clipping import clipped, times
+from strategies.local.updates import clipped, times
 from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
 
 Array = NDArray[np.float32]

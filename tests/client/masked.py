@@ -23,6 +23,7 @@ from common.models.state import ModelState
 from common.security.identity import public_line
 from common.wire.codec import R, Record, decode, encode
 from common.wire.records import TrainReply, TrainRequest
+from common.wire.secure_aggregation import STAGES
 from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
@@ -30,7 +31,6 @@ from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat
 from strategies.privacy.secure_aggregation.site import Identity
 from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.registry import method_of
-from strategies.rounds.secure_aggregation import STAGES
 from tests.client.rounds import OWN, beginning, images, plan, request
 
 NAMES = ("ash", "birch", "cedar")

@@ -21,7 +21,7 @@ from tests.client.rounds import beginning, evaluation, plan, request
 
 CLASSES = ("a", "b", "c", "d")
 METHODS = sorted(
-    name for name, one in STRATEGIES.items() if one.multi_class and name not in ("individual", "centralised")
+    name for name, one in STRATEGIES.items() if one.site_class.multi_class and name not in ("individual", "centralised")
 )
 
 

@@ -19,11 +19,10 @@ from common.config import Plan
 from common.models.network import build
 from common.models.state import read_state
 from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Head, TrainReply, TrainRequest
-from common.wire.secure_aggregation import MaskedRequest, RevealAnswer, RevealRequest, SharesRequest
+from common.wire.secure_aggregation import STAGES, MaskedRequest, RevealAnswer, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation import masked_rounds
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, UnmaskedSum
 from strategies.registry import method_of
-from strategies.rounds.secure_aggregation import STAGES
 from tests.client.masked import NAMES, Hospitals, forged, honest, integers, masked_plan
 from tests.client.rounds import OWN, plan
 

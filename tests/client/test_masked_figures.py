@@ -10,11 +10,10 @@ import pytest
 from common.metrics.score_histograms import BINS
 from common.wire.codec import R, Record
 from common.wire.records import EvaluateReply, EvaluateRequest
-from common.wire.secure_aggregation import TEST_ROUND
+from common.wire.secure_aggregation import STAGES, TEST_ROUND
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.segments import SegmentLayout
-from strategies.rounds.secure_aggregation import STAGES
 from tests.client.masked import Hospitals, masked_plan
 
 FOUR = ("aspen", "beech", "cedar", "dogwood")

@@ -22,7 +22,7 @@ from tests.third_parties import forget, install_module
 METHOD = """
 from pathlib import Path
 
-from polyclinic.methods import Batch, FederatedAveraging, LocalRound, Parameters, Situation, SplitNetwork, plain
+from polyclinic.methods import Batch, ClientContext, LocalRound, Method, Parameters, SiteMethod, SplitNetwork, plain
 
 Path(__file__).with_suffix(".imported").touch()
 
@@ -31,41 +31,53 @@ class Weighed(Parameters):
     factor: float = 1.0
 
 
-class Louder(FederatedAveraging):
+class LouderSite(SiteMethod):
     "FedAvg over partial labels whose hospitals minimise a multiple of the loss."
 
     name = "louder"
     table = Weighed
     plain_client = False
 
-    def client(self, situation: Situation) -> LocalRound:
+    def client(self, context: ClientContext) -> LocalRound:
         def objective(network: SplitNetwork, batch: Batch):
             return self.parameters.factor * plain(self.loss)(network, batch)
 
         return LocalRound(objective)
 
 
-class Silent(Louder):
+class SilentSite(LouderSite):
     "A method whose author says nothing of what its client does."
 
     name = "silent"
 
-    def client(self, situation: Situation) -> LocalRound:
-        return super().client(situation)
+    def client(self, context: ClientContext) -> LocalRound:
+        return super().client(context)
 
 
-class Restless(Louder):
+class RestlessSite(LouderSite):
     "A method that forgets where random numbers come from."
 
     name = "restless"
 
-    def client(self, situation: Situation) -> LocalRound:
+    def client(self, context: ClientContext) -> LocalRound:
         import random
 
         def objective(network: SplitNetwork, batch: Batch):
             return (1 + random.SystemRandom().random()) * plain(self.loss)(network, batch)
 
         return LocalRound(objective)
+
+
+class Louder(Method):
+    site_class = LouderSite
+
+
+class Silent(Method):
+    site_class = SilentSite
+
+
+class Restless(Method):
+    site_class = RestlessSite
 
 
 no_method = 3
@@ -106,7 +118,7 @@ def test_ray_finds_it_as_this_process_does(module: Path, tmp_path: Path) -> None
 def test_what_is_wrong_with_it_is_a_fault_of_the_experiment(module: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"method.factr: is not a parameter of this method. Did you mean \"factor\""):
         federation(tmp_path, *LOUDER, "method.factr=3")
-    with pytest.raises(BadInput, match=r"not a subclass of polyclinic.methods.FederatedAveraging"):
+    with pytest.raises(BadInput, match=r"not a subclass of polyclinic.methods.Method"):
         federation(tmp_path, "run.method=plugin:three")
     with pytest.raises(BadInput, match='no installed package has "quieter"'):
         federation(tmp_path, "run.method=plugin:quieter")

@@ -18,13 +18,10 @@ from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import Head, read_state
 from common.wire.errors import WireError
-from common.wire.records import (
-    EvaluateRequest,
-    TrainReply,
-)
-from strategies.base.state import groups_for
+from common.wire.records import EvaluateRequest, TrainReply
+from strategies.engine.state import groups_for
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Exercise, Frozen, plain, reproducible, train_epoch, validate
+from strategies.local.training import Frozen, TrainingTask, plain, reproducible, train_epoch, validate
 from strategies.registry import STRATEGIES, method_of
 from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 
@@ -169,7 +166,7 @@ def test_warming_up_leaves_the_backbone_alone_and_keeps_the_epoch_with_the_lowes
         for _ in range(5):
             frozen = Frozen(norm=trunk == "fedbn_plus", backbone=True)
             examples = by_hand.examples("train")
-            exercise = Exercise(examples, plain(loss), spec, of.augmentation, frozen)
+            exercise = TrainingTask(examples, plain(loss), spec, of.augmentation, frozen)
             train_epoch(by_hand.network, exercise, optimizer, generator)
             losses.append(validate(by_hand.network, by_hand.examples("validation"), loss, spec).loss)
     assert losses.index(min(losses)) < 4  # else the last epoch would do

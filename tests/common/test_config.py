@@ -23,7 +23,7 @@ from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.registry import STRATEGIES, method_named, method_of
+from strategies.registry import STRATEGIES, method_of, strategy_named
 from tests.federations import DIGITS
 
 ROOT = Path(__file__).parents[2]
@@ -179,7 +179,7 @@ def test_the_plan_that_travels_has_no_paths_and_no_data(tmp_path: Path) -> None:
 )
 def test_methods_and_their_parameters_are_checked(name: str, parameters: dict[str, object], fault: str) -> None:
     with pytest.raises(BadInput) as caught:
-        method_named(name, parameters)
+        strategy_named(name, parameters)
     assert str(caught.value) == fault
 
 
@@ -194,7 +194,7 @@ def keys_of(section: object) -> set[str]:
     [
         RunSection, TrainingSection, ParticipationSection, SimulationSection, ModelSpec, AugmentationSpec,
         DataSpec, PartitionSpec, EvaluationSection, ServerOptimizer, RobustMean,
-        *dict.fromkeys(entry.table for entry in STRATEGIES.values()),
+        *dict.fromkeys(entry.site_class.table for entry in STRATEGIES.values()),
     ],
 )  # fmt: skip
 def test_every_key_is_in_the_documentation(section: object) -> None:

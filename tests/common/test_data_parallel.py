@@ -4,10 +4,10 @@ import copy
 from pathlib import Path
 
 import pytest
+import strategies.rounds.strategy
 import torch
 from torch import Tensor, nn
 
-import strategies.rounds.strategy
 from client.training import task
 from common.errors import BadInput
 from common.models import gpu
@@ -239,7 +239,7 @@ def test_a_run_goes_on_with_as_many_gpus_as_it_began_with(tmp_path: Path, monkey
     settings = ("run.rounds=4", "simulation.gpus_per_site=2")
     whole = federation(tmp_path, *settings, out="whole")
     with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, strategies.rounds.strategy.FederatedAveraging, "configure_train", 3)
+        kill_at(patched, strategies.engine.coordinator.Coordinator, "configure_train", 3)
         with pytest.raises(Killed):
             federation(tmp_path, *settings)
     for other in ("simulation.gpus_per_site=-1", "simulation.gpus_per_site=1"):

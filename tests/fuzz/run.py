@@ -19,7 +19,7 @@ READERS = (
         "common.system.toml",
         "common.models.saved",
         "common.models.state",
-        "strategies.base.checkpoint",
+        "strategies.engine.checkpoint",
         "server.federation.checkpoints",
     ),
     *(

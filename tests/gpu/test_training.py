@@ -17,7 +17,7 @@ from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import missing_as_negative
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Batch, Examples, Exercise, Frozen, Objective, plain, reproducible, train_epoch
+from strategies.local.training import Batch, Examples, Frozen, Objective, TrainingTask, plain, reproducible, train_epoch
 
 SIDES = {
     "densenet121": 64,
@@ -66,7 +66,7 @@ def trained(
     examples = Examples(images, labels, torch.ones(len(CLASSES), dtype=torch.bool, device=device))
     network = in_format(on_device(build(spec, CLASSES, seed=0), device), memory_format)
     unfreeze(network)
-    exercise = Exercise(examples, objective or plain(missing_as_negative), section, AUGMENTED, frozen or Frozen())
+    exercise = TrainingTask(examples, objective or plain(missing_as_negative), section, AUGMENTED, frozen or Frozen())
     optimizer = optimizer_for(network, section, section.lr)
     with reproducible(0, 1) as generator:
         for _ in range(EPOCHS):

@@ -133,10 +133,10 @@ def on_the_coordinator(point: str, death: Death) -> None:
     """Patch what leads a run."""
     import server.federation.checkpoints
     import server.runs.reporter
-    import strategies.rounds.strategy
+    import strategies.engine.coordinator
     from server.deployment.superlink.run_client.network_grid import NetworkGrid
 
-    loop = strategies.rounds.strategy.FederatedAveraging
+    loop = strategies.engine.coordinator.Coordinator
     checkpoint = f"round-{ROUND:06d}"
     match point:
         case "before sending":
@@ -152,7 +152,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
                 after=True,
             )
         case "in aggregation":
-            at(loop, "_moved", death.come, lambda loop, server_round, means: server_round == ROUND)
+            at(loop, "moved", death.come, lambda loop, server_round, means: server_round == ROUND)
         case "half-way through a checkpoint's state":
             half_a_file(death.come, server.federation.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
         case "between a checkpoint's two files":
@@ -167,7 +167,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
         case "disk full":
             disk_full(death, server.federation.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
         case "our own mistake":
-            at(loop, "_moved", lambda: mistake(death), lambda loop, server_round, means: server_round == ROUND)
+            at(loop, "moved", lambda: mistake(death), lambda loop, server_round, means: server_round == ROUND)
         case "clock +1" | "clock -1":
             hours = float(point.split()[1])
             at(loop, "configure_train", lambda: set_clock(death, hours), lambda loop, number, *rest: number == ROUND)

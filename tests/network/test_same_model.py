@@ -15,14 +15,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.models.inference import cpu_has_bf16
-from strategies.registry import STRATEGIES, method_named
+from strategies.registry import STRATEGIES, strategy_named
 from tests.federations import needs_of
 from tests.network.federated import Federation as Connected
 from tests.network.real import FULL, ROOT, Coordinator, exported, flwr_server, flwr_sim, machine, written
 from tests.server.commands import needs_real_data
 
 pytestmark = pytest.mark.slow
-METHODS = {name: method_named(name, {}) for name in STRATEGIES}
+METHODS = {name: strategy_named(name, {}).site for name in STRATEGIES}
 ELSEWHERE = 'external_test={kind = "digits", image_size = 16}'
 FEDERATED = [name for name, method in METHODS.items() if method.pooled == "no"]
 

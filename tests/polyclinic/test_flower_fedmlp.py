@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import polyclinic.flower.fedmlp
 from polyclinic.flower import FedMLP, FedMLPSite
 from server.simulation.backends.inline import inline
-from strategies.fedmlp.method import FedMLPParameters
-from strategies.fedmlp.prototypes import global_difficulty, global_prototypes, local_prototypes
+from strategies.methods.fedmlp import FedMLPParameters, global_difficulty, global_prototypes, local_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, FedMLPApp, data, network, run
 
 HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}

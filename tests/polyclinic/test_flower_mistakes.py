@@ -11,12 +11,12 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from polyclinic.flower import (
+    EarlyStopping,
     FedMLP,
     FedMLPSite,
     FedSLD,
     PartialLoss,
     SequentialTraining,
-    Settling,
     Site,
     SiteLabels,
     SurgicalAggregation,
@@ -428,12 +428,12 @@ def test_an_alpha_that_is_no_share_is_refused(alpha: Any) -> None:
 @pytest.mark.parametrize("arguments", [{"patience": -1}, {"patience": 0}, {"patience": 3, "cap": 0}])
 def test_a_settling_that_cannot_train_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"at least 1"):
-        Settling(**arguments)
+        EarlyStopping(**arguments)
 
 
 def test_a_tolerance_below_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"tolerance"):
-        Settling(3, tolerance=-0.1)
+        EarlyStopping(3, tolerance=-0.1)
 
 
 def test_no_loss_has_no_slope() -> None:

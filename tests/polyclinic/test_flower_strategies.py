@@ -26,9 +26,8 @@ from polyclinic.flower import (
 from polyclinic.flower.labels import UnknownLabels
 from polyclinic.flower.passing import mixture
 from server.simulation.backends.inline import inline
-from strategies.fedsld.prior import label_prior
-from strategies.fedsld.weights import weighted_binary_cross_entropy
 from strategies.local.losses import known_entries
+from strategies.methods.fedsld import label_prior, weighted_binary_cross_entropy
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, data, joins_late, network, run
 
 HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}

@@ -14,7 +14,7 @@ from common.errors import BadInput
 from common.security.identity import SiteKit, SiteRequest, fingerprint, new_key, public_line, read_kit, read_request
 from server.coordinator.admission import admission_faults, admit, admitted_sites, claims_of, members, revoke
 from server.coordinator.folder import Coordinator, read_coordinator
-from strategies.rounds.participation.claims import Claims
+from strategies.engine.claims import Claims
 from tests.network.real import flwr_client, flwr_server
 
 LINE = (  # made, and its fingerprint printed, by OpenSSH's ssh-keygen

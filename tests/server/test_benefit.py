@@ -13,11 +13,11 @@ from common.errors import BadInput
 from common.models.saved import read_description
 from common.system.formatting import number
 from common.wire.records import BenefitReply, BenefitRequest
+from server.federation.benefit import deadline_s
 from server.reporting.run_claims import UNTOLD, limits, site_choices
 from server.reporting.run_report import write_run_report
 from server.runs.reader import Run, SiteBenefit, read_run
 from strategies.registry import STRATEGIES
-from strategies.rounds.benefit import deadline_s
 from tests.federations import federation, finished, needs_of
 from tests.server.reports import body_text
 

@@ -16,8 +16,8 @@ from server.deployment.superlink.run_client import network_grid, run
 from server.deployment.superlink.storage import runs
 from server.deployment.superlink.storage.sites import PATIENCE
 from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
-from strategies.rounds.benefit import deadline_s
-from strategies.rounds.participation import client_manager, roll_call
+from server.federation.benefit import deadline_s
+from strategies.engine import membership, roll_call
 from tests.federations import DIGITS
 from tests.network.real import flwr_server, ready_to_lead
 
@@ -55,11 +55,11 @@ INTERNAL = {
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
     "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
-    "TELL_AFTER_S",  # who is waited for is said; nothing else happens
+    "SHOWN_AFTER_S",  # who is waited for is said; nothing else happens
 }
 
 
-@pytest.mark.parametrize("module", [of_sites, roll_call, client_manager, control, network_grid, process, run, runs])
+@pytest.mark.parametrize("module", [of_sites, roll_call, membership, control, network_grid, process, run, runs])
 def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
     constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
     listed = [timer.seconds for timer in timers(None)]

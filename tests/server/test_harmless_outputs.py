@@ -26,7 +26,7 @@ from common.system.terminal import PlainConsole, run_program, teller
 from common.wire.canonical_bytes import RecordField
 from server.deployment import status
 from server.export.prediction import predict_to_csv
-from server.federation.accounting import Books
+from server.federation.accounting import RunTotals
 from server.reporting import model_card
 from server.reporting.live.files import SiteStatus, Snapshot, event_text
 from server.reporting.live.page import changing_part, page
@@ -35,8 +35,8 @@ from server.runs.folder import RunFolder
 from server.runs.live_status import Present
 from server.runs.reader import RoundLine as RoundLine
 from server.runs.reporter import Reporter
-from strategies.base.round_record import FederationValidation, RoundRecord, Waiting
-from strategies.base.state import FederationState
+from strategies.engine.round_record import FederationValidation, RoundRecord, Waiting
+from strategies.engine.state import FederationState
 from tests.strategies.states import ONE
 from tests.words import HOSTILE_TEXTS, raw_in
 
@@ -133,7 +133,7 @@ def test_what_a_run_says_and_writes_down_holds_none(tmp_path: Path, console: Con
 
 def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
     folder, audit = RunFolder(tmp_path), Audit(tmp_path, durable=False)
-    books = Books(folder, 1)
+    books = RunTotals(folder, 1)
     books.note(record(ALL), STATE, {ALL: 1.0})
     books.close(FederationValidation(), STATE)
     folder.summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise({}, (), (), ALL))})

@@ -12,8 +12,8 @@ from server.deployment.status import in_words
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present, part_of, read_present
 from server.runs.reporter import Reporter
-from strategies.base.round_record import FederationValidation, RoundRecord, Waiting
-from strategies.base.state import FederationState
+from strategies.engine.round_record import FederationValidation, RoundRecord, Waiting
+from strategies.engine.state import FederationState
 
 MODEL = ModelState(
     np.zeros(1, np.float32), np.zeros(1, np.float32), Head((), np.zeros((0, 1), np.float32), np.zeros(0, np.float32))

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 import server.federation.checkpoints
-import strategies.rounds.strategy
+import strategies.engine.coordinator
 from common.errors import BadInput
 from common.models.state import ModelState
 from server.federation import checkpoints
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
 from server.simulation.backends import inline as backends
-from strategies.base.checkpoint import of_bytes, to_bytes
-from strategies.base.round_record import RunStopped
-from strategies.base.state import FederationState
+from strategies.engine.checkpoint import of_bytes, to_bytes
+from strategies.engine.round_record import RunStopped
+from strategies.engine.state import FederationState
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, finished, needs_of
 from tests.network.real import warm
@@ -122,11 +122,11 @@ POINTS = {
     "before an old checkpoint is removed": (server.federation.checkpoints, "write_atomically", 6, True),
     "before a round's line": (RunFolder, "round", 2, False),
     "after a round's line": (RunFolder, "round", 2, True),
-    "before messages are made": (strategies.rounds.strategy.FederatedAveraging, "configure_train", 3, False),
-    "in aggregation": (strategies.rounds.strategy.FederatedAveraging, "_moved", 3, False),
-    "after aggregation": (strategies.rounds.strategy.FederatedAveraging, "_moved", 3, True),
-    "in the last validation": (strategies.rounds.strategy.FederatedAveraging, "aggregate_evaluate", 1, False),
-    "in the test": (strategies.rounds.strategy.FederatedAveraging, "test", 1, False),
+    "before messages are made": (strategies.engine.coordinator.Coordinator, "configure_train", 3, False),
+    "in aggregation": (strategies.engine.coordinator.Coordinator, "moved", 3, False),
+    "after aggregation": (strategies.engine.coordinator.Coordinator, "moved", 3, True),
+    "in the last validation": (strategies.engine.coordinator.Coordinator, "aggregate_evaluate", 1, False),
+    "in the test": (strategies.engine.coordinator.Coordinator, "test", 1, False),
     "before the summary": (RunFolder, "summary", 1, False),
 }
 
@@ -176,7 +176,7 @@ def test_a_broken_newest_checkpoint_is_passed_over_and_said(
     """The one before it serves: here by a method whose sites keep no memory of the round in between."""
     folder, through = undisturbed
     (tmp_path / "through").symlink_to(folder)
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     state, facts = (tmp_path / "killed" / "checkpoints" / f"round-000003.{kind}" for kind in ("safetensors", "json"))
     content = bytearray(state.read_bytes())
     if harm == "state cut off":
@@ -269,7 +269,7 @@ CHANGED: dict[str, Callable[[FederationState], FederationState]] = {
 
 @pytest.mark.parametrize("which", CHANGED)
 def test_a_model_that_was_changed_in_the_run_folder_is_not_gone_on_with(which: str, tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     run = tmp_path / "killed"
     rewritten(run, 3, lambda facts, state: CHANGED[which](state))
     before = (run / "audit.jsonl").read_bytes()
@@ -289,7 +289,7 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_a_checkpoint_with_odd_facts_and_the_right_hash_is_passed_over(name: str, tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     with_facts(tmp_path / "killed", 3, ODD[name])
     federation(tmp_path, ROUNDS, out="killed", resume=True)
     (said,) = events(tmp_path / "killed", "checkpoint_broken")
@@ -305,14 +305,14 @@ DEEP: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("name", DEEP)
 def test_a_checkpoint_that_is_odd_within_stops_with_the_reason(name: str, tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     with_facts(tmp_path / "killed", 3, DEEP[name])
     with pytest.raises(RunStopped, match="the checkpoint of round 3 is not what a run writes"):
         federation(tmp_path, ROUNDS, out="killed", resume=True)
 
 
 def test_later_checkpoints_that_cannot_be_read_do_not_take_the_places_of_new_ones(tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     folder = tmp_path / "killed" / "checkpoints"
     for number in (98, 99):
         (folder / f"round-{number:06d}.json").write_text("{")
@@ -324,7 +324,7 @@ def test_later_checkpoints_that_cannot_be_read_do_not_take_the_places_of_new_one
 
 
 def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     os.mkfifo(tmp_path / "killed" / "checkpoints" / "round-000099.json")
     federation(tmp_path, ROUNDS, out="killed", resume=True)
     (said,) = events(tmp_path / "killed", "checkpoint_broken")
@@ -333,7 +333,7 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -
 
 @pytest.mark.parametrize("line", ['{"n": 1, "before": "", "event": "aggregated", "round": []}', "[" * 100_000])
 def test_odd_lines_of_the_audit_stop_no_run_that_goes_on(line: str, tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     audit = tmp_path / "killed" / "audit.jsonl"
     first, *others = audit.read_text().splitlines()
     audit.write_text("\n".join([first, line, *others]) + "\n")
@@ -341,7 +341,7 @@ def test_odd_lines_of_the_audit_stop_no_run_that_goes_on(line: str, tmp_path: Pa
 
 
 def test_a_checkpoint_under_the_name_of_another_round_is_passed_over(tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     folder = tmp_path / "killed" / "checkpoints"
     for kind in ("safetensors", "json"):
         (folder / f"round-000009.{kind}").write_bytes((folder / f"round-000003.{kind}").read_bytes())
@@ -351,7 +351,7 @@ def test_a_checkpoint_under_the_name_of_another_round_is_passed_over(tmp_path: P
 
 
 def test_nothing_in_the_folder_of_a_run_at_work_changes(tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     run = tmp_path / "killed"
     with (run / "events.jsonl").open("a") as file:
         file.write('{"event": "being writt')
@@ -363,7 +363,7 @@ def test_nothing_in_the_folder_of_a_run_at_work_changes(tmp_path: Path) -> None:
 
 
 def test_what_killed_processes_left_half_written_is_removed_on_resume(tmp_path: Path) -> None:
-    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.engine.coordinator.Coordinator, "configure_train", 4, ROUNDS)
     run, gone = tmp_path / "killed", subprocess.run(["sh", "-c", "echo $$"], capture_output=True, check=True).stdout
     left = [run / place / f".x.{int(gone)}-1.part" for place in (".", "checkpoints", "sites/north", "updates")]
     for path in left:

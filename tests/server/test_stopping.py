@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from common.system.stopping import STOPPED_ON_REQUEST
-from strategies.base.method_list import CLASSES
+from strategies.method_list import CLASSES
 from strategies.registry import STRATEGIES
 from studies.cli import line_to_go_on
 from tests.network.ended import (
@@ -246,7 +246,7 @@ def test_a_process_whose_parent_has_ended_before_is_ended_too(tmp_path: Path) ->
 
 
 def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
-    assert {name: method.name for name, method in STRATEGIES.items()} == {name: name for name in CLASSES}
+    assert {name: method.site_class.name for name, method in STRATEGIES.items()} == {name: name for name in CLASSES}
 
 
 def test_a_program_with_as_many_open_files_as_it_may_have_ends_all_the_same() -> None:

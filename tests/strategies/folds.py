@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from common.models.state import Head, ModelState
 from common.wire.records import TrainReply
 from strategies.aggregation.mean import Float32, RunningMean, running_sum
+from strategies.aggregation.means import means_of
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
-from strategies.base.state import FederationState, means_of
-from strategies.surgical import OwnersMean
+from strategies.engine.state import FederationState
+from strategies.methods.surgical import OwnersMean
 
 
 def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArray[np.float64]:

@@ -10,21 +10,21 @@ from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.simulation import simulated_data
 from server.simulation.backends.inline import inline, site_app
-from strategies.base.callbacks import Callbacks
-from strategies.base.flower_arrays import array_record
-from strategies.base.round_record import FederationValidation, RoundRecord
-from strategies.base.state import FederationState
-from strategies.registry import method_of
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.engine.callbacks import Callbacks
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.round_record import FederationValidation, RoundRecord
+from strategies.engine.sequential import coordinator_of
+from strategies.engine.state import FederationState, array_record
+from strategies.registry import strategy_of
 
 POOLED = {"centralised"}
 
 
 @dataclass
 class Ran(Callbacks):
-    """A run that was led by hand: its strategy, and every round with the state after it."""
+    """A run that was led by hand: its engine, and every round with the state after it."""
 
-    strategy: FederatedAveraging
+    coordinator: Coordinator = field(init=False)
     states: list[FederationState] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
 
@@ -41,21 +41,21 @@ def lead(
     wire: Callable[[Any], Any] = lambda grid: grid,
 ) -> Ran:
     """Lead a run over the experiment's sites, which keep their memory in ``folder``."""
-    data, ran = simulated_data(file.experiment, file.base), list[Ran]()
+    data, ran = simulated_data(file.experiment, file.base), Ran()
     sites = 1 if file.experiment.run.method in POOLED else len(data.parts)
 
     def main(grid: Any) -> None:
-        strategy = method_of(file.experiment)
-        ran.append(Ran(strategy))
-        strategy.prepare(plan_of(file.experiment), file.experiment.participation, "run-1", callbacks=ran[0])
-        contract = strategy.sites.roll_call(wire(grid), sites)
+        plan, section = plan_of(file.experiment), file.experiment.participation
+        coordinator = coordinator_of(strategy_of(file.experiment), plan, section, "run-1", callbacks=ran)
+        ran.coordinator = coordinator
+        contract = coordinator.sites.roll_call(wire(grid), sites)
         network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
-        strategy.settle_model(layout_of(network))
+        coordinator.settle_model(layout_of(network))
         if data.server is not None:
-            strategy.use_images(data.server, contract.class_names, "cpu")
+            coordinator.use_images(data.server, contract.class_names, "cpu")
         if resumed is not None:
-            strategy.resume(resumed, FederationValidation())
-        strategy.start(wire(grid), array_record(read_state(network)), rounds)
+            coordinator.resume(resumed, FederationValidation())
+        coordinator.start(wire(grid), array_record(read_state(network)), rounds)
 
     inline(main, site_app(file.experiment.model_dump_json(), file.base, folder), sites)
-    return ran[0]
+    return ran

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strategies.base.callbacks import Callbacks
-from strategies.base.round_record import RoundRecord
-from strategies.base.state import FederationState
+from strategies.engine.callbacks import Callbacks
+from strategies.engine.round_record import RoundRecord
+from strategies.engine.state import FederationState
 
 
 @dataclass

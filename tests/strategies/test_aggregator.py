@@ -14,9 +14,10 @@ import pytest
 
 from common.models.state import Head, ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.aggregation import waiting
-from strategies.base.aggregator import Assembly, Gathering
-from strategies.surgical import OwnersMean
+from strategies.engine import aggregator
+from strategies.engine.aggregator import BufferedAggregator, StreamingAggregator
+from strategies.methods.surgical import OwnersMean
+from strategies.registry import strategy_named
 from tests.strategies.folds import aggregated
 
 SITES = ("east", "north", "south", "west")
@@ -49,8 +50,8 @@ def bits(model: ModelState) -> bytes:
 def test_whoever_is_first_the_bits_are_the_same(
     order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "IN_MEMORY", in_memory * TRUNK_BYTES)
-    together = Gathering(MODEL, SITES, "samples", OwnersMean)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
+    together = StreamingAggregator(MODEL, SITES, "samples", OwnersMean)
     for site in order:
         left = together.take(REPLIES[site])
         assert left.update == Groups()
@@ -61,7 +62,7 @@ def test_whoever_is_first_the_bits_are_the_same(
 
 @pytest.mark.parametrize("refused", [(), ("east",), ("west",)])
 def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tuple[str, ...]) -> None:
-    some = Gathering(MODEL, SITES, "uniform", OwnersMean)
+    some = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean)
     for site in ("south", "north"):
         some.take(REPLIES[site])
     for site in refused:
@@ -71,8 +72,8 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
 
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "IN_MEMORY", 0)
-    together = Gathering(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
+    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    together = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
     for site in SITES[::-1]:
         together.take(REPLIES[site])
     assert bits(together.means().moved()) == bits(aggregated(MODEL, list(REPLIES.values()), [1.0] * 4))
@@ -82,14 +83,16 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
 def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by_name(
     in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "IN_MEMORY", in_memory * TRUNK_BYTES)
-    kept = Assembly(tmp_path)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
+    kept = BufferedAggregator(strategy_named("surgical", {}), MODEL, tmp_path)
     for site in ("west", "east", "south", "north"):
         assert kept.take(REPLIES[site]).update == Groups()
     kept.leave_out("south")
     kept.leave_out("nobody")
-    updates = kept.updates()
-    assert sorted(updates) == ["east", "north", "west"]
+    with pytest.raises(KeyError):
+        kept.whole({"south": REPLIES["south"]})
+    stripped = {site: replace(REPLIES[site], update=Groups()) for site in ("east", "north", "west")}
+    updates = {site: reply.update for site, reply in kept.whole(stripped).items()}
     assert not list(tmp_path.iterdir())
     for site, update in updates.items():
         came = REPLIES[site].update.named()
@@ -101,8 +104,8 @@ def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "IN_MEMORY", TRUNK_BYTES)
-    some, alive = Gathering(MODEL, SITES, "uniform", OwnersMean), []
+    monkeypatch.setattr(aggregator, "IN_MEMORY", TRUNK_BYTES)
+    some, alive = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean), []
     for site, stays in (("east", False), ("south", True), ("west", False), ("north", False)):
         came = reply(site, 3)
         trunk = came.update.trunk
@@ -123,13 +126,13 @@ def open_files() -> int:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
 def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024, a common limit, the sites' connections need most."""
-    monkeypatch.setattr(waiting, "IN_MEMORY", 0)
-    before, kept = open_files(), Assembly(tmp_path)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    before, kept = open_files(), BufferedAggregator(strategy_named("surgical", {}), MODEL, tmp_path)
     came = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
     for one in came.values():
         kept.take(one)
-    updates = kept.updates()
-    trunks = {site: update.trunk for site, update in updates.items()}
+    updates = kept.whole(came)
+    trunks = {site: reply.update.trunk for site, reply in updates.items()}
     assert open_files() <= before + 2
     assert all(np.array_equal(trunk, came[site].update.trunk) for site, trunk in trunks.items())
     del kept, updates, trunks
@@ -140,8 +143,8 @@ def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeyp
 def test_a_disk_that_is_full_in_the_middle_of_an_update_harms_none_before_it_or_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "IN_MEMORY", 0)
-    kept = waiting.WaitingUpdates(tmp_path)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    kept = aggregator.WaitingUpdates(tmp_path)
     kept.put("north", REPLIES["north"].update)
     real = kept._file._file
     assert real is not None
@@ -167,17 +170,17 @@ def test_a_disk_that_is_full_in_the_middle_of_an_update_harms_none_before_it_or_
 
 
 def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = waiting.WaitingUpdates(tmp_path)
+    kept = aggregator.WaitingUpdates(tmp_path)
     for site, in_memory in (("north", 0), ("south", 2**20)):
-        monkeypatch.setattr(waiting, "IN_MEMORY", in_memory)
+        monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
         kept.put("west", REPLIES[site].update)
     assert np.array_equal(kept.take("west").trunk, REPLIES["south"].update.trunk)
     assert kept._bytes == 0
 
 
 def test_the_room_of_updates_that_were_taken_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "IN_MEMORY", 0)
-    kept = waiting.WaitingUpdates(tmp_path)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    kept = aggregator.WaitingUpdates(tmp_path)
     for _ in range(3):
         for site in SITES:
             kept.put(site, REPLIES[site].update)

@@ -17,21 +17,13 @@ from common.models.state import Head, ModelState
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.round_context import RoundContext
-from strategies.comparators.cbafed import (
-    CBAFedParameters,
-    connected,
-    labels_and_tags,
-    learned,
-    pseudo_labels,
-    shares,
-    thresholds,
-)
-from strategies.registry import method_named
+from strategies.methods.base import RoundContext
+from strategies.methods.cbafed import CBAFed, labels_and_tags, pseudo_labels, thresholds
+from strategies.registry import strategy_named
 from tests.federations import Traffic, federation, of_type, overheard
 
 CONTRACT = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
-STAGES = CBAFedParameters(stage_one_rounds=2)
+STAGES = CBAFed({"stage_one_rounds": 2})
 
 
 def known(server_round: int, **statistics: np.ndarray) -> RoundContext:
@@ -71,7 +63,8 @@ def test_one_class_alone_has_no_spread() -> None:
 
 def test_thresholds_come_from_what_all_sites_trained_on_in_the_round() -> None:
     # 40 and 60 entries: shares 0.4 and 0.6, spread 0.14142; base 0.45 gives 0.70858 and 0.90858.
-    found = learned(known(2), {"north": reply("north", 40, 40, 20), "south": reply("south", 40, 0, 40)}, STAGES)
+    replies = {"north": reply("north", 40, 40, 20), "south": reply("south", 40, 0, 40)}
+    found = STAGES.aggregate_statistics(known(2), replies)
     np.testing.assert_allclose(found["thresholds"], [0.4 + 0.45 - 0.1414214, 0.6 + 0.45 - 0.1414214], atol=1e-6)
 
 
@@ -79,12 +72,14 @@ def test_a_site_cannot_claim_more_entries_than_it_has_images() -> None:
     honest = {"north": reply("north", 40, 40, 20), "south": reply("south", 40, 0, 40)}
     boasting = {"north": reply("north", 40, 9e9, 20), "south": reply("south", 40, -5, 40)}
     np.testing.assert_array_equal(
-        learned(known(2), honest, STAGES)["thresholds"], learned(known(2), boasting, STAGES)["thresholds"]
+        STAGES.aggregate_statistics(known(2), honest)["thresholds"],
+        STAGES.aggregate_statistics(known(2), boasting)["thresholds"],
     )
 
 
 def test_before_the_last_round_of_stage_one_there_are_no_thresholds() -> None:
-    assert learned(known(1), {"north": TrainReply("run", 1, "north", 4, 0.5, None, None, 1.0, Groups())}, STAGES) == {}
+    nothing = TrainReply("run", 1, "north", 4, 0.5, None, None, 1.0, Groups())
+    assert STAGES.aggregate_statistics(known(1), {"north": nothing}) == {}
 
 
 def test_sure_entries_are_tagged_on_both_sides_and_the_rest_left_out() -> None:
@@ -99,14 +94,14 @@ def test_sure_entries_are_tagged_on_both_sides_and_the_rest_left_out() -> None:
 
 def test_in_stage_two_a_site_weighs_the_entries_it_trained_on() -> None:
     replies = {"north": reply("north", 40, 40, 20), "south": reply("south", 10, 0, 10)}
-    assert shares(known(2), replies, [40.0, 10.0], STAGES) == [40.0, 10.0]
-    np.testing.assert_allclose(shares(known(3), replies, [40.0, 10.0], STAGES), [60.0, 10.0])
-    np.testing.assert_allclose(shares(known(3), replies, [1.0, 1.0], STAGES), [1.5, 1.0])
+    assert STAGES.site_weights(known(2), replies, [40.0, 10.0]) == [40.0, 10.0]
+    np.testing.assert_allclose(STAGES.site_weights(known(3), replies, [40.0, 10.0]), [60.0, 10.0])
+    np.testing.assert_allclose(STAGES.site_weights(known(3), replies, [1.0, 1.0]), [1.5, 1.0])
 
 
 def test_where_nobody_trained_on_anything_the_plain_weights_stay() -> None:
     replies = {"north": reply("north", 40, 0, np.nan), "south": reply("south", 10, 0, 0)}
-    assert shares(known(3), replies, [40.0, 10.0], STAGES) == [40.0, 10.0]
+    assert STAGES.site_weights(known(3), replies, [40.0, 10.0]) == [40.0, 10.0]
 
 
 # ---------------------------------------------------------------------- residual connection
@@ -117,19 +112,19 @@ def model(value: float) -> ModelState:
     return ModelState(values, values[:1] + 1, Head(("a",), values[None] * 2, values[:1]))
 
 
-def through(rounds: int, parameters: CBAFedParameters) -> dict[int, tuple[ModelState, Moments]]:
+def through(rounds: int, **parameters: float) -> dict[int, tuple[ModelState, Moments]]:
     """The mean of round r is the model of 10 r: what becomes of it, and what is remembered."""
     found: dict[int, tuple[ModelState, Moments]] = {}
-    moments: Moments = {}
+    method, moments = CBAFed(parameters), dict[str, np.ndarray]()
     for server_round in range(1, rounds + 1):
-        found[server_round] = connected(server_round, model(10.0 * server_round), moments, parameters)
-        moments = found[server_round][1]
+        found[server_round] = method.finalize(server_round, model(10.0 * server_round), moments)
+        moments = dict(found[server_round][1])
     return found
 
 
 def test_each_stage_mixes_every_so_many_rounds_with_the_last_mixture_and_begins_anew() -> None:
-    parameters = CBAFedParameters(stage_one_rounds=5, residual_every=2, residual_stage_one=0.75, residual=0.5)
-    found = {server_round: float(state.trunk[0]) for server_round, (state, _) in through(10, parameters).items()}
+    rounds = through(10, stage_one_rounds=5, residual_every=2, residual_stage_one=0.75, residual=0.5)
+    found = {server_round: float(state.trunk[0]) for server_round, (state, _) in rounds.items()}
     # Stage 1 remembers 10; 0.75 * 10 + 0.25 * 30 = 15; 0.75 * 15 + 0.25 * 50 = 23.75.
     # Stage 2 remembers 60; (60 + 80) / 2 = 70; (70 + 100) / 2 = 85.
     expected = {1: 10, 2: 20, 3: 15, 4: 40, 5: 23.75, 6: 60, 7: 70, 8: 70, 9: 90, 10: 85}
@@ -137,8 +132,7 @@ def test_each_stage_mixes_every_so_many_rounds_with_the_last_mixture_and_begins_
 
 
 def test_every_group_of_the_model_is_mixed() -> None:
-    parameters = CBAFedParameters(residual_every=1, residual_stage_one=0.75)
-    mixed = through(2, parameters)[2][0]  # 0.75 * 10 + 0.25 * 20 = 12.5
+    mixed = through(2, residual_every=1, residual_stage_one=0.75)[2][0]  # 0.75 * 10 + 0.25 * 20 = 12.5
     np.testing.assert_allclose(mixed.trunk, [12.5, -12.5])
     np.testing.assert_allclose(mixed.norm, [13.5])
     np.testing.assert_allclose(mixed.head.weight, [[25.0, -25.0]])
@@ -147,13 +141,13 @@ def test_every_group_of_the_model_is_mixed() -> None:
 
 def test_what_a_server_optimiser_remembers_is_kept() -> None:
     moments = {"trunk.first": np.ones(2)}
-    _, after = connected(1, model(1.0), moments, CBAFedParameters())
+    _, after = CBAFed().finalize(1, model(1.0), moments)
     assert after["trunk.first"] is moments["trunk.first"]
     assert set(moments) == {"trunk.first"}
 
 
 def test_without_a_connection_the_mean_is_the_model() -> None:
-    for server_round, (state, moments) in through(7, CBAFedParameters(residual_every=0)).items():
+    for server_round, (state, moments) in through(7, residual_every=0).items():
         assert state.trunk[0] == 10.0 * server_round
         assert moments == {}
 
@@ -231,7 +225,7 @@ def test_each_parameter_changes_the_model(part: str, whole: str, tmp_path: Path)
 
 def test_a_multi_class_task_is_refused() -> None:
     with pytest.raises(BadInput, match="cbafed asks of each class by itself"):
-        method_named("cbafed", {}, "multi_class")
+        strategy_named("cbafed", {}, "multi_class")
 
 
 def test_the_tags_of_each_missing_class_are_a_mean_of_their_own_beside_that_of_the_labels() -> None:

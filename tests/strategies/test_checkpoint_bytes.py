@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from common.models.state import Head, ModelState
-from strategies.base.checkpoint import _DTYPES, _parts, of_bytes, to_bytes, to_parts
-from strategies.base.state import FederationState
+from strategies.engine.checkpoint import _DTYPES, _parts, of_bytes, to_bytes, to_parts
+from strategies.engine.state import FederationState
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
 ARRAYS = st.sampled_from(sorted(_DTYPES)).flatmap(

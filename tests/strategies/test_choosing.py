@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from common.models.state import Head, ModelState
 from common.wire.bounds import MOST_LOSS
-from strategies.base.best_round import SMALL, TOLERATED, Criterion, is_better, lowest_of, regret
-from strategies.base.checkpoint import of_bytes, to_bytes
-from strategies.base.round_record import FederationValidation
-from strategies.base.state import FederationState, with_judgement, with_validation
+from strategies.engine.checkpoint import of_bytes, to_bytes
+from strategies.engine.round_record import FederationValidation
+from strategies.engine.state import (
+    SMALL,
+    TOLERATED,
+    FederationState,
+    is_better,
+    lowest_of,
+    regret,
+    with_judgement,
+    with_validation,
+)
+from strategies.local.site_method import Criterion
 from strategies.registry import STRATEGIES
 
 ONE = ModelState(
@@ -165,9 +174,9 @@ def test_by_auroc_the_round_is_chosen_that_ranks_best_though_its_loss_is_the_hig
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_every_method_is_chosen_by_ranking_unless_classes_exclude_one_another(name: str) -> None:
-    assert STRATEGIES[name]().criterion == "auroc"
-    if STRATEGIES[name].multi_class:
-        assert STRATEGIES[name](task="multi_class").criterion == "loss"
+    assert STRATEGIES[name]().site.criterion == "auroc"
+    if STRATEGIES[name].site_class.multi_class:
+        assert STRATEGIES[name](task="multi_class").site.criterion == "loss"
 
 
 AUROC_LIES = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.rounds.participation.cohorts import FEW, drawn, drawn_to_cover, evaluated
+from strategies.engine.membership import FEW, drawn, drawn_to_cover, evaluated
 
 CLASSES = "abcdef"
 ANNOTATED = st.dictionaries(

@@ -18,26 +18,21 @@ from common.errors import BadInput
 from common.security.audit import Audit, check
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
-from common.wire.records import (
-    EvaluateReply,
-    EvaluateRequest,
-    RollCall,
-    RollCallAnswer,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from server.simulation.backends.inline import InlineGrid
-from strategies.base.checkpoint import of_bytes, to_bytes
-from strategies.base.state import FederationState
-from strategies.registry import STRATEGIES, method_named, method_of
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.engine.checkpoint import of_bytes, to_bytes
+from strategies.engine.state import FederationState
+from strategies.local.site_method import SiteMethod
+from strategies.methods.base import Method
+from strategies.registry import STRATEGIES, method_of, strategy_named
 from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
 from tests.federations import GATED, Traffic, experiment, needs_of, of_type, overheard
 from tests.strategies.leading import POOLED, Ran, lead
 
 SITES = ["site-1", "site-2", "site-3"]
-AVERAGING = sorted(name for name, one in STRATEGIES.items() if not one.sequential and one().pooled == "no")
-SEQUENTIAL = sorted(name for name, one in STRATEGIES.items() if one.sequential)
+SITE_METHODS = {name: one().site for name, one in STRATEGIES.items()}
+AVERAGING = sorted(name for name, one in SITE_METHODS.items() if not one.sequential and one.pooled == "no")
+SEQUENTIAL = sorted(name for name, one in SITE_METHODS.items() if one.sequential)
 
 
 def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:
@@ -71,7 +66,7 @@ def whole(method: str) -> Whole:
 
 def asked_of_one_site(method: str) -> tuple[tuple[str, ...], list[TrainRequest]]:
     """Classes that a site has in a whole run, and a request of each round that fits a site with these."""
-    classes = whole(method).ran.strategy.sites.known(1, {}).contract.sites["site-1"]
+    classes = whole(method).ran.coordinator.sites.context(1, {}).contract.sites["site-1"]
     down = [decode(content, TrainRequest) for content in of_type(whole(method).traffic.down, "train")]
     rounds = {one.round: one for one in down if set(classes) <= set(one.class_names)}
     assert len(rounds) >= 2
@@ -117,7 +112,7 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
     plans = [Plan.model_validate_json(one.plan) for one in requests]
     method = {**plans[0].method, "warm_up_epochs": 4, "warm_up_lr": 0.02}
     try:
-        method_named(plans[0].run.method, method, plans[0].model.task)
+        strategy_named(plans[0].run.method, method, plans[0].model.task)
     except BadInput:
         if method_of(plans[0]).settling is None:
             return list(requests), False
@@ -131,10 +126,10 @@ def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(meth
     ran, traffic = whole(method).ran, whole(method).traffic
     for content in [content for _, content in traffic.down + traffic.up]:
         assert fields_of(encode(decode(content, kind_of(content)))) == fields_of(content)
-    rule, features = ran.strategy, ran.strategy.state.model.head.features
+    rule, features = ran.coordinator.method, ran.coordinator.state.model.head.features
     for content in of_type(traffic.up, "train"):
         reply = decode(content, TrainReply)
-        known = ran.strategy.sites.known(reply.round, {})
+        known = ran.coordinator.sites.context(reply.round, {})
         shapes = {name: array.shape for name, array in reply.statistics.items()}
         assert shapes == dict(rule.statistics_shape(known, reply.site, features))
     each_is_allowed_and_written_down(traffic, whole(method).sites)
@@ -176,7 +171,7 @@ class Turned:
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
 def test_the_order_of_replies_does_not_matter(method: str, tmp_path: Path) -> None:
     turned = lead(unlike(method, tmp_path), tmp_path / "turned", 2, wire=Turned)
-    assert bits(whole(method).ran.strategy.state) == bits(turned.strategy.state)
+    assert bits(whole(method).ran.coordinator.state) == bits(turned.coordinator.state)
 
 
 ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kind = "krum", keep = 2}'}
@@ -184,7 +179,7 @@ ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kin
 TAKES_ROBUST_MEANS = [
     name if name in ROBUST else pytest.param(name, marks=pytest.mark.torture)
     for name in AVERAGING
-    if not STRATEGIES[name].weighs_updates and STRATEGIES[name].declared.trunk
+    if not SITE_METHODS[name].weighs_updates and SITE_METHODS[name].declared.trunk
 ]
 
 
@@ -194,9 +189,9 @@ def test_the_order_of_replies_does_not_matter_to_a_robust_mean(method: str, tmp_
     file = unlike(method, tmp_path, "partition.sites=5", f"method.mean={mean}")
     straight = lead(file, tmp_path / "straight", 1)
     turned = lead(file, tmp_path / "turned", 1, wire=Turned)
-    assert bits(straight.strategy.state) == bits(turned.strategy.state)
+    assert bits(straight.coordinator.state) == bits(turned.coordinator.state)
     plain = lead(unlike(method, tmp_path, "partition.sites=5"), tmp_path / "plain", 1)
-    assert bits(plain.strategy.state) != bits(straight.strategy.state)
+    assert bits(plain.coordinator.state) != bits(straight.coordinator.state)
 
 
 @pytest.mark.torture
@@ -207,8 +202,8 @@ def test_updates_that_wait_until_all_are_there_make_the_same_model_as_those_adde
     streamed, kept = (
         lead(unlike(method, tmp_path, f"participation.clip={clip}"), tmp_path / clip, 2) for clip in ("off", "1000.0")
     )
-    as_without_trials = replace(kept.strategy.state, sound_losses={}, next_trial=0)
-    assert bits(streamed.strategy.state) == bits(as_without_trials)
+    as_without_trials = replace(kept.coordinator.state, sound_losses={}, next_trial=0)
+    assert bits(streamed.coordinator.state) == bits(as_without_trials)
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
@@ -268,7 +263,7 @@ def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
         assert {name: a.tobytes() for name, a in reply.update.named().items()} == {
             name: a.tobytes() for name, a in before[site].update.named().items()
         }
-    shift = partial.strategy.state.model.trunk - whole.strategy.state.model.trunk
+    shift = partial.coordinator.state.model.trunk - whole.coordinator.state.model.trunk
     trunks = {site: reply.update.trunk for site, reply in before.items() if reply.update.trunk is not None}
     shares = [trunks["site-1"] + trunks["site-3"], sum(trunks.values())] if trunks else [0.0, 0.0]
     np.testing.assert_allclose(shift, np.broadcast_to(shares[0] / 2 - shares[1] / 3, shift.shape), rtol=1e-3, atol=1e-6)
@@ -277,13 +272,14 @@ def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
 def test_every_method_stands_in_one_of_the_groups_and_says_of_its_client_what_it_is() -> None:
     assert sorted([*AVERAGING, *SEQUENTIAL, *POOLED]) == sorted(STRATEGIES)
     for one in STRATEGIES.values():
-        assert one.plain_client == (one.client is FederatedAveraging.client)
-        assert one.weighs_updates == (one.site_weights is not FederatedAveraging.site_weights)
-        sends = one.statistics_shape is not FederatedAveraging.statistics_shape
-        assert bool(one.declared.statistics) == sends
+        half = one.site_class
+        assert half.plain_client == (half.client is SiteMethod.client)
+        assert half.weighs_updates == (one.site_weights is not Method.site_weights)
+        sends = one.statistics_shape is not Method.statistics_shape
+        assert bool(half.declared.statistics) == sends
 
 
-@pytest.mark.parametrize("method", [name for name in SEQUENTIAL if STRATEGIES[name].hospitals_train])
+@pytest.mark.parametrize("method", [name for name in SEQUENTIAL if SITE_METHODS[name].hospitals_train])
 def test_a_lost_site_is_skipped_and_the_pass_goes_on_from_the_last_good_model(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +287,7 @@ def test_a_lost_site_is_skipped_and_the_pass_goes_on_from_the_last_good_model(
     failing(monkeypatch, "site-2", 1)
     traffic = overheard(monkeypatch)
     ran = lead(file, tmp_path / "run", 1)
-    assert dict(ran.strategy.state.counted) == {"site-1": 1, "site-3": 1}
+    assert dict(ran.coordinator.state.counted) == {"site-1": 1, "site-3": 1}
     requests = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
     hops = [request.model.trunk for request in requests if request.round == 1]
     assert len(hops) == 3

@@ -5,8 +5,8 @@ import pytest
 
 from common.models.state import Head
 from common.wire.records import Groups
-from strategies.aggregation import distances
-from strategies.aggregation.distances import distances_between, distances_from_mean, inner_products
+from strategies.aggregation import robust
+from strategies.aggregation.robust import distances_between, distances_from_mean, inner_products
 
 
 def update(*values: float) -> Groups:
@@ -25,7 +25,7 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     updates = [Groups(rng.normal(size=1000).astype(np.float32)) for _ in range(3)]
     whole = inner_products(updates)
-    monkeypatch.setattr(distances, "BLOCK", 7)
+    monkeypatch.setattr(robust, "BLOCK", 7)
     np.testing.assert_allclose(inner_products(updates), whole, rtol=1e-12)
 
 

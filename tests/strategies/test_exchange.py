@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.wire.records import TrainReply
-from strategies.rounds.messages.deadline import (
+from strategies.engine.exchange import (
     MAX_POLL_S,
     MESSAGE_GONE,
     NODE_UNAVAILABLE,
@@ -20,20 +20,8 @@ from strategies.rounds.messages.deadline import (
     Registered,
     exchange,
 )
-from strategies.rounds.messages.replies import decoded
-from tests.strategies.scripted import (
-    LOST,
-    SUPERLINK,
-    Answer,
-    Clock,
-    ScriptedGrid,
-    Site,
-    at,
-    failed,
-    lost,
-    reply,
-    said,
-)
+from strategies.engine.replies import decoded
+from tests.strategies.scripted import LOST, SUPERLINK, Answer, Clock, ScriptedGrid, Site, at, failed, lost, reply, said
 
 DEADLINE_S = 60.0
 Told = list[tuple[set[int], set[int]]]

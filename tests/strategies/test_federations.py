@@ -16,8 +16,9 @@ from common.models.state import read_state
 from common.wire.codec import decode, payload_bytes
 from common.wire.records import EvaluateReply, TrainReply, TrainRequest
 from server.runs.verify import verify
-from strategies.base.round_record import TooFewSites
-from strategies.registry import STRATEGIES, method_named
+from strategies.engine.round_record import TooFewSites
+from strategies.methods.base import SequentialMethod
+from strategies.registry import STRATEGIES, strategy_named
 from tests.federations import (
     ALL_SHARED,
     FULL_COVERAGE,
@@ -93,7 +94,8 @@ def test_every_method_ends_with_a_whole_run_folder(
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert summary["test"]["mean_auroc"] > 0.5
     assert set(summary["test"]["per_class"]) == set(map(str, range(10)))
-    rule = method_named(method, {})
+    strategy = strategy_named(method, {})
+    rule = strategy.site
     replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     for reply in replies:
         sends = {"trunk": rule.traffic.trunk, "norm": rule.sends_norm, "head": rule.traffic.head}
@@ -103,7 +105,7 @@ def test_every_method_ends_with_a_whole_run_folder(
     found = verify(tmp_path / "run" / "receipt.json")
     assert found.faults == []
     added_up = sum(line.startswith("round ") for line in found.right)
-    assert added_up == (0 if rule.trains_at_coordinator else 2)
+    assert added_up == (0 if isinstance(strategy, SequentialMethod) and strategy.server_training else 2)
 
 
 @pytest.mark.parametrize("method", sorted(FULL_COVERAGE))

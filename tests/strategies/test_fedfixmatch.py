@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.comparators.fedfixmatch import pseudo_labels, unlabelled_loss
+from strategies.methods.fedfixmatch import pseudo_labels, unlabelled_loss
 from tests.federations import ALL_SHARED, federation
 
 NAN = math.nan

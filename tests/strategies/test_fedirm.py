@@ -15,10 +15,9 @@ from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.round_context import RoundContext
-from strategies.comparators.fedirm.method import learned, teacher_of
-from strategies.comparators.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
-from strategies.local.mean_teacher import follow
+from strategies.local.objective import follow
+from strategies.methods.base import RoundContext
+from strategies.methods.fedirm import FedIRM, log_relations, mean_relations, mismatch, ramp_up, surely_shown, teacher_of
 from tests.federations import ALL_SHARED, federation, of_type, overheard
 
 NAN = math.nan
@@ -126,7 +125,9 @@ def test_a_site_has_no_say_in_what_it_does_not_annotate_and_what_nobody_tells_st
         "north": told_of("north", [[0.6, 0.4], [1.0, 0.0]]),
         "south": told_of("south", [[0.0, 1.0], [NAN, NAN]]),
     }
-    np.testing.assert_allclose(learned(known, replies)["relations"], [[0.6, 0.4], [0.1, 0.9]], rtol=1e-6)
+    np.testing.assert_allclose(
+        FedIRM().aggregate_statistics(known, replies)["relations"], [[0.6, 0.4], [0.1, 0.9]], rtol=1e-6
+    )
 
 
 def test_relations_of_own_classes_are_told_from_the_last_supervised_round_on(

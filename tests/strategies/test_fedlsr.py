@@ -13,11 +13,11 @@ from common.config import TrainingSection
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import NO_ARRAYS
-from strategies.comparators.fedlsr import distance, entropy, grown, mixed
 from strategies.local.losses import known_entries
-from strategies.local.objective import Situation
+from strategies.local.objective import ClientContext
 from strategies.local.training import Batch, Examples
-from strategies.registry import method_named
+from strategies.methods.fedlsr import distance, entropy, grown, mixed
+from strategies.registry import strategy_named
 
 NAN = math.nan
 some_logits = st.floats(-15, 15)
@@ -84,13 +84,13 @@ def objective_at(
     images = torch.randint(0, 256, (3, 1, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.tensor([[1, NAN], [0, NAN], [1, NAN]])
     annotated = torch.tensor([True, False])
-    method = method_named("fedlsr", {**({"missing": missing} if missing else {}), **parameters})
-    situation = Situation(
+    method = strategy_named("fedlsr", {**({"missing": missing} if missing else {}), **parameters})
+    situation = ClientContext(
         network, Examples(images, labels, annotated), NO_ARRAYS, NO_ARRAYS, server_round, TrainingSection()
     )
     batch = Batch(torch.arange(3), images, labels, annotated, augmented, "float32", generator)
     with torch.no_grad():
-        return float(method.local_round(situation).objective(network, batch)), network(images), batch
+        return float(method.site.local_round(situation).objective(network, batch)), network(images), batch
 
 
 def test_of_two_equal_views_only_sharpening_and_entropy_are_left() -> None:

@@ -12,8 +12,8 @@ from common.contract import LabelContract
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from server.runs.reader import read_run
-from strategies.base.round_context import RoundContext
-from strategies.fedmlp.method import FedMLPParameters, difficulty_noted, learned, prototypes_noted
+from strategies.methods.base import RoundContext
+from strategies.methods.fedmlp import FedMLP
 from tests.federations import Traffic, federation, finished, of_type, overheard
 
 FEW_CLASSES = (
@@ -164,7 +164,7 @@ def test_a_site_has_no_say_in_what_its_contract_does_not_give_it() -> None:
     contract = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
     known = RoundContext("multi_label", contract, {}, {}, 2)
     replies = {"north": told_of("north", [1.0, 99.0], [99.0, 0.5]), "south": told_of("south", [99.0, 3.0], [7.0, 99.0])}
-    found = learned(known, replies, FedMLPParameters())
+    found = FedMLP().aggregate_statistics(known, replies)
     np.testing.assert_allclose(found["prototypes"][:, 0, 0], [1.0, 3.0])
     np.testing.assert_allclose(found["difficulty"], [1.0, 0.5])
 
@@ -173,7 +173,7 @@ def test_what_nobody_tells_in_a_round_stays_as_it_was() -> None:
     contract = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
     before = {"prototypes": np.full((2, 2, 1), 5.0, np.float32), "difficulty": np.array([0.25, 0.75], np.float32)}
     known = RoundContext("multi_label", contract, {}, before, 3)
-    found = learned(known, {"north": told_of("north", [1.0, NAN], [NAN, 0.5])}, FedMLPParameters())
+    found = FedMLP().aggregate_statistics(known, {"north": told_of("north", [1.0, NAN], [NAN, 0.5])})
     np.testing.assert_allclose(found["prototypes"][:, 0, 0], [1.0, 5.0])
     np.testing.assert_allclose(found["difficulty"], [0.25, 0.5])
 
@@ -184,13 +184,13 @@ def test_what_is_noted_says_how_alike_prototypes_are_and_leaves_out_what_every_s
     known = RoundContext(
         "multi_label", contract, {}, {"prototypes": prototypes, "difficulty": np.array([1.0, 0.25])}, 3
     )
-    noted = prototypes_noted(known)["prototypes"]
+    noted = FedMLP().summary_figures(known)["prototypes"]
     assert noted["signs"] == [pytest.approx(0.6), None]
     assert noted["positives"][0] == pytest.approx([1, 0.96])
-    assert difficulty_noted(known) == {"difficulty": {"a": None, "b": 0.25}}
+    assert FedMLP().round_figures(known) == {"difficulty": {"a": None, "b": 0.25}}
 
 
 def test_before_sites_tell_anything_nothing_is_noted() -> None:
     contract = LabelContract(("a",), MappingProxyType({"north": ("a",)}))
     known = RoundContext("multi_label", contract, {}, {}, 1)
-    assert (prototypes_noted(known), difficulty_noted(known)) == ({}, {})
+    assert (FedMLP().summary_figures(known), FedMLP().round_figures(known)) == ({}, {})

@@ -10,11 +10,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.fedmlp.detection import Rounding, share_tagged, tags, with_tags, z_scores
-from strategies.fedmlp.losses import consistency, cross_entropies, distances, first_stage, second_stage, supervised
-from strategies.fedmlp.prior import adjustment, positive_prior
-from strategies.fedmlp.prototypes import cosines, difficulty, global_difficulty, global_prototypes, local_prototypes
 from strategies.local.losses import known_entries
+from strategies.methods.fedmlp import (
+    Rounding,
+    adjustment,
+    consistency,
+    cosines,
+    cross_entropies,
+    difficulty,
+    distances,
+    first_stage,
+    global_difficulty,
+    global_prototypes,
+    local_prototypes,
+    positive_prior,
+    second_stage,
+    share_tagged,
+    supervised,
+    tags,
+    with_tags,
+    z_scores,
+)
 from tests.federations import VECTORS
 from tests.strategies.folds import weighted_mean
 

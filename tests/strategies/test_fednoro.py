@@ -11,25 +11,25 @@ from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.round_context import RoundContext
-from strategies.comparators.fednoro.detection import distance_aware, loss_indicators, noisy_sites, scaled_over_sites
-from strategies.comparators.fednoro.method import (
+from strategies.methods.base import RoundContext
+from strategies.methods.fednoro import (
+    FedNoRo,
     FedNoRoParameters,
+    distance_aware,
     distillation_weight,
     divergence,
-    is_noisy,
-    learned,
-    shares,
-    told,
+    loss_indicators,
+    noisy_sites,
+    scaled_over_sites,
 )
-from strategies.registry import method_named
+from strategies.registry import strategy_named
 from tests.federations import Traffic, federation, of_type, overheard
 
 NAN = float("nan")
 CONTRACT = LabelContract(
     ("a", "b"), MappingProxyType({"east": ("a", "b"), "north": ("a",), "south": ("a", "b"), "west": ("b",)})
 )
-STAGES = FedNoRoParameters(stage_one_rounds=2)
+STAGES = FedNoRo({"stage_one_rounds": 2})
 
 
 def known(server_round: int, **noisy: float) -> RoundContext:
@@ -108,8 +108,8 @@ def reply(site: str, place: float, **told: np.ndarray) -> TrainReply:
 def test_weights_change_in_stage_two_only() -> None:
     replies = {"east": reply("east", 0), "north": reply("north", 2)}
     state = {"east": 0.0, "north": 1.0}
-    assert shares(known(2, **state), replies, [1.0, 1.0], STAGES) == [1.0, 1.0]
-    np.testing.assert_allclose(shares(known(3, **state), replies, [1.0, 1.0], STAGES), [1.0, np.exp(-1)])
+    assert STAGES.site_weights(known(2, **state), replies, [1.0, 1.0]) == [1.0, 1.0]
+    np.testing.assert_allclose(STAGES.site_weights(known(3, **state), replies, [1.0, 1.0]), [1.0, np.exp(-1)])
 
 
 # ---------------------------------------------------------------------- who is told what
@@ -118,23 +118,23 @@ def test_weights_change_in_stage_two_only() -> None:
 def test_sites_are_judged_once_by_what_they_tell_in_the_last_round_of_stage_one() -> None:
     sure, unsure = np.full((2, 2), 0.1, np.float32), np.full((2, 2), 0.9, np.float32)
     replies = {"east": reply("east", 0, indicators=sure), "north": reply("north", 0, indicators=unsure)}
-    assert learned(known(1), replies, STAGES) == {}
-    found = learned(known(2), replies, STAGES)
+    assert STAGES.aggregate_statistics(known(1), replies) == {}
+    found = STAGES.aggregate_statistics(known(2), replies)
     assert {site: float(flag[0]) for site, flag in found.items()} == {"east": 0.0, "north": 1.0}
     later = RoundContext("multi_label", CONTRACT, {}, found, 3)
-    assert learned(later, replies, STAGES) is found
+    assert STAGES.aggregate_statistics(later, replies) is found
 
 
 def test_a_site_that_was_not_judged_is_taken_for_noisy() -> None:
     state = known(3, east=0.0, north=1.0)
-    assert [is_noisy(state, site, STAGES) for site in ("east", "north", "west")] == [False, True, True]
-    assert told(state, "west", STAGES)["noisy"] == [1.0]
-    assert told(known(2), "west", STAGES) == {}
+    assert [STAGES.is_noisy(state, site) for site in ("east", "north", "west")] == [False, True, True]
+    assert STAGES.statistics_for(state)("west")["noisy"] == [1.0]
+    assert STAGES.statistics_for(known(2))("west") == {}
 
 
 def test_by_the_contract_every_site_that_lacks_a_class_is_noisy() -> None:
-    parameters = FedNoRoParameters(noisy="known")
-    found = {site: is_noisy(known(1), site, parameters) for site in CONTRACT.sites}
+    method = FedNoRo({"noisy": "known"})
+    found = {site: method.is_noisy(known(1), site) for site in CONTRACT.sites}
     assert found == {"east": False, "north": True, "south": False, "west": True}
 
 
@@ -225,6 +225,6 @@ def test_each_parameter_changes_the_model(part: str, whole: str, tmp_path: Path)
 
 def test_a_multi_class_task_and_batch_normalisation_at_the_sites_are_refused() -> None:
     with pytest.raises(BadInput, match="fednoro asks of each class by itself"):
-        method_named("fednoro", {}, "multi_class")
+        strategy_named("fednoro", {}, "multi_class")
     with pytest.raises(BadInput, match='with "fedbn" there is none'):
-        method_named("fednoro", {"trunk": "fedbn"})
+        strategy_named("fednoro", {"trunk": "fedbn"})

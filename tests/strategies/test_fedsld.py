@@ -15,16 +15,21 @@ from common.contract import LabelContract
 from common.errors import BadInput
 from common.models.zoo.spec import Task
 from common.wire.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
-from strategies.base.round_context import RoundContext
-from strategies.fedsld.prior import chi_square_factor, federation_prior, label_prior, mean_factor, own_prior, uncounted
-from strategies.fedsld.weights import (
+from strategies.local.losses import among_all, known_entries
+from strategies.methods.base import RoundContext
+from strategies.methods.fedsld import (
+    chi_square_factor,
     class_weights,
     entry_weights,
+    federation_prior,
     image_weights,
+    label_prior,
+    mean_factor,
+    own_prior,
+    uncounted,
     weighted_binary_cross_entropy,
     weighted_cross_entropy,
 )
-from strategies.local.losses import among_all, known_entries
 from tests.federations import VECTORS, federation
 from tests.strategies.folds import weighted_mean
 

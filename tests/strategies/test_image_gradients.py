@@ -12,7 +12,7 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import loss_for
-from strategies.local.training import Examples, Exercise, Frozen, plain
+from strategies.local.training import Examples, Frozen, TrainingTask, plain
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum
 from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, taken_gradients
 from strategies.privacy.noise import Grid, seeded
@@ -194,7 +194,7 @@ def test_private_training_of_such_a_network_ends_before_any_image_is_seen() -> N
 
     of = network(Mixing(mixed, 0.0))
     images = Examples(torch.full((6, 1, SIDE, SIDE), 255, dtype=torch.uint8), torch.zeros(6, 2), torch.ones(2).bool())
-    what = Exercise(images, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), Frozen())
+    what = TrainingTask(images, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), Frozen())
     epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, 6, seeded(3))
     with pytest.raises(BadInput, match="mixes the images of a batch"):
         epoch(of, what, torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
@@ -270,7 +270,7 @@ def test_a_step_holds_as_many_gradients_no_matter_whose_images_were_drawn(
     examples = Examples(
         torch.randint(0, 256, (count, 1, SIDE, SIDE), dtype=torch.uint8), torch.zeros(count, 2), torch.ones(2).bool()
     )
-    what = Exercise(examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), Frozen())
+    what = TrainingTask(examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), Frozen())
     epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, count, seeded(3), owners if level == "patient" else None)
     epoch(of, what, torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
     assert {count for rows in clipped for count in rows} == {4}

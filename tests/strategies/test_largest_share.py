@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.aggregation.largest_share import counted_images, heavy_sites
+from strategies.aggregation.bounds import counted_images, heavy_sites
 
 images = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 10**9), min_size=1)
 

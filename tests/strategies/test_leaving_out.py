@@ -11,9 +11,9 @@ from common.config import ParticipationSection
 from common.errors import BadInput
 from common.wire.codec import encode
 from common.wire.records import REFUSAL, RefusalNoted, RollCallAnswer
-from strategies.registry import method_of
-from strategies.rounds.participation.claims import Claims
-from strategies.rounds.participation.client_manager import Membership
+from strategies.engine.claims import Claims
+from strategies.engine.membership import Membership
+from strategies.registry import strategy_of
 from tests.client.rounds import plan
 from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
 
@@ -47,7 +47,7 @@ def gathered(
     nodes = {number: one.site for number, one in enumerate(said, start=7)}
     grid: Any = ScriptedGrid({number: hospital(one) for number, one in enumerate(said, start=7)}, clock)
     members = Membership(
-        method_of(of),
+        strategy_of(of),
         of,
         ParticipationSection(min_sites=min_sites),
         "run-1",

@@ -16,7 +16,7 @@ from common.data.base.spec import AugmentationSpec
 from common.models.network import SplitNetwork
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import loss_for
-from strategies.local.training import Examples, Exercise, Frozen, plain
+from strategies.local.training import Examples, Frozen, TrainingTask, plain
 from strategies.privacy.accounting import Steps, epsilon_of
 from strategies.privacy.gradients import PrivateEpochs
 from strategies.privacy.noise import seeded
@@ -54,7 +54,7 @@ def scores(
     network = SplitNetwork(spec, ("a",), backbone=Brightest(), neck=nn.Identity(), head=head)
     present = np.repeat(np.flatnonzero(taking_part), images_each)
     training = TrainingSection(batch_size=256, lr=1.0, optimizer="sgd")
-    exercise = Exercise(canaries(present), plain(BCE), training, AugmentationSpec(), Frozen())
+    exercise = TrainingTask(canaries(present), plain(BCE), training, AugmentationSpec(), Frozen())
     owners = torch.from_numpy(np.unique(present, return_inverse=True)[1]) if hides_patients else None
     step = PrivateEpochs(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, seeded(11), owners)
     step(network, exercise, torch.optim.SGD(network.parameters(), lr=1.0), torch.Generator())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from common.models.head import Head
 from common.wire.records import Groups
-from strategies.aggregation.norm_bound import Lengths, lengths_of, medians_of, shortened
+from strategies.aggregation.bounds import Lengths, lengths_of, medians_of, shortened
 
 
 def array(*values: float) -> np.ndarray:

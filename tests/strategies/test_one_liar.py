@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import strategies.rounds.strategy
+import strategies.engine.coordinator
 from client import app
 from client.training.layers import train_round
 from common.config import read_experiment
 from server.federation.checkpoints import CheckpointFolder
-from server.federation.rollback import Backwards
+from server.federation.recorder import RollbackStore
 from server.runs.verify import verify
 from server.simulation.simulate import simulate
+from strategies.engine.rollback import Rollback
 from strategies.registry import STRATEGIES
-from strategies.rounds.rollback import Rollback
 from tests.backdoors import backdoor, success_of
 from tests.federations import federation, given_weights, needs_of
 from tests.liars import LIES, Answer, Lying, shifted_trunk
@@ -168,10 +168,10 @@ def test_a_model_that_collapses_is_taken_back_and_the_site_whose_update_did_it_l
 
 
 KILLS = {
-    "before the rollback is written": (Backwards, "go_back", 1, False),
-    "after the rollback is written": (Backwards, "go_back", 1, True),
+    "before the rollback is written": (RollbackStore, "go_back", 1, False),
+    "after the rollback is written": (RollbackStore, "go_back", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save", 2, True),
-    "while models are tried": (strategies.rounds.strategy.FederatedAveraging, "_moved", 3, False),
+    "while models are tried": (strategies.engine.coordinator.Coordinator, "moved", 3, False),
 }
 
 

@@ -19,18 +19,12 @@ from common.models.network import SplitNetwork, build, train_mode
 from common.models.state import Head, read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Groups
-from strategies.local.clipping import clipped
 from strategies.local.losses import loss_for
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Examples, Exercise, Frozen, plain, train_epoch
+from strategies.local.training import Examples, Frozen, TrainingTask, plain, train_epoch
+from strategies.local.updates import clipped
 from strategies.privacy.accounting import Accountant, Steps, epsilon_of, noise_multiplier_for
-from strategies.privacy.gradients import (
-    PrivateEpochs,
-    clipped_sum,
-    losses_by_image,
-    packs,
-    rows_by_owner,
-)
+from strategies.privacy.gradients import PrivateEpochs, clipped_sum, losses_by_image, packs, rows_by_owner
 from strategies.privacy.image_gradients import gradients_by_image
 from strategies.privacy.noise import SHRUNK, Grid, seeded
 from strategies.privacy.protection import has_batch_norm, protection_of
@@ -160,12 +154,12 @@ def private(noise_multiplier: float, max_norm: float, *, rate: float, steps: int
     return PrivateEpochs(BCE, max_norm, noise_multiplier, rate, steps, rate * images, seeded(3))
 
 
-def exercise(of: Examples, batch_size: int) -> Exercise:
+def exercise(of: Examples, batch_size: int) -> TrainingTask:
     spec = TrainingSection(batch_size=batch_size, lr=0.1, optimizer="sgd")
-    return Exercise(of, plain(BCE), spec, AugmentationSpec(), Frozen())
+    return TrainingTask(of, plain(BCE), spec, AugmentationSpec(), Frozen())
 
 
-def trunk_after(epoch: object, of: Exercise, epochs: int = 3) -> np.ndarray:
+def trunk_after(epoch: object, of: TrainingTask, epochs: int = 3) -> np.ndarray:
     trained = network()
     optimizer, generator = optimizer_for(trained, of.spec, of.spec.lr), torch.Generator().manual_seed(5)
     for _ in range(epochs):

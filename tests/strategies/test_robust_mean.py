@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from common.models.state import Head, ModelState
 from common.wire.records import Groups
 from strategies.aggregation import mean
+from strategies.aggregation.means import Merged, robust_means
 from strategies.aggregation.robust import RobustMean, krum, robust_mean, squared_distances
-from strategies.base.robust_state import Merged, robust_means
 
 MEDIAN = RobustMean(kind="coordinate_median")
 TRIMMED = RobustMean(kind="trimmed_mean", fraction=0.2)

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.config import ParticipationSection, Plan
 from common.models.head import Head
 from common.models.state import ModelState
-from strategies.base.callbacks import Callbacks, RolledBack
-from strategies.base.round_record import FederationValidation
-from strategies.base.state import FederationState
-from strategies.rounds.rollback import ModelCollapse, Rollback, collapse, culprit, stalled
+from strategies.engine.callbacks import Callbacks, RolledBack
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.rollback import ModelCollapse, Rollback, collapse, culprit, stalled
+from strategies.engine.round_record import FederationValidation
+from strategies.engine.state import FederationState
+from strategies.registry import strategy_named
 
 BEFORE = {"a": 0.5, "b": 0.6, "c": 0.7}
 ONE = np.zeros(1, np.float32)
@@ -102,39 +105,38 @@ class Going(Callbacks):
         return FederationState(rolled_back.to, MODEL, excluded={"z": "later"})
 
 
+def rollback_of(sites: str = "abc", state: FederationState = STATE) -> Rollback:
+    """The layer of a run with these sites and this state."""
+    model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
+    tables: dict[str, Any] = {"run": {"method": "surgical"}, "method": {}, "training": {}, "augmentation": {}}
+    plan = Plan.model_validate({**tables, "model": model})
+    coordinator = Coordinator(strategy_named("surgical", {}), plan, ParticipationSection(), "run-1", callbacks=Going())
+    coordinator.state = state
+    coordinator.sites.members = dict.fromkeys(sites)  # type: ignore[assignment]
+    (rollback,) = [layer for layer in coordinator.layers if isinstance(layer, Rollback)]
+    return rollback
+
+
 def test_a_collapsed_model_is_taken_back_once_and_sites_that_are_out_stay_out() -> None:
-    rollback, broken = Rollback(Going()), dict.fromkeys("abc", 9.0)
+    rollback, broken = rollback_of(state=replace(STATE, excluded={"y": "why"})), of(dict.fromkeys("abc", 9.0))
     with pytest.raises(ModelCollapse) as raised:
-        rollback.refuse_collapse(replace(STATE, excluded={"y": "why"}), broken, {}, "abc")
+        rollback.on_validation(broken, {})
     again = raised.value.state
     assert (again.round, again.repeated, dict(again.excluded)) == (3, 4, {"y": "why"})
-    assert rollback.due(again, BEFORE, 3, too_long=False)
-    rollback.refuse_collapse(replace(STATE, repeated=4), broken, {}, "abc")
+    assert rollback.due(again, BEFORE, too_long=False)
+    rollback_of(state=replace(STATE, repeated=4)).on_validation(broken, {})
 
 
 @pytest.mark.parametrize("sites", ["ab", "abcdefghijklmnopq"])
 def test_among_two_sites_or_more_than_sixteen_no_model_is_tried_or_taken_back(sites: str) -> None:
-    rollback = Rollback(Going())
-    rollback.refuse_collapse(STATE, dict.fromkeys("abc", 9.0), {}, sites)
-    assert not rollback.due(STATE, dict.fromkeys(sites, 0.9), len(sites), too_long=True)
+    rollback = rollback_of(sites)
+    rollback.on_validation(of(dict.fromkeys("abc", 9.0)), {})
+    assert not rollback.due(STATE, dict.fromkeys(sites, 0.9), too_long=True)
 
 
 def test_updates_are_tried_where_one_was_too_long_or_the_model_stalled_but_not_before_a_pause_is_over() -> None:
-    rollback, better = Rollback(Going()), dict.fromkeys("abc", 0.4)
-    assert not rollback.due(STATE, better, 3, too_long=False)
-    assert rollback.due(STATE, better, 3, too_long=True)
-    assert rollback.due(STATE, BEFORE, 3, too_long=False)
-    assert not rollback.due(replace(STATE, next_trial=6), BEFORE, 3, too_long=True)
-
-
-def test_a_site_that_states_no_figure_is_tried_like_any_other_where_two_others_state_theirs() -> None:
-    rollback, two = Rollback(Going()), {"a": BEFORE["a"], "b": BEFORE["b"]}
-    assert rollback.due(STATE, two, 3, too_long=True)
-    assert not rollback.due(STATE, {"a": BEFORE["a"]}, 3, too_long=True)
-
-
-def test_a_silent_site_is_found_by_two_others_and_one_judge_has_nobody_left_out() -> None:
-    bad, good = of({"a": 9.0, "b": 9.0}), of({"a": 0.3, "b": 0.3})
-    assert culprit(bad, {"a": bad, "b": bad, "silent": good})[0] == "silent"
-    alone, without = of({"a": 9.0}), of({"a": 0.3})
-    assert culprit(alone, {"b": without, "silent": alone}) == ("", "")
+    rollback, better = rollback_of(), dict.fromkeys("abc", 0.4)
+    assert not rollback.due(STATE, better, too_long=False)
+    assert rollback.due(STATE, better, too_long=True)
+    assert rollback.due(STATE, BEFORE, too_long=False)
+    assert not rollback.due(replace(STATE, next_trial=6), BEFORE, too_long=True)

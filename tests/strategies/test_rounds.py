@@ -24,12 +24,12 @@ from common.wire.records import (
     TrainRequest,
 )
 from server.simulation.backends.inline import inline
-from strategies.base.checkpoint import of_bytes, to_bytes
-from strategies.base.flower_arrays import array_record
-from strategies.base.round_record import RoundRecord, TooFewSites
-from strategies.registry import method_named
-from strategies.rounds.messages.replies import Replies
-from strategies.rounds.strategy import FederatedAveraging
+from strategies.engine.checkpoint import of_bytes, to_bytes
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.replies import Replies
+from strategies.engine.round_record import RoundRecord, TooFewSites
+from strategies.engine.state import array_record
+from strategies.registry import strategy_named
 from tests.harms import FORMS, Harm
 from tests.strategies.noted import Noted
 from tests.words import raw_in
@@ -120,13 +120,13 @@ class Turned:
 class Ran:
     """A finished run."""
 
-    strategy: FederatedAveraging
+    coordinator: Coordinator
     rounds: list[RoundRecord]
     tested: Replies[EvaluateReply]
 
     @property
     def model(self) -> ModelState:
-        return self.strategy.state.model
+        return self.coordinator.state.model
 
 
 def plan(seed: int = 7) -> Plan:
@@ -154,16 +154,15 @@ def run(
     """Run surgical aggregation over these sites."""
     participation = {"roll_call_deadline_s": 5.0, "clip": "off", **participation}  # every step is a constant
     section = ParticipationSection.model_validate(participation)
-    strategy = method_named("surgical", parameters).prepare(
-        plan(seed), section, "run-1", callbacks=(noted := noted or Noted())
-    )
+    noted = noted or Noted()
+    coordinator = Coordinator(strategy_named("surgical", parameters), plan(seed), section, "run-1", callbacks=noted)
     ran: list[Ran] = []
 
     def main(grid: Any) -> None:
         grid = wire(grid)
-        contract = strategy.sites.roll_call(grid, len(peers))
-        strategy.start(grid, initial(contract.class_names), rounds)
-        ran.append(Ran(strategy, noted.records, strategy.test(grid)))
+        contract = coordinator.sites.roll_call(grid, len(peers))
+        coordinator.start(grid, initial(contract.class_names), rounds)
+        ran.append(Ran(coordinator, noted.records, coordinator.test(grid)))
 
     inline(main, app_of(peers), len(peers))
     return ran[0]
@@ -220,7 +219,7 @@ def test_the_order_in_which_sites_answer_changes_nothing() -> None:
     np.testing.assert_allclose(straight.model.trunk, [0.25 + 6.75 / 3, -4 + 6.75 / 3])
     for other in (turned, shuffled):
         assert straight.model.trunk.tobytes() == other.model.trunk.tobytes()
-        assert straight.strategy.sites.contract.hash == other.strategy.sites.contract.hash
+        assert straight.coordinator.sites.contract.hash == other.coordinator.sites.contract.hash
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def test_a_reply_that_cannot_count_costs_only_its_own_update_and_has_its_reason(
     assert raw_in(ran.rounds[0].absent["south"], "") == set()
     assert ran.rounds[0].sites == ("east", "north")
     np.testing.assert_array_equal(ran.model.trunk, [0.25 - 1, -4 - 1])  # (-3 + 1) / 2
-    assert dict(ran.strategy.state.counted) == {"east": 1, "north": 1}
+    assert dict(ran.coordinator.state.counted) == {"east": 1, "north": 1}
 
 
 @pytest.mark.parametrize("harm", FORMS, ids=lambda harm: harm.kind)
@@ -320,15 +319,15 @@ def test_a_site_is_told_once_why_its_reply_did_not_count(monkeypatch: pytest.Mon
 
 
 def test_why_a_reply_did_not_count_outlives_the_coordinator() -> None:
-    strategy = run((EAST, NORTH, replace(SOUTH, tested=("q",))), min_sites=2).strategy
-    kept = of_bytes(to_bytes(strategy.state)).left_out
-    assert kept == strategy.state.left_out == {"south": 'evaluation: tested "q", which it does not annotate'}
+    coordinator = run((EAST, NORTH, replace(SOUTH, tested=("q",))), min_sites=2).coordinator
+    kept = of_bytes(to_bytes(coordinator.state)).left_out
+    assert kept == coordinator.state.left_out == {"south": 'evaluation: tested "q", which it does not annotate'}
 
 
 def test_the_lowest_losses_outlive_the_coordinator_and_a_checkpoint_of_an_earlier_release_begins_with_the_best() -> (
     None
 ):
-    state = run(ALL, rounds=2).strategy.state
+    state = run(ALL, rounds=2).coordinator.state
     assert set(state.lowest_losses) == {"east", "north", "south"}
     assert of_bytes(to_bytes(state)).lowest_losses == state.lowest_losses
     earlier = replace(state, lowest_losses={})
@@ -337,10 +336,10 @@ def test_the_lowest_losses_outlive_the_coordinator_and_a_checkpoint_of_an_earlie
 
 def test_an_evaluation_that_cannot_count_is_reported_with_its_reason_and_told_to_the_site() -> None:
     liar = replace(SOUTH, tested=("q",))
-    strategy = run((EAST, NORTH, liar), noted=(noted := Noted())).strategy
+    coordinator = run((EAST, NORTH, liar), noted=(noted := Noted())).coordinator
     reason = 'tested "q", which it does not annotate'
     assert noted.absences == [("evaluate", {"south": reason})]
-    assert dict(strategy.state.left_out) == {"south": f"evaluation: {reason}"}
+    assert dict(coordinator.state.left_out) == {"south": f"evaluation: {reason}"}
 
 
 FIVE = {"east": 1.0, "lying": -100.0, "north": 2.0, "south": 3.0, "west": 4.0}
@@ -365,7 +364,7 @@ def test_an_update_over_three_medians_counts_as_one_of_three(monkeypatch: pytest
 
 @pytest.mark.parametrize("in_memory", [0, 2**20])
 def test_a_bound_changes_no_bit_where_no_update_is_too_long(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.aggregation.waiting.IN_MEMORY", in_memory)
+    monkeypatch.setattr("strategies.engine.aggregator.IN_MEMORY", in_memory)
     plain, bounded = (run(ALL, rounds=2, clip=clip) for clip in ("off", 4.0))
     for group in ("trunk", "norm"):
         assert getattr(plain.model, group).tobytes() == getattr(bounded.model, group).tobytes()
@@ -385,7 +384,7 @@ def test_a_bound_changes_no_bit_where_no_update_is_too_long(in_memory: int, monk
 def test_a_robust_mean_is_not_moved_by_one_site_that_lies(
     mean: Any, moved: float, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.aggregation.waiting.IN_MEMORY", in_memory)
+    monkeypatch.setattr("strategies.engine.aggregator.IN_MEMORY", in_memory)
     ran = five(monkeypatch, parameters={"mean": mean})
     np.testing.assert_array_equal(ran.model.trunk, [0.25 + moved, -4 + moved])
     np.testing.assert_array_equal(ran.model.head.bias, np.array([-2, 0], np.float32) - moved)
@@ -445,22 +444,22 @@ def test_the_best_round_is_the_first_with_the_lowest_mean_validation_loss() -> N
     ran = run((east, north, replace(SOUTH, losses=(None,) * 4)), rounds=3)
     means = [record.validation.mean_loss for record in ran.rounds]
     assert means == pytest.approx([0.8, 0.5, 0.5])
-    assert ran.strategy.last_validation.mean_loss == pytest.approx(0.75)
-    assert (ran.strategy.state.best_round, ran.strategy.state.round) == (1, 3)
-    np.testing.assert_array_equal(ran.strategy.state.selected.trunk, [0.25 - 0.5, -4 - 0.5])
+    assert ran.coordinator.last_validation.mean_loss == pytest.approx(0.75)
+    assert (ran.coordinator.state.best_round, ran.coordinator.state.round) == (1, 3)
+    np.testing.assert_array_equal(ran.coordinator.state.selected.trunk, [0.25 - 0.5, -4 - 0.5])
 
 
 def test_the_last_and_the_first_model_may_be_the_best() -> None:
     falling = [replace(peer, losses=(3.0, 2.0, 1.0)) for peer in ALL]
     rising = [replace(peer, losses=(1.0, 2.0, 3.0)) for peer in ALL]
-    assert run(falling, rounds=2).strategy.state.best_round == 2
-    assert run(rising, rounds=2).strategy.state.best_round == 0
+    assert run(falling, rounds=2).coordinator.state.best_round == 2
+    assert run(rising, rounds=2).coordinator.state.best_round == 0
 
 
 def test_without_any_validation_loss_the_last_model_is_taken() -> None:
     ran = run([replace(peer, losses=(None,) * 3) for peer in ALL], rounds=2)
-    assert ran.strategy.state.best_round == -1
-    assert ran.strategy.state.selected is ran.model
+    assert ran.coordinator.state.best_round == -1
+    assert ran.coordinator.state.selected is ran.model
 
 
 def test_sites_are_drawn_by_seed_and_round() -> None:

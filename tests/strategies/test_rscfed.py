@@ -13,10 +13,10 @@ from client.site.memory import memory_of
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.round_context import RoundContext
-from strategies.comparators.rscfed import RSCFedParameters, consensus, group, reweighted, shares
-from strategies.local.mean_teacher import decay_after
-from strategies.registry import method_named
+from strategies.local.objective import decay_after
+from strategies.methods.base import RoundContext
+from strategies.methods.rscfed import RSCFed, consensus, group, reweighted
+from strategies.registry import strategy_named
 from tests.federations import federation
 
 CONTRACT = LabelContract(("a",), MappingProxyType({"east": ("a",), "north": ("a",), "west": ("a",)}))
@@ -34,8 +34,8 @@ def known(server_round: int = 3, seed: int = 0) -> RoundContext:
 
 
 def test_one_sub_consensus_of_all_sites_without_distances_is_fedavg() -> None:
-    parameters = RSCFedParameters(consensus_models=1, consensus_sites=3, distance_scale=0)
-    found = shares(known(), REPLIES, [10.0, 30.0, 20.0], parameters)
+    parameters = {"consensus_models": 1, "consensus_sites": 3, "distance_scale": 0}
+    found = RSCFed(parameters).site_weights(known(), REPLIES, [10.0, 30.0, 20.0])
     np.testing.assert_allclose(found, [10 / 60, 30 / 60, 20 / 60])
 
 
@@ -167,4 +167,4 @@ def test_each_parameter_changes_the_model(part: str, whole: str, tmp_path: Path)
 
 def test_a_multi_class_task_is_refused() -> None:
     with pytest.raises(BadInput, match="rscfed asks of each class by itself"):
-        method_named("rscfed", {}, "multi_class")
+        strategy_named("rscfed", {}, "multi_class")

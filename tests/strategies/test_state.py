@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from strategies.base.state import FederationState, with_validation
+from strategies.engine.state import FederationState, with_validation
 from tests.strategies.states import ONE
 
 

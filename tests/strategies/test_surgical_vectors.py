@@ -11,7 +11,7 @@ import torch
 from common.metrics.auroc import mean_and_sd, per_class
 from common.models.state import Head, ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.base.state import FederationState, with_validation
+from strategies.engine.state import FederationState, with_validation
 from strategies.local.losses import known_entries, missing_as_negative
 from tests.federations import VECTORS
 from tests.strategies.folds import aggregated, owners_mean

@@ -17,15 +17,15 @@ from common.models.state import layout_of as layout
 from common.models.state import read_state, state_sha256
 from common.models.zoo.spec import ModelSpec
 from strategies.local import optimisation
-from strategies.local.early_stopping import Settling
+from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import known_entries
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, rate_factor, restore_optimizer
 from strategies.local.training import (
     Examples,
-    Exercise,
     Frozen,
-    Judge,
+    StopCriterion,
     Trained,
+    TrainingTask,
     batches,
     plain,
     reproducible,
@@ -60,7 +60,7 @@ NOTHING = Frozen()
 def epochs(model: SplitNetwork, optimizer: torch.optim.Optimizer, seeds: list[int], frozen: Frozen = NOTHING) -> None:
     for seed in seeds:
         with reproducible(seed, threads=1) as generator:
-            train_epoch(model, Exercise(EXAMPLES, plain(known_entries), ADAM, WEAK, frozen), optimizer, generator)
+            train_epoch(model, TrainingTask(EXAMPLES, plain(known_entries), ADAM, WEAK, frozen), optimizer, generator)
 
 
 ADAMW = TrainingSection(optimizer="adamw", weight_decay=0.05, lr=0.01, batch_size=8)
@@ -104,7 +104,7 @@ def test_an_optimiser_steps_as_torchs_own_does(
 ) -> None:
     spec = spec.model_copy(update={"batch_size": 8, "clip_gradients": clip})
     ours, same = network(), network()
-    exercise = Exercise(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
+    exercise = TrainingTask(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
     for model, optimizer in (
         (ours, optimizer_for(ours, spec, 0.01)),
         (same, theirs(same.parameters(), lr=0.01, fused=True)),
@@ -176,9 +176,11 @@ def settled(losses: list[float], patience: int = 2) -> tuple[SplitNetwork, Train
         hashes.append(sha256(model))
         return torch.tensor(next(said))
 
-    exercise = Exercise(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
+    exercise = TrainingTask(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
     with reproducible(1, threads=1) as generator:
-        done = train_until_settled(model, exercise, optimizer, generator, Judge(EXAMPLES, loss, Settling(patience)))
+        done = train_until_settled(
+            model, exercise, optimizer, generator, StopCriterion(EXAMPLES, loss, EarlyStopping(patience))
+        )
     return model, done, optimizer, hashes
 
 
@@ -198,9 +200,9 @@ def test_a_loss_that_is_no_number_is_worse_than_any() -> None:
 def test_without_validation_images_training_takes_the_experiments_epochs() -> None:
     nothing = Examples(EXAMPLES.images[:0], EXAMPLES.labels[:0], EXAMPLES.annotated)
     model, spec = network(), TrainingSection(batch_size=8, epochs=3)
-    exercise = Exercise(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
+    exercise = TrainingTask(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
     with reproducible(1, threads=1) as generator:
-        judge = Judge(nothing, known_entries, Settling(2))
+        judge = StopCriterion(nothing, known_entries, EarlyStopping(2))
         done = train_until_settled(model, exercise, optimizer_for(model, spec, spec.lr), generator, judge)
     assert (done.epochs, len(done.losses)) == (3, 12)
 
@@ -214,7 +216,7 @@ def trained_by(spec: TrainingSection) -> SplitNetwork:
     optimizer = optimizer_for(model, spec, spec.lr)
     with reproducible(3, threads=1) as generator:
         train_epoch(
-            model, Exercise(EXAMPLES, plain(known_entries), spec, AugmentationSpec(), NOTHING), optimizer, generator
+            model, TrainingTask(EXAMPLES, plain(known_entries), spec, AugmentationSpec(), NOTHING), optimizer, generator
         )
     return model
 
@@ -242,7 +244,7 @@ def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> 
         spec = sgd(batch_size=size, accumulate=accumulate)
         model = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
         with reproducible(3, threads=1) as generator:
-            exercise = Exercise(few, plain(known_entries), spec, AugmentationSpec(), NOTHING)
+            exercise = TrainingTask(few, plain(known_entries), spec, AugmentationSpec(), NOTHING)
             train_epoch(model, exercise, optimizer_for(model, spec, spec.lr), generator)
         states.append(read_state(model).trunk)
     np.testing.assert_allclose(states[0], states[1], rtol=1e-4, atol=1e-6)

@@ -12,9 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.zoo.spec import Task
-from strategies.base.round_record import TooFewSites
-from strategies.local.losses import Loss, Missing, loss_for
-from strategies.local.training_losses import chosen_loss
+from strategies.engine.round_record import TooFewSites
+from strategies.local.losses import Loss, Missing, chosen_loss, loss_for
 from strategies.registry import STRATEGIES, method_of
 from tests.federations import experiment, federation
 from tests.third_parties import install, stairs
@@ -173,7 +172,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_trained(
 
 
 def test_every_method_says_whether_it_takes_another_loss() -> None:
-    taking = {name for name, one in STRATEGIES.items() if one.chooses_loss}
+    taking = {name for name, one in STRATEGIES.items() if one.site_class.chooses_loss}
     assert taking == {
         "surgical", "vanilla", "partial_loss", "pfl", "individual", "centralised", "fedavg", "fedbn", "fedbn_plus",
         "fedprox", "fedavg_scaled", "unifed", "fedseq", "polyclinic", "server_only",

@@ -24,10 +24,11 @@ from common.wire.records import (
     TrainRequest,
 )
 from server.simulation.backends.inline import inline
-from strategies.base.flower_arrays import array_record
-from strategies.base.round_record import RoundRecord, RunStopped, TooFewSites
-from strategies.unifed.method import SequentialTraining, UniFed
-from strategies.unifed.passing import SequentialPassing
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.round_record import RoundRecord, RunStopped, TooFewSites
+from strategies.engine.sequential import coordinator_of
+from strategies.engine.state import array_record
+from strategies.methods.unifed import SequentialTraining, UniFed
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
 from tests.strategies.noted import Noted
 
@@ -94,7 +95,7 @@ def app_of(hospitals: Sequence[Hospital], heard: list[tuple[int, str, float]]) -
 class Passed:
     """A finished run, and what each site received: round, site, the model's one value."""
 
-    strategy: SequentialPassing
+    coordinator: Coordinator
     records: list[RoundRecord]
     heard: list[tuple[int, str, float]]
     absences: list[tuple[str, Mapping[str, str]]]
@@ -106,7 +107,7 @@ class Passed:
 class HospitalsAlone(UniFed):
     """UniFed without the coordinator's own training."""
 
-    server = None  # type: ignore[assignment]
+    server_training = None  # type: ignore[assignment]
 
 
 def passed(
@@ -122,19 +123,18 @@ def passed(
     tables = {"method": {}, "model": model, "training": {}, "augmentation": {}}
     plan = Plan.model_validate({"run": {"method": method}, **tables})
     section = ParticipationSection(roll_call_deadline_s=5.0, clip="off", **participation)  # every step is a constant
-    strategy = {"unifed": HospitalsAlone, "fedseq": SequentialTraining}[method]().prepare(
-        plan, section, "run-1", callbacks=(noted := Noted())
-    )
+    kind, noted = {"unifed": HospitalsAlone, "fedseq": SequentialTraining}[method], Noted()
+    coordinator = coordinator_of(kind(), plan, section, "run-1", callbacks=noted)
     heard = [] if heard is None else heard
 
     def main(grid: Any) -> None:
-        names = strategy.sites.roll_call(grid, len(hospitals)).class_names
+        names = coordinator.sites.roll_call(grid, len(hospitals)).class_names
         head = Head(names, np.zeros((len(names), 2), np.float32), np.zeros(len(names), np.float32))
         one = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
-        strategy.start(grid, array_record(one), rounds)
+        coordinator.start(grid, array_record(one), rounds)
 
     inline(main, app_of(hospitals, heard), len(hospitals))
-    return Passed(strategy, noted.records, heard, noted.absences)
+    return Passed(coordinator, noted.records, heard, noted.absences)
 
 
 @pytest.mark.skipif(not VECTOR, reason="../shared/vectors/unifed.json is absent")
@@ -147,7 +147,7 @@ def test_who_starts_from_what_is_the_papers() -> None:
     assert [site for site, _ in ran.hops(1)] == [str(site) for site in vector["order"]]
     begins = [vector["expected_paper"]["server_model_theta_t"], *(after[str(site)] for site in vector["order"][:-1])]
     assert [value for _, value in ran.hops(1)] == begins
-    assert float(ran.strategy.state.model.trunk[0]) == vector["expected_paper"]["returned"]
+    assert float(ran.coordinator.state.model.trunk[0]) == vector["expected_paper"]["returned"]
 
 
 HOSPITALS = (
@@ -224,7 +224,7 @@ def test_a_pass_moves_the_model_down_and_up_once_a_hospital_and_both_are_counted
 def test_without_images_of_the_coordinators_own_the_sites_say_which_round_was_best() -> None:
     judging = [Hospital(one.site, one.step, one.slopes, losses=(0.5, 0.25, 0.75)) for one in HOSPITALS]
     ran = passed(judging, rounds=3 - 1)
-    assert ran.strategy.state.best_round == 2
+    assert ran.coordinator.state.best_round == 2
 
 
 def test_the_run_ends_where_the_coordinators_loss_has_not_fallen_for_long_enough(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.aggregation.interpolation import mixed
-from strategies.local.early_stopping import Settling
-from strategies.unifed.difficulty import SlopeRule, easy_first, loss_slope
+from strategies.aggregation.means import mixed
+from strategies.local.early_stopping import EarlyStopping
+from strategies.methods.unifed import SlopeRule, easy_first, loss_slope
 from tests.federations import VECTORS
 
 FILE = VECTORS / "unifed.json"
@@ -26,10 +26,10 @@ numbers = st.floats(-1e3, 1e3, width=32)
 slopes = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.floats(-3, 3), max_size=8)
 
 
-def settled(losses: list[float], patience: int, cap: int = 200) -> Settling:
+def settled(losses: list[float], patience: int, cap: int = 200) -> EarlyStopping:
     """The state at the epoch at which training stops, or after the last loss."""
     return reduce(
-        lambda state, loss: state if state.stopped else state.after(loss), losses, Settling(patience, cap=cap)
+        lambda state, loss: state if state.stopped else state.after(loss), losses, EarlyStopping(patience, cap=cap)
     )
 
 
@@ -96,7 +96,7 @@ def test_of_equal_validation_losses_the_last_is_kept_and_counts_as_slight() -> N
 
 
 def test_a_fall_of_just_the_tolerance_is_not_slight() -> None:
-    state = reduce(Settling.after, [1.0, 0.75, 0.625], Settling(patience=7, tolerance=0.25))
+    state = reduce(EarlyStopping.after, [1.0, 0.75, 0.625], EarlyStopping(patience=7, tolerance=0.25))
     assert state.slight == 1  # 1 - .75 is .25, .75 - .625 is .125
 
 

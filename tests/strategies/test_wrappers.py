@@ -17,13 +17,12 @@ from common.wire.codec import decode
 from common.wire.quantization import Form
 from common.wire.records import NO_ARRAYS, Groups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, stepped
-from strategies.base.state import FederationState
-from strategies.local.clipping import clipped, norm_of
-from strategies.local.compression import compressed
-from strategies.local.objective import LocalRound, Situation, proximal
+from strategies.engine.replies import fault_in
+from strategies.engine.state import FederationState
+from strategies.local.objective import ClientContext, LocalRound, proximal
 from strategies.local.training import Batch, Examples
-from strategies.registry import method_named
-from strategies.rounds.messages.refused_replies import fault_in
+from strategies.local.updates import clipped, compressed, norm_of
+from strategies.registry import strategy_named
 from tests.federations import ALL_SHARED, federation, finished, needs_of, of_type, overheard
 from tests.strategies.folds import aggregated, stepped_by
 
@@ -41,7 +40,7 @@ def zero(network: Any, batch: Batch) -> torch.Tensor:
 def test_the_proximal_term_is_half_mu_times_the_squared_distance_of_what_is_shared(head: bool, norm: bool) -> None:
     network = build(SPEC, ("a", "b"), 3)
     half = proximal(lambda situation: LocalRound(zero), 0.4, head=head, norm=norm)
-    objective = half(Situation(network, NOTHING, NO_ARRAYS, NO_ARRAYS, 1, TrainingSection())).objective
+    objective = half(ClientContext(network, NOTHING, NO_ARRAYS, NO_ARRAYS, 1, TrainingSection())).objective
     assert float(objective(network, None).detach()) == 0  # type: ignore[arg-type]
     norms = [part for part in network.modules() if isinstance(part, torch.nn.BatchNorm2d)]
     assert norms
@@ -263,13 +262,13 @@ def test_a_combination_without_sense_is_refused_with_the_reason(
     method: str, parameters: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(BadInput) as refused:
-        method_named(method, parameters)
+        strategy_named(method, parameters)
     assert reason in str(refused.value)
 
 
 def test_fedmlp_refuses_a_task_in_which_classes_exclude_one_another() -> None:
     with pytest.raises(BadInput, match="in a multi-class task classes exclude others"):
-        method_named("fedmlp", {}, "multi_class")
+        strategy_named("fedmlp", {}, "multi_class")
 
 
 def test_a_method_that_trains_at_the_coordinator_needs_images_there(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class _Known:
 
 
 def _attempt(name: str, tried: str, scores: Sequence[Floats], known: _Known, at: Adversary) -> Attempt:
-    """Judge the scores of the update, beside those of the update that was trained elsewhere."""
+    """StopCriterion the scores of the update, beside those of the update that was trained elsewhere."""
     inside = known.inside
     found, by_chance = (_surer(row, inside) for row in scores)
     aurocs = [mean_auroc(row[:, None], inside[:, None].astype(np.float64)) or 0.5 for row in scores]

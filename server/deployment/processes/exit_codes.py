@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import BadInput, CannotGoOn
 from common.system.files import no_room
 from server.deployment.processes.supervisor import RunExit
-from strategies.base.round_record import RunStopped
+from strategies.engine.round_record import RunStopped
 
 Tell = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from common.config import Plan
 from common.wire.secure_aggregation import Integers
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 from strategies.privacy.discrete_gaussian import SCALE_BITS, BitStream, discrete_gaussian
 from strategies.privacy.protection import protection_of
 from strategies.privacy.secure_aggregation.crypto import SecretsError
@@ -100,7 +100,7 @@ class NoiseShares:
         return ShareGrid(bits, divisor, in_shares * 2.0**bits, math.ceil(needed * 2.0**bits) + divisor)
 
 
-def shares_of(plan: Plan, method: Method) -> NoiseShares | None:
+def shares_of(plan: Plan, method: SiteMethod) -> NoiseShares | None:
     """The noise that the sites of a plan's run add together; None where each adds its own."""
     section = plan.privacy
     if section.noise != "distributed":

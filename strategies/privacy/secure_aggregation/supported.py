@@ -4,20 +4,20 @@ from collections.abc import Mapping, Sequence
 
 from common.config import Plan
 from common.errors import Fault
-from strategies.base.method import Method
+from strategies.local.site_method import SiteMethod
 
 LARGEST_CHANGE = 16.0
 """Where the experiment sets no bound: numbers of an update beyond are cut. The resolution is 1.5e-8."""
 
 
-def largest_change(plan: Plan, method: Method) -> float:
+def largest_change(plan: Plan, method: SiteMethod) -> float:
     """The bound of one number of an update: the experiment's, or the length that updates are clipped to."""
     if plan.privacy.noise == "distributed":
         return plan.privacy.max_update_norm
     return plan.privacy.largest_change or method.parameters.clip_update or LARGEST_CHANGE
 
 
-def alike(sites: Sequence[str], counted: Mapping[str, int], method: Method) -> list[str]:
+def alike(sites: Sequence[str], counted: Mapping[str, int], method: SiteMethod) -> list[str]:
     """The sites that can be masked together: all, or where they keep parts of the model, most of those of one past.
 
     A site that missed a round goes on from other parts than the others do, and a model could be made in which its
@@ -28,7 +28,7 @@ def alike(sites: Sequence[str], counted: Mapping[str, int], method: Method) -> l
     return [site for site in sites if pasts[site] == most]
 
 
-def contradictions(method: Method) -> list[Fault]:
+def contradictions(method: SiteMethod) -> list[Fault]:
     """Why this method cannot do with sums of updates alone; empty where it can."""
     reasons = {
         "there is one pseudo-site": method.pooled != "no",

@@ -1,0 +1,30 @@
+"""An experiment file read before torch is imported, so that a wrong one is refused at once."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from common.config import ExperimentFile
+from common.errors import Fault, stop_on
+from common.system.files import missing_file, missing_folder
+from strategies.method_list import in_file, read_with_faults
+
+
+def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
+    """Read an experiment and refuse what is wrong in it as far as that is known without torch.
+
+    Raises:
+        BadInput: With every such fault: of the file and of the overrides; then an unknown method and missing files.
+    """
+    file, found = read_with_faults(path, overrides)
+    stop_on([*found, *(in_file(file, fault) for fault in _missing(file))])
+    return file
+
+
+def _missing(file: ExperimentFile) -> list[Fault]:
+    """Return a fault for each file of the experiment's data that is not there."""
+    found = list[Fault]()
+    for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
+        for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
+            if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
+                found += look(f"{section}.{key}", file.base / name)
+    return found

@@ -1,0 +1,170 @@
+"""Bounds on what one site can do to the model: on the length of its update, and on its share of all images.
+
+Norm bounding: no update moves the model by more than a multiple of the usual length. Sun, Kairouz, Suresh, McMahan,
+"Can You Really Backdoor Federated Learning?", arXiv:1911.07963, 2019, section 4: the server shortens every update to a
+length M, its direction stays. Departs from it in two points:
+
+- M is a multiple of the median length of the round's updates, as no fixed number fits every model and every round.
+- Three parts are bounded, each by itself, for in one length the largest part would hide the others: the trunk, batch
+  normalisation, and each head row with its bias. A row is held against the longest row of each site: sites own other
+  classes, so the rows of one class may be too few for a median.
+
+Batch normalisation is shortened towards the model before: its running variances stay positive, as they lie between two
+that are. Of fewer than three sites the median says nothing about which one is long; then nothing is shortened.
+
+Largest share: a site says at the roll call how many training images it has, and nobody can check it: one that says a
+billion is all of the mean. A cap that never touches an honest run cannot stop that, because honest counts differ by any
+factor, and a share of 99 % is as good as all. So there is none unless ``participation.largest_share`` sets one; a site
+that has more than :data:`HEAVY` of a run's images is named in ``events.jsonl`` with any setting."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.models.head import Head
+from common.wire.records import Groups, TrainReply
+from strategies.aggregation.mean import Float32, running_sum
+
+Float64 = NDArray[np.float64]
+
+BLOCK = 2**13
+"""Numbers of which squares are added at a time: BLAS adds so few on one thread, in one order."""
+LEAST = 1e-20
+"""Sum of squares from which float32 holds each that matters: to six digits, which is enough for a length."""
+FEWEST = 3
+"""Sites whose lengths make a median."""
+TRUNK, NORM, ROW = "trunk", "batch normalisation", "head row"
+
+Lengths = Mapping[str, float]
+"""Part of an update -> its Euclidean length; of head rows, the longest."""
+
+
+def lengths_of(update: Groups) -> dict[str, float]:
+    """The lengths of the parts that are there."""
+    lengths = {
+        part: _length(array) for part, array in ((TRUNK, update.trunk), (NORM, update.norm)) if array is not None
+    }
+    if update.head is not None:
+        lengths[ROW] = float(_row_lengths(update.head).max(initial=0.0))
+    return lengths
+
+
+def medians_of(lengths: Iterable[Lengths]) -> dict[str, float]:
+    """Part -> median length over the sites that sent it; a part that fewer than three sent is not there."""
+    sent: dict[str, list[float]] = {}
+    for of_site in lengths:
+        for part, length in of_site.items():
+            sent.setdefault(part, []).append(length)
+    return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
+
+
+def shortened(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
+    """The update with no part longer than ``clip`` medians, and what was done in words, empty for nothing."""
+    long = {part: times for part, times in times_of(lengths, medians).items() if times > clip}
+    if not long:
+        return update, ""
+    if TRUNK in long and update.trunk is not None:
+        update = replace(update, trunk=_scaled(update.trunk, clip / long[TRUNK]))
+    if NORM in long and update.norm is not None:
+        update = replace(update, norm=_scaled(update.norm, clip / long[NORM]))
+    if ROW in long and update.head is not None:
+        update = replace(update, head=_shortened_rows(update.head, clip * medians[ROW]))
+    worst = max(sorted(long), key=long.__getitem__)
+    return update, f"its {worst} was {long[worst]:.3g} times the median length, and was shortened to {clip:g} times"
+
+
+def bounded(
+    replies: Mapping[str, TrainReply], clip: float, lengths: Mapping[str, Lengths] = MappingProxyType({})
+) -> tuple[dict[str, TrainReply], dict[str, str]]:
+    """Shorten the updates that are too long.
+
+    Args:
+        replies: By site; their updates are a round's.
+        clip: The longest update, in median lengths of the round.
+        lengths: Of the updates, where they are known.
+
+    Returns:
+        The replies with bounded updates; and site -> what was done, for those that were shortened.
+    """
+    measured = {site: lengths.get(site) or lengths_of(reply.update) for site, reply in replies.items()}
+    medians, kept, done = medians_of(measured.values()), dict[str, TrainReply](), dict[str, str]()
+    for site, reply in replies.items():
+        update, what = shortened(reply.update, measured[site], medians, clip)
+        kept[site] = replace(reply, update=update) if what else reply
+        if what:
+            done[site] = what
+    return kept, done
+
+
+def times_of(lengths: Lengths, medians: Lengths) -> dict[str, float]:
+    """Part -> how many medians long it is, for parts that have one."""
+    return {
+        part: length / medians[part] if medians[part] else (math.inf if length else 0.0)
+        for part, length in lengths.items()
+        if part in medians
+    }
+
+
+def _scaled(array: Float32, factor: float) -> Float32:
+    """The product, in float64: as a float32 a very small factor is too coarse."""
+    return (array * np.float64(factor)).astype(np.float32)
+
+
+def _shortened_rows(head: Head, bound: float) -> Head:
+    lengths = _row_lengths(head)  # (classes,)
+    factors = np.minimum(1.0, bound / np.where(lengths > 0, lengths, 1.0))
+    long = lengths > bound  # a row that is not long keeps its very bits
+    weight = np.where(long[:, None], head.weight * factors[:, None], head.weight).astype(np.float32)
+    return Head(head.class_names, weight, np.where(long, head.bias * factors, head.bias).astype(np.float32))
+
+
+def _row_lengths(head: Head) -> Float64:
+    weight = head.weight.astype(np.float64)
+    squares = np.einsum("cf,cf->c", weight, weight) + np.square(head.bias, dtype=np.float64)
+    return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
+
+
+def _length(values: Float32) -> float:
+    blocks = [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
+    with np.errstate(over="ignore"):
+        total = running_sum(float(block @ block) for block in blocks)
+    if not LEAST <= total < math.inf:  # a square that a float32 does not hold
+        total = running_sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)
+    return math.sqrt(total)
+
+
+HEAVY = 0.9
+"""Share of all images from which on a run is nearly one site's."""
+
+
+def counted_images(images: Mapping[str, int], largest_share: float) -> dict[str, int]:
+    """How many images of each site count, so that none has more than ``largest_share`` of all that count.
+
+    Sites above the cap count as if they had as many images as the cap allows; the others stay as they are. Where even
+    equal weights exceed the share, all count as the smallest does.
+
+    Args:
+        images: Stated at the roll call, by site; each at least 1.
+    """
+    if largest_share >= 1 or not images:
+        return dict(images)
+    ordered = sorted(images.values(), reverse=True)
+    for capped in range(len(ordered)):
+        if capped * largest_share >= 1:
+            break
+        most = largest_share * sum(ordered[capped:]) / (1 - capped * largest_share)  # share of (capped * most + rest)
+        if ordered[capped] <= most:
+            return {site: min(count, max(int(most), 1)) for site, count in images.items()}
+    return dict.fromkeys(images, ordered[-1])
+
+
+def heavy_sites(images: Mapping[str, int]) -> dict[str, float]:
+    """The share of all images of each site that has more than :data:`HEAVY` of them, among several sites."""
+    total = sum(images.values())
+    shares = {site: count / total for site, count in images.items()} if total and len(images) > 1 else {}
+    return {site: share for site, share in shares.items() if share > HEAVY}

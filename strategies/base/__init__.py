@@ -1,1 +1,0 @@
-"""What every method is made of: declaration, state, aggregator, record of a round."""

@@ -1,1 +1,0 @@
-"""FedNoRo: sites with noisy labels are found by their losses, learn from the model of all, and count less."""

@@ -1,0 +1,307 @@
+"""The aggregator: one round's updates on their way into the model, by the method's own rule.
+
+Updates are added as they come, or kept until all are there; either way in the order of site names, so that the bits are
+the same no matter who was first. The same rules, from updates on disk, check a run afterwards.
+"""
+
+import os
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Protocol
+
+import numpy as np
+
+from common.config import ParticipationSection, PrivacySection
+from common.models.state import Array, ModelState
+from common.wire.records import Groups, TrainReply
+from strategies.aggregation.bounds import Lengths, lengths_of, medians_of, shortened, times_of
+from strategies.aggregation.mean import HeadMean, WholeHeadMean
+from strategies.aggregation.means import Means, Merged, RunningMeans, Weighting, means_of, robust_means, site_weight
+from strategies.aggregation.server_optimizer import Moments
+from strategies.local.site_method import SiteMethod
+from strategies.methods.base import Method, RoundContext
+
+
+class Aggregator(Protocol):
+    """Takes one round's good replies, in any order."""
+
+    def take(self, reply: TrainReply) -> TrainReply:
+        """Take a good reply's update; return the reply without it."""
+
+    def leave_out(self, site: str) -> None:
+        """Go on without this site's update: its reply does not count."""
+
+    def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
+        """Return the replies with the updates that are still here."""
+
+    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Merged:
+        """Return the means of replies with their updates, in the order of site names."""
+
+
+def aggregator_for(
+    method: Method, model: ModelState, sites: Collection[str], folder: Path | None, *, buffered: bool
+) -> Aggregator:
+    """Return what adds updates up as they come, or keeps them until all are there.
+
+    Args:
+        model: What the sites started from.
+        sites: Those that were asked.
+        folder: For files of updates that wait; the system's own for temporary files where None.
+        buffered: Whether a rule looks at all updates of the round together.
+    """
+    if buffered or method.site.parameters.mean is not None:
+        return BufferedAggregator(method, model, folder)
+    return StreamingAggregator(model, sites, method.site.parameters.weighting, method.head_mean, folder)
+
+
+class StreamingAggregator:
+    """Adds each update to the means when those before it are there, and keeps no more of them than has to wait.
+
+    Args:
+        model: What the sites started from.
+        sites: Those that were asked.
+        head_mean: How head rows are averaged.
+        folder: For files of updates that wait.
+    """
+
+    def __init__(
+        self,
+        model: ModelState,
+        sites: Iterable[str],
+        weighting: Weighting,
+        head_mean: HeadMean,
+        folder: Path | None = None,
+    ) -> None:
+        self._means, self._weighting = RunningMeans(model, head_mean), weighting
+        self._next, self._waiting = deque(sorted(sites)), WaitingUpdates(folder)
+        self._weights: dict[str, float] = {}
+
+    def take(self, reply: TrainReply) -> TrainReply:
+        """Add a good reply's update, now or when those before it are there; return the reply without it."""
+        self._weights[reply.site] = site_weight(reply, self._weighting)
+        self._waiting.put(reply.site, reply.update, briefly=self._next[0] == reply.site)
+        self._add()
+        return replace(reply, update=Groups())
+
+    def leave_out(self, site: str) -> None:
+        """Wait no longer for this site's update."""
+        self._next.remove(site)
+        self._add()
+
+    def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
+        """Return the replies as they are: updates that were added are gone."""
+        return replies
+
+    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Merged:
+        """Return the means of all that came."""
+        return Merged(self.means())
+
+    def means(self) -> Means:
+        """Return the means of all that came."""
+        self._next = deque(sorted(self._waiting))
+        self._add()
+        return self._means.means
+
+    def _add(self) -> None:
+        while self._next and self._next[0] in self._waiting:
+            site = self._next.popleft()
+            self._means.add(self._waiting.take(site), self._weights[site])
+
+
+class BufferedAggregator:
+    """Keeps a round's updates until all are there, for rules that look at all of them together.
+
+    The first stay in memory; the trunks of the others lie in a file and are read from there, a piece at a time.
+    """
+
+    def __init__(self, method: Method, model: ModelState, folder: Path | None = None) -> None:
+        self._method, self._model, self._waiting = method, model, WaitingUpdates(folder)
+
+    def take(self, reply: TrainReply) -> TrainReply:
+        """Keep a good reply's update; return the reply without it."""
+        self._waiting.put(reply.site, reply.update)
+        return replace(reply, update=Groups())
+
+    def leave_out(self, site: str) -> None:
+        """Forget this site's update, whether it is here or not."""
+        if site in self._waiting:
+            self._waiting.take(site)
+
+    def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
+        """Return the replies with their updates."""
+        return {site: replace(reply, update=self._waiting[site]) for site, reply in replies.items()}
+
+    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Merged:
+        """Return the means by the method's own weights, or its robust mean."""
+        return merged_by(self._method, context, self._model, replies)
+
+
+# ---------------------------------------------------------------------- the rules
+
+
+def longest_update(method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection) -> float | None:
+    """Return the longest update that counts as it is, in median lengths; None for any, or where none is averaged."""
+    seen = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
+    return participation.clip if seen and participation.clip != "off" else None
+
+
+def merged_by(method: Method, context: RoundContext, model: ModelState, replies: Mapping[str, TrainReply]) -> Merged:
+    """Return the means of a round's updates, by this method's weights or its robust mean.
+
+    Args:
+        context: When the round began.
+        model: What the sites started from.
+        replies: Those that count, in the order of site names.
+    """
+    every = list(replies.values())
+    plain = [site_weight(reply, method.site.parameters.weighting) for reply in every]
+    if method.site.parameters.mean is not None:
+        return robust_means(model, [reply.update for reply in every], plain, method.site.parameters.mean)
+    return Merged(means_of(model, every, method.site_weights(context, replies, plain), method.head_mean))
+
+
+def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:
+    """Return the global model and the moments after the round."""
+    optimizer = method.site.parameters.server_optimizer
+    stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
+    return method.finalize(server_round, *stepped)
+
+
+def passed_on(model: ModelState, reply: TrainReply) -> ModelState:
+    """Return a model that has passed through one site."""
+    return means_of(model, [reply], [1.0], WholeHeadMean).moved()
+
+
+UNTRAINED = 10.0
+"""Times the longest update that counts: no training moves a model so far."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A model that has passed through one site.
+
+    Attributes:
+        model: That goes on; the same that came where the update cannot count.
+        lengths: Site -> lengths of its last update, as it counted.
+        shortened: What was done to too long an update, in words.
+        reason: Why the update cannot count; empty where it does.
+    """
+
+    model: ModelState
+    lengths: Mapping[str, Lengths]
+    shortened: str = ""
+    reason: str = ""
+
+
+def visit(model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]) -> Visit:
+    """Pass a model through one site, whose update may be ``clip`` times as long as the median of those before.
+
+    Until three sites were visited there is no such median; then no part may be longer than the model's own.
+    """
+    if clip is None:
+        return Visit(passed_on(model, reply), lengths)
+    own, usual = lengths_of(reply.update), medians_of(lengths.values())
+    if not usual:
+        usual = {part: length / clip for part, length in lengths_of(Groups.of_model(model)).items() if length}
+    if (times := max(times_of(own, usual).values(), default=0.0)) > UNTRAINED * clip:
+        return Visit(
+            model, lengths, reason=f"its update is {times:.3g} times as long as usual: no training moves so far"
+        )
+    update, done = shortened(reply.update, own, usual, clip)
+    lengths = MappingProxyType({**lengths, reply.site: lengths_of(update)})
+    return Visit(passed_on(model, replace(reply, update=update)), lengths, done)
+
+
+IN_MEMORY = 2**29
+"""Bytes of updates that wait in memory."""
+
+
+class WaitingUpdates(Mapping[str, Groups]):
+    """Updates that wait, by site: :data:`IN_MEMORY` bytes of them in memory, the trunks of the others in a file.
+
+    Args:
+        folder: For that file; the system's own for temporary files where None.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._updates, self._bytes = folder, dict[str, Groups](), 0
+        self._file, self._places = TrunkFile(folder), dict[str, slice]()
+
+    def put(self, site: str, update: Groups, *, briefly: bool = False) -> None:
+        """Keep a site's update, in memory if it fits there or is taken at once, or if the disk has no room."""
+        if site in self._updates:
+            self.take(site)
+        trunk = update.trunk
+        if trunk is not None and trunk.size and not briefly and self._bytes + trunk.nbytes > IN_MEMORY:
+            place = self._file.put(trunk)
+            if place is not None:
+                self._places[site], update = place, replace(update, trunk=None)
+        self._updates[site] = update
+        self._bytes += _trunk_bytes(update)
+
+    def take(self, site: str) -> Groups:
+        """Return a site's update, which waits no longer."""
+        update = self[site]
+        self._bytes -= _trunk_bytes(self._updates.pop(site))
+        self._places.pop(site, None)
+        if not self._places:
+            self._file = TrunkFile(self._folder)  # the old one goes with the last look at it
+        return update
+
+    def __getitem__(self, site: str) -> Groups:
+        update, place = self._updates[site], self._places.get(site)
+        return update if place is None else replace(update, trunk=self._file.trunk(place))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._updates)
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+
+def _trunk_bytes(update: Groups) -> int:
+    """Bytes of the trunk, where it is in memory: the rest is small, and stays there."""
+    return 0 if update.trunk is None else update.trunk.nbytes
+
+
+class TrunkFile:
+    """Trunks one after the other in a file without a name, which no kill leaves behind; read where they lie.
+
+    One file for all: a process may have no more than some hundred or thousand open.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self._mapped = np.empty(0, np.float32)
+
+    def put(self, trunk: Array) -> slice | None:
+        """Write a trunk at the end; return its place, or None where the disk has no room."""
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - until the finalizer
+                weakref.finalize(self, self._file.close)  # what was mapped stays so
+            start = self._file.seek(0, os.SEEK_END)
+        except OSError:
+            return None
+        try:
+            left = np.ascontiguousarray(trunk, np.float32).data.cast("B")
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(start)
+            return None
+        first = start // trunk.itemsize
+        return slice(first, first + trunk.size)
+
+    def trunk(self, place: slice) -> Array:
+        """Return what lies at a place, float32 ``(n,)``, read-only."""
+        if len(self._mapped) < place.stop:
+            assert self._file is not None
+            self._mapped = np.memmap(self._file, np.float32, mode="r")
+        return self._mapped[place]

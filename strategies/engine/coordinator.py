@@ -1,0 +1,458 @@
+"""One run of a method on the coordinator: the loop of rounds, one round, evaluation and test, on any Flower ``Grid``.
+
+One exchange a round: a site first evaluates the model it receives on its validation part, which tells how good the
+round before was, then trains. So the validation loss of round *t* is known when the replies of round *t + 1* are in;
+one exchange after the last round measures the last model. Flower's own loop takes two exchanges a round.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from common.config import ParticipationSection, Plan
+from common.contract import LabelContract
+from common.data.base.image_set import Splits
+from common.models.network import build
+from common.models.state import FrozenPart, Layout, ModelState, layout_of
+from common.wire.records import Arrays, EvaluateReply, TrainReply
+from strategies.aggregation.means import Means
+from strategies.aggregation.server_optimizer import Moments
+from strategies.engine.aggregator import Aggregator, aggregator_for, longest_update, moved_by
+from strategies.engine.callbacks import Callbacks
+from strategies.engine.claims import ClaimsBySite, no_lists
+from strategies.engine.exchange import Patience, exchange
+from strategies.engine.layers import LargestShare, Layer, Merge, NormBound, RoundOutcome
+from strategies.engine.membership import Membership
+from strategies.engine.replies import Replies, Reply, received, round_record, too_few, validation_of
+from strategies.engine.requests import FrozenSupply, Requests
+from strategies.engine.roll_call import Registered
+from strategies.engine.rollback import ModelCollapse, Rollback
+from strategies.engine.round_record import FederationValidation, RoundRecord, Waiting
+from strategies.engine.secure_aggregation import SecureAggregation
+from strategies.engine.state import (
+    FederationState,
+    after_round,
+    array_record,
+    is_state_dict,
+    model_of,
+    state_dict_record,
+    with_absent,
+    with_judgement,
+)
+from strategies.methods.base import Method, RoundContext
+
+
+class Coordinator:
+    """Leads one run of a method: :meth:`start`, then :meth:`test`.
+
+    Who needs the contract's classes before the start calls ``sites.roll_call`` and :meth:`settle_model` first.
+
+    Args:
+        method: The coordinator's half; its rules hold no state of the run.
+        plan: The part of the experiment that hospitals receive.
+        run: Identifier of the run.
+        callbacks: Receive what happens.
+        registered: The names of nodes; None in simulation.
+        claims: The most that each site may state of itself.
+        scratch: Folder for what must wait on disk; the system's own for temporary files where None.
+        frozen: The part of the model that nobody trains, whose hash the plan names.
+
+    Attributes:
+        sites: Who takes part.
+        state: The coordinator's, after the last round.
+        last_validation: Figures of the present model at the sites.
+        requests: Of the exchange that is going on, or was the last.
+        layers: Those that are switched on around the rounds, outermost first.
+        grid: Flower's connection to the sites, once a round has begun.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        plan: Plan,
+        participation: ParticipationSection,
+        run: str,
+        *,
+        callbacks: Callbacks | None = None,
+        registered: Registered | None = None,
+        claims: ClaimsBySite = no_lists,
+        scratch: Path | None = None,
+        frozen: FrozenPart | None = None,
+    ) -> None:
+        self.method, self.plan, self.participation, self.run = method, plan, participation, run
+        self.callbacks, self._scratch = callbacks or Callbacks(), scratch
+        self.frozen = FrozenSupply.of(plan.model, frozen)
+        self.sites = Membership(
+            method, plan, participation, run, callbacks=self.callbacks, registered=registered, claims=claims
+        )
+        self.state: FederationState
+        self.last_validation = FederationValidation()
+        self.requests: Requests
+        self.grid: Grid
+        self.layers: tuple[Layer, ...] = tuple(self._layers())
+        self._resumed: FederationState | None = None
+        self._variances: tuple[slice, ...] = ()
+        self._plan_json = plan.model_dump_json()
+
+    def _layers(self) -> Iterator[Layer]:
+        """Yield the layers that this run switches on; no other line of a round names any of them."""
+        if self.participation.largest_share < 1:
+            yield LargestShare(self)
+        if self.plan.privacy.secure_aggregation:
+            yield SecureAggregation(self)
+        clip = longest_update(self.method.site, self.participation, self.plan.privacy)
+        if clip is not None and not self.method.site.sequential:
+            bound = NormBound(clip)
+            if self.plan.privacy.level == "none":
+                yield Rollback(self, bound)
+            yield bound
+
+    def settle_model(self, layout: Layout) -> LabelContract:
+        """Fix the layout of the model, after the roll call; see :meth:`Membership.settle_model`."""
+        self._variances = layout.variances if self.plan.privacy.level == "none" else ()  # noise may make one negative
+        return self.sites.settle_model(layout.signature)
+
+    def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+        """Receive the coordinator's own images; averaging has no use for them."""
+
+    def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
+        """Have :meth:`start` go on from a state of this run, and from the validation of its model."""
+        self._resumed, self.last_validation = state, last_validation
+
+    @property
+    def result(self) -> ModelState:
+        """The model that the run ends with, as things stand."""
+        return self.state.model if self.plan.evaluation.result == "last" else self.state.selected
+
+    @property
+    def result_round(self) -> int:
+        """Round of the result; -1 where no model was judged yet."""
+        return self.state.round if self.plan.evaluation.result == "last" else self.state.best_round
+
+    @property
+    def chosen_round(self) -> int | None:
+        """The round whose model the federation chose on validation; None where nobody chose, or each site did."""
+        chooses = self.method.site.selection == "federation" and self.plan.evaluation.result == "best"
+        return self.state.best_round if chooses and self.state.best_round >= 0 else None
+
+    def context(self, server_round: int | None = None) -> RoundContext:
+        """Return the context of the method's rules in a round; after the last round where none is named."""
+        number = self.state.round if server_round is None else server_round
+        return self.sites.context(number, self.state.statistics)
+
+    # ------------------------------------------------------------------ the loop
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600) -> Result:
+        """Train ``num_rounds`` rounds from the initial model, or from where :meth:`resume` says.
+
+        The roll call is made here where nobody has made it.
+
+        Args:
+            grid: Flower's connection to the sites.
+            initial_arrays: The plan's first model, which hospitals compare: of :func:`array_record`, or the
+                ``state_dict`` of a network that :func:`common.models.network.build` made for the run's classes.
+            num_rounds: Rounds in all, those before a resumed state included.
+            timeout: Seconds for each exchange.
+
+        Returns:
+            The model that the run ends with, in the form of ``initial_arrays``.
+
+        Raises:
+            RunStopped: If a round stays under ``min_sites``, or the coordinator's own training diverges.
+            BadInput: If the labels contradict one another, the method does not fit them, or the initial model is not of
+                the run's network and classes.
+        """
+        self.grid = grid
+        if not self.sites.members:
+            self._call_the_roll()
+        self.state = self._resumed or FederationState(
+            0, model_of(initial_arrays, self.sites.contract.class_names, self.plan)
+        )
+        result = Result()
+        if not self.state.round:
+            self.before_rounds(timeout)
+        while True:
+            try:
+                while (server_round := self.state.round + 1) <= num_rounds and not self.is_over:
+                    record = self.train_round(server_round, timeout)
+                    loss = record.mean_train_loss
+                    metrics = MetricRecord({} if loss is None else {"train-loss": loss})
+                    result.train_metrics_clientapp[server_round] = metrics
+                self.after_rounds(timeout)
+            except ModelCollapse as collapse:  # the round is done again
+                self.state, self.last_validation = collapse.state, self.callbacks.on_reset(collapse.state)
+                continue
+            break
+        flat = not is_state_dict(initial_arrays)
+        result.arrays = array_record(self.result) if flat else state_dict_record(self.result, self.plan)
+        return result
+
+    def _call_the_roll(self) -> None:
+        """Ask anyone who is connected, at least ``min_sites``; settle classes and model."""
+        connected = len(list(self.grid.get_node_ids()))
+        contract = self.sites.roll_call(self.grid, max(connected, self.participation.min_sites, 1))
+        self.settle_model(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
+
+    def before_rounds(self, timeout: float) -> None:
+        """Do what a new run begins with: in averaging nothing."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the run ends before its last round."""
+        return False
+
+    def train_round(self, server_round: int, timeout: float) -> RoundRecord:
+        """Ask all sites of the round, and aggregate their replies."""
+        messages = self.configure_train(server_round, self.grid)
+        return self.aggregate_train(server_round, self.exchanged(messages, "train", server_round, timeout))
+
+    def after_rounds(self, timeout: float) -> None:
+        """Ask once more, to learn how good the last model is."""
+        messages = self.configure_evaluate()
+        self.aggregate_evaluate(self.exchanged(messages, "evaluate", self.state.round, timeout))
+
+    # ------------------------------------------------------------------ a round
+
+    def configure_train(self, server_round: int, grid: Grid) -> list[Message]:
+        """Return one message a site, each with that site's own head rows."""
+        self.begin(server_round, grid)
+        self.new_requests(server_round)
+        chosen = self.sites.drawn(server_round, self.state.excluded)
+        for layer in self.layers:
+            chosen = layer.choose_sites(chosen)
+        statistics = self.method.statistics_for(self.context(server_round))
+        return [self.train_message(site, self.state.model, statistics(site)) for site in chosen]
+
+    def begin(self, server_round: int, grid: Grid) -> None:
+        """Let sites join that have connected since; note when the round begins."""
+        self.grid = grid
+        if server_round > 1:
+            self.sites.admit_late_joiners(server_round)
+        self.began = time.monotonic()
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> RoundRecord:
+        """Check the replies, note the validation losses of the round before, move the model.
+
+        Raises:
+            TooFewSites: If fewer than ``min_sites`` replies count.
+        """
+        buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
+        asked = self.requests.expected
+        aggregator = aggregator_for(self.method, self.state.model, asked, self._scratch, buffered=buffered)
+        received = self.received(replies, TrainReply, aggregator)
+        for layer in self.layers:
+            layer.on_validation(validation_of(received.accepted), received.absent)
+        self.refuse_too_few(server_round, received)
+        outcome = self._aggregated(
+            server_round, replace(received, accepted=aggregator.whole(received.accepted)), aggregator
+        )
+        accepted, absent = outcome.received.accepted, outcome.received.absent
+        validation = validation_of(accepted)
+        model, moments = self.moved(server_round, outcome.merged.means)
+        state = after_round(
+            with_judgement(self.state, validation, self.method.site.chosen_by(self.plan.evaluation)),
+            server_round,
+            accepted,
+            absent,
+            model=model,
+            moments=moments,
+            statistics=self.method.aggregate_statistics(self.context(server_round), accepted),
+        )
+        for layer in self.layers:
+            state = layer.after_round(state, validation)
+        self.state = state
+        record = round_record(
+            server_round,
+            accepted,
+            absent=absent,
+            validation=validation,
+            bytes_down=dict(self.requests.bytes_down),
+            bytes_up=outcome.received.bytes_up,
+            seconds=time.monotonic() - self.began,
+            aggregate_seconds=time.monotonic() - outcome.arrived,
+            shortened=outcome.merged.shortened,
+            plain=outcome.merged.plain,
+            closed_rows=outcome.closed_rows,
+        )
+        self.callbacks.on_round(record, state)
+        return record
+
+    def _aggregated(self, server_round: int, received: Replies[TrainReply], aggregator: Aggregator) -> RoundOutcome:
+        """Merge the updates through the layers, the last of which is next to the method's own mean."""
+        arrived = time.monotonic()
+
+        def plain(some: Replies[TrainReply]) -> RoundOutcome:
+            return RoundOutcome(some, aggregator.merged(self.context(server_round), some.accepted), arrived)
+
+        merge: Merge = plain
+        for layer in reversed(self.layers):
+            merge = layer.around(merge)
+        return merge(received)
+
+    def moved(self, server_round: int, means: Means) -> tuple[ModelState, Moments]:
+        """Return the global model after these updates."""
+        return moved_by(self.method, server_round, means, self.state.moments)
+
+    def refuse_too_few(self, server_round: int, received: Replies[TrainReply]) -> None:
+        """Raise :class:`TooFewSites` where fewer replies than needed count."""
+        if len(received.accepted) < self.needed(received):
+            raise too_few(f"round {server_round}", received, len(self.requests.expected))
+
+    # ------------------------------------------------------------------ evaluation
+
+    @property
+    def samples_sites(self) -> bool:
+        """Return whether a sample of the sites tests the model, and not all of them.
+
+        Where a site keeps parts of its own, all do: its own test chooses and writes its model.
+        """
+        return self.method.site.has_global_model and self.sites.samples
+
+    def validation_sites(self) -> list[str]:
+        """Return the sites that say how good the model after the last round is.
+
+        Where a sample would do, they are those that judged the best model up to now: only they can compare the two, so
+        that the run ends with the model that it would end with if all were asked. Where there is no such choice, they
+        are the sites that the next round would draw.
+        """
+        excluded = self.state.excluded
+        if not self.samples_sites:
+            return sorted(set(self.sites.members) - set(excluded))
+        choose = self.plan.evaluation.result == "best"
+        before = set(self.state.best_losses) & set(self.sites.members) if choose else set[str]()
+        return sorted(before - set(excluded)) or self.sites.drawn(self.state.round + 1, excluded)
+
+    def test_sites(self) -> list[str]:
+        """Return the sites that test the result: all, or a sample that covers the classes if it can."""
+        excluded = self.state.excluded
+        if not self.samples_sites:
+            return sorted(set(self.sites.members) - set(excluded))
+        return self.sites.drawn_to_evaluate(self.state.round, excluded)
+
+    @property
+    def drawn_to_test(self) -> tuple[str, ...] | None:
+        """The sites that test the model that the run ends with, where these are a sample; None where all do."""
+        return tuple(self.test_sites()) if self.samples_sites else None
+
+    def configure_evaluate(self) -> list[Message]:
+        """Ask for the validation loss of the model as it stands after the last round."""
+        return self.evaluate_messages(self.state.round, self.state.model, self.validation_sites(), test=False)
+
+    def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
+        """Note what sites state of the last model; it may be the best."""
+        received = self.received(replies, EvaluateReply)
+        self.callbacks.on_absent("evaluate", received.absent)
+        self.last_validation = validation_of(received.accepted)
+        for layer in self.layers:
+            layer.on_validation(self.last_validation, received.absent)
+        judged = with_judgement(self.state, self.last_validation, self.method.site.chosen_by(self.plan.evaluation))
+        self.state = with_absent(judged, "evaluation", received.accepted, received.absent)
+
+    def test(self, grid: Grid) -> Replies[EvaluateReply]:
+        """Have sites test the best model, with their own parts of it where they keep any, on their own test parts.
+
+        Raises:
+            TooFewSites: If fewer than ``min_sites`` answer and there is no global model to test instead.
+        """
+        self.grid = grid
+        messages = self.evaluate_messages(self.state.round, self.result, self.test_sites(), test=True)
+        replies = self.exchanged(messages, "test", self.state.round, self.participation.round_deadline_s)
+        received = self.received(replies, EvaluateReply)
+        needed = self.needed(received)
+        if not self.method.site.has_global_model and len(received.accepted) < needed:
+            raise too_few("test", received, needed)
+        return received
+
+    # ------------------------------------------------------------------ one exchange
+
+    def new_requests(self, server_round: int) -> Requests:
+        """Begin an exchange."""
+        self.requests = Requests(
+            method=self.method,
+            plan=self.plan,
+            plan_json=self._plan_json,
+            run=self.run,
+            deadline_s=self.participation.round_deadline_s,
+            context=self.context(server_round),
+            state=self.state,
+            best=self.result_round,
+            nodes={site: member.node_id for site, member in self.sites.members.items()},
+            total_down=self.sites.bytes_down,
+            frozen=self.frozen,
+            variances=self._variances,
+        )
+        return self.requests
+
+    def train_message(self, site: str, model: ModelState, statistics: Arrays) -> Message:
+        """Ask a site to train; before round 1 its reply holds no update."""
+        update = self.requests.context.round > 0 and all(layer.updates_in_replies for layer in self.layers)
+        return self.requests.train(site, model, statistics, update=update)
+
+    def evaluate_messages(
+        self, server_round: int, model: ModelState, sites: Collection[str], *, test: bool
+    ) -> list[Message]:
+        """Ask sites how good a model is on their validation parts, or on their test parts."""
+        requests = self.new_requests(server_round)
+        return [requests.evaluate(site, model, test=test) for site in sorted(sites)]
+
+    def exchanged(
+        self,
+        messages: Collection[Message],
+        phase: str,
+        server_round: int,
+        deadline_s: float,
+        enough: int | None = None,
+    ) -> Iterator[Message]:
+        """Send, and yield replies as they come; the callbacks receive who is waited for.
+
+        Args:
+            enough: Good replies that make it worth not waiting for lost sites; ``min_sites`` where left out.
+        """
+        names = {member.node_id: site for site, member in self.sites.members.items()}
+        ends, sent = time.monotonic() + deadline_s, list(messages)
+        good = self.sites.needed(len(sent)) if enough is None else enough
+
+        def waiting(silent: Collection[int], lost: Collection[int]) -> None:
+            waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
+            sites, gone = (tuple(sorted(names[node] for node in nodes)) for nodes in (waited_for, lost))
+            self.callbacks.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
+
+        return exchange(self.grid, sent, Patience(deadline_s, good), waiting, self.sites.registered)
+
+    def received(
+        self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None
+    ) -> Replies[Reply]:
+        """Check the replies to the present requests as they come, and count their bytes.
+
+        Args:
+            aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
+        """
+
+        def keep(reply: Any) -> Any:
+            if isinstance(reply, TrainReply):
+                for layer in self.layers:
+                    reply = layer.on_reply(reply)
+                return reply if aggregator is None else aggregator.take(reply)
+            return reply
+
+        def refuse(site: str) -> None:
+            if aggregator is not None:
+                aggregator.leave_out(site)
+
+        result = received(self.requests, replies, expected, on_reply=self.callbacks.on_reply, keep=keep, refuse=refuse)
+        self.sites.bytes_up.update(result.bytes_up)
+        return result
+
+    def needed(self, received: Replies[Reply]) -> int:
+        """Return how many replies to an exchange make it count.
+
+        With ``min_sites = 0`` that is every site but those that sent what cannot count, which must not end the run for
+        the others; one that is away or gives up with an error still is needed.
+        """
+        return max(self.sites.needed(len(self.requests.expected) - len(received.unfit)), 1)

@@ -1,0 +1,179 @@
+"""Secure aggregation as a layer around the rounds: its stages are queries through the run's own exchange."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import MessageType, RecordDict
+
+from common.metrics.pooled import SitesHistogram
+from common.metrics.score_histograms import BINS, ScoreHistogram
+from common.models.state import ModelState
+from common.system.plain_text import shown
+from common.wire.codec import R, Record, encode, payload_bytes
+from common.wire.records import EvaluateReply, TrainReply
+from common.wire.secure_aggregation import STAGES, TEST_ROUND, KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
+from strategies.aggregation.mean import GivenMean, GivenRows, running_sum
+from strategies.aggregation.means import Means, Merged
+from strategies.engine.layers import Layer, Merge, RoundOutcome
+from strategies.engine.replies import Replies, decoded
+from strategies.engine.round_record import TooFewSites
+from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.fixed_point import ONE
+from strategies.privacy.secure_aggregation.noise_shares import shares_of
+from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
+from strategies.privacy.secure_aggregation.supported import alike, largest_change
+
+if TYPE_CHECKING:
+    from strategies.engine.coordinator import Coordinator
+
+NOT_IN_THE_SUM = "what it said under secure aggregation does not fit the round"
+
+OTHER_PAST = "it missed a round that the others go on from, and masked updates must have one past"
+
+Answer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
+
+
+class Queries:
+    """Sends the queries of one masked sum in the present exchange; notes who did not answer and what it cost.
+
+    Attributes:
+        round: Under whose number the sum is made.
+        absent: Site -> why its answer to the last query does not count.
+        bytes_up: Site -> bytes of its answers.
+    """
+
+    def __init__(self, coordinator: "Coordinator", server_round: int) -> None:
+        self._coordinator, self.run, self.round = coordinator, coordinator.run, server_round
+        self.absent: dict[str, str] = {}
+        self.bytes_up: dict[str, int] = {}
+
+    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+        """See :class:`~strategies.privacy.secure_aggregation.coordinator.Ask`."""
+        coordinator, stage = self._coordinator, STAGES[type(next(iter(requests.values())))]
+        self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
+        names = {coordinator.sites.members[site].node_id: site for site in requests}
+        kind, exchange, contents = f"{MessageType.QUERY}.{stage}", coordinator.requests, dict[int, RecordDict]()
+        for request in requests.values():  # one that goes to many sites is written once
+            if id(request) not in contents:
+                contents[id(request)] = encode(request)
+        messages = [exchange.message(site, kind, contents[id(request)]) for site, request in requests.items()]
+        enough = max(enough, min(coordinator.sites.needed(len(exchange.expected)), len(messages)))
+        deadline_s, server_round = coordinator.participation.round_deadline_s, exchange.context.round
+        for message in coordinator.exchanged(messages, "masking", server_round, deadline_s, enough):
+            site = names[message.metadata.src_node_id]
+            record, reason = decoded(message, expected)
+            if message.has_content():
+                self.bytes_up[site] = self.bytes_up.get(site, 0) + payload_bytes(message.content)
+            if record is None or (reason := self._mismatch(record, site)):
+                self.absent[site] = reason
+                continue
+            self.absent.pop(site, None)
+            yield site, record
+
+    def _mismatch(self, record: Record, site: str) -> str:
+        assert isinstance(record, Answer)
+        belongs, wanted = (record.run, record.round, record.site), (self.run, self.round, site)
+        if belongs == wanted:
+            return ""
+        return shown(f"reply belongs to run, round, site {belongs}, expected {wanted}")
+
+
+class SecureAggregation(Layer):
+    """Updates come masked, apart from the replies, and only their sum is opened."""
+
+    updates_in_replies = False
+
+    def __init__(self, coordinator: "Coordinator") -> None:
+        self._coordinator = coordinator
+
+    def choose_sites(self, sites: list[str]) -> list[str]:
+        """Return the sites that can be masked together; the others are reported as absent."""
+        coordinator = self._coordinator
+        chosen = alike(sites, coordinator.state.counted, coordinator.method.site)
+        if left := sorted(set(sites) - set(chosen)):
+            coordinator.callbacks.on_absent("training", dict.fromkeys(left, OTHER_PAST))
+        return chosen
+
+    def around(self, merge: Merge) -> Merge:
+        """Open the sum of the updates in the place of merging them."""
+        return self._opened
+
+    def _opened(self, received: Replies[TrainReply]) -> RoundOutcome:
+        """Return the mean of the updates of the sites that have just trained, and stay to the end.
+
+        Raises:
+            TooFewSites: If too few stay, or what they sent does not fit together.
+        """
+        coordinator, method = self._coordinator, self._coordinator.method.site
+        model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
+        queries = Queries(coordinator, coordinator.requests.context.round)
+        layout = SegmentLayout(
+            len(model.trunk) if method.traffic.trunk else 0,
+            len(model.norm) if method.sends_norm else 0,
+            model.head.features if method.traffic.head else 0,
+        )
+        rows = {site: method.rows_sent(method.rows_of(site, contract), contract.sites[site]) for site in replies}
+        sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
+        classes = tuple(sorted({name for names in sent.values() for name in names}))
+        bound, shares = largest_change(coordinator.plan, method), shares_of(coordinator.plan, method)
+        request = SumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
+        try:
+            opened = Summing(request, queries).opened()
+        except MaskingFailed as error:
+            reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
+            raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
+        gone = {site: queries.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.survivors}
+        kept = {site: reply for site, reply in replies.items() if site in opened.survivors}
+        sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
+        coordinator.sites.bytes_up.update(queries.bytes_up)
+        summed = Replies(kept, {**received.absent, **gone}, sizes)
+        coordinator.refuse_too_few(queries.round, summed)
+        return RoundOutcome(summed, Merged(means_of_sum(opened, model)), time.monotonic(), opened.closed)
+
+
+def summed_test(coordinator: "Coordinator", tested: Replies[EvaluateReply]) -> dict[str, SitesHistogram]:
+    """Return the sum of the score histograms that the sites hold back, by class; without classes that stay masked.
+
+    It is empty in a run without secure aggregation, and where the sum cannot be opened: the callbacks receive why.
+
+    Args:
+        tested: The replies to the test, the exchange before.
+    """
+    rows = {site: reply.masked_classes for site, reply in tested.accepted.items() if reply.masked_classes}
+    if not rows:
+        return {}
+    queries = Queries(coordinator, TEST_ROUND)
+    classes = tuple(sorted({name for names in rows.values() for name in names}))
+    layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
+    try:
+        opened = Summing(SumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries).opened()
+        counts = opened.vector.reshape(len(classes), 2, BINS).astype(np.int64)
+        sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
+    except (MaskingFailed, ValueError) as error:  # counts below 0 are no sum of histograms
+        reasons = "; ".join(f"{site}: {why}" for site, why in queries.absent.items())
+        coordinator.callbacks.on_absent("sum of test scores", dict.fromkeys(sorted(rows), f"{error} {reasons}".strip()))
+        return {}
+    finally:
+        coordinator.sites.bytes_up.update(queries.bytes_up)
+    return {name: SitesHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
+
+
+def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
+    """The means of the updates that are in a sum."""
+    request, part = opened.asked, 1 / opened.divisor
+    trunk, norm, weight, bias = rows_of(request.layout, request.classes, opened.vector)
+    whole = running_sum(part for _ in opened.survivors)
+    names = model.head.class_names
+    totals = np.array([running_sum(part for _ in opened.rows.get(name, ())) for name in request.classes])
+    divisor = np.where(totals > 0, totals, 1.0)
+    rows = [names.index(name) for name in request.classes]
+    mean = np.zeros((len(names), request.layout.features)), np.zeros(len(names)), np.zeros(len(names), np.bool_)
+    mean[0][rows], mean[1][rows], mean[2][rows] = weight / divisor[:, None], bias / divisor, totals > 0
+    return Means(
+        model,
+        trunk=GivenMean(trunk / whole) if len(trunk) else None,
+        norm=GivenMean(norm / whole) if len(norm) else None,
+        head=GivenRows(mean) if rows else None,
+    )

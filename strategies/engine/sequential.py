@@ -1,0 +1,284 @@
+"""The second form of the engine: one model goes from hospital to hospital, the coordinator relaying it (specs 2.4).
+
+A lost hospital is skipped: the pass goes on from the last good model. A round moves the model down and up once a
+hospital, as in FedAvg, but one hospital after the other. The deadline of a round is that of each hop."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from common.config import ParticipationSection, Plan
+from common.data.base.image_set import ImageSet, Splits
+from common.data.images.pixels import pixels_of
+from common.models.gpu import on_device
+from common.models.network import SplitNetwork, build, unfreeze
+from common.models.state import FrozenPart, ModelState, read_state, write_state
+from common.system.seeds import seed_of
+from common.wire.records import EvaluateReply, TrainReply
+from strategies.aggregation.bounds import Lengths
+from strategies.aggregation.means import mixture
+from strategies.aggregation.server_optimizer import Moments
+from strategies.engine.aggregator import longest_update, visit
+from strategies.engine.coordinator import Coordinator
+from strategies.engine.replies import Replies, round_record, too_few, validation_of
+from strategies.engine.round_record import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
+from strategies.engine.state import after_round, with_judgement
+from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
+from strategies.local.site_method import SiteMethod
+from strategies.local.training import (
+    Examples,
+    Frozen,
+    StopCriterion,
+    TrainingTask,
+    examples_of,
+    plain,
+    refuse_diverged,
+    reproducible,
+    train_until_settled,
+    validate,
+)
+from strategies.methods.base import Method, SequentialMethod, ServerTraining
+
+COORDINATOR = "coordinator"
+"""Under this name its figures stand beside the sites'."""
+
+
+@dataclass
+class OwnTraining:
+    """The coordinator's images and the network it trains on them."""
+
+    images: Splits
+    plan: Plan
+    method: SiteMethod
+    class_names: tuple[str, ...]
+    device: str = "cpu"
+    frozen: FrozenPart | None = None
+    network: SplitNetwork = field(init=False)
+
+    def __post_init__(self) -> None:
+        network = build(self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed)
+        if self.frozen is not None:
+            self.frozen.write_to(network)
+        self.network = on_device(network, self.device)
+        self.train = self._examples(self.images.train)
+        self.validation = self._examples(self.images.validation)
+
+    def _examples(self, images: ImageSet) -> Examples:
+        return examples_of(images, pixels_of(images, self.device), self.class_names)
+
+    def put(self, model: ModelState) -> None:
+        """Load a model into the network."""
+        write_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
+
+    def trained(
+        self, model: ModelState, server_round: int, server: ServerTraining, optimizer_state: Moments
+    ) -> tuple[ModelState, Moments, CoordinatorRound]:
+        """Train until the loss settles, from a model and from the optimiser's state; return both as they are then.
+
+        Raises:
+            FloatingPointError: If training diverged.
+        """
+        began, spec = time.monotonic(), self.plan.training
+        self.put(model)
+        unfreeze(self.network)
+        optimizer = optimizer_for(self.network, spec, spec.lr)
+        if not spec.reset_optimizer:
+            restore_optimizer(self.network, optimizer, optimizer_state)
+        frozen = Frozen(norm=self.method.frozen_norm)
+        objective = plain(self.method.training_loss(self.train, spec))
+        exercise = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
+        judge = StopCriterion(self.validation, self.method.loss, server.settling)
+        with reproducible(seed_of(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads) as generator:
+            done = train_until_settled(self.network, exercise, optimizer, generator, judge)
+        record = CoordinatorRound(done.last_loss, done.epochs, time.monotonic() - began)
+        state = read_state(self.network)
+        refuse_diverged(state, done.last_loss)
+        return state, {} if spec.reset_optimizer else optimizer_arrays(self.network, optimizer), record
+
+    def judged(self, model: ModelState) -> FederationValidation:
+        """How good a model is on the coordinator's validation part."""
+        self.put(model)
+        with reproducible(0, self.plan.training.threads):
+            validation = validate(self.network, self.validation, self.method.loss, self.plan.training)
+        return FederationValidation(_named(validation.loss), _named(validation.mean_auroc))
+
+
+def _named(value: float | None) -> dict[str, float]:
+    return {} if value is None or not math.isfinite(value) else {COORDINATOR: value}
+
+
+@dataclass
+class Pass:
+    """One pass, as it goes.
+
+    Attributes:
+        model: The last good one.
+        result: What the round would end with after the last hop.
+        replies: Of whom it has passed through, in that order.
+        absent: Whom it could not, with the reasons.
+        lengths: Site -> lengths of its last update that counted, earlier rounds included.
+        shortened: Whose update was too long, with what was done.
+    """
+
+    model: ModelState
+    result: ModelState
+    lengths: Mapping[str, Lengths]
+    replies: dict[str, TrainReply] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    shortened: dict[str, str] = field(default_factory=dict)
+    bytes_down: dict[str, int] = field(default_factory=dict)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+
+
+class SequentialCoordinator(Coordinator):
+    """Passes one model on from hospital to hospital, round by round, and trains on images of its own where it has any.
+
+    Attributes:
+        own: The coordinator's own images; None for none.
+    """
+
+    method: SequentialMethod
+    own: OwnTraining | None = None
+
+    def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+        """Receive the coordinator's own images; they validate, and train where the method says how."""
+        self.own = OwnTraining(own, self.plan, self.method.site, class_names, device, self.frozen.part)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
+        server, best = self.method.server_training, self.state.best_round
+        return server is not None and best > 0 and self.state.round - best >= server.patience
+
+    def before_rounds(self, timeout: float) -> None:
+        """Have all sites train an epoch side by side, from the same model, where a method ranks them."""
+        if not self.method.site.ranks_sites:
+            return
+        self.new_requests(0)
+        statistics, sites = self.method.statistics_for(self.context(0)), sorted(self.sites.members)
+        messages = [self.train_message(site, self.state.model, statistics(site)) for site in sites]
+        received = self.received(self.exchanged(messages, "train", 0, timeout), TrainReply)
+        needed = self.needed(received)
+        if len(received.accepted) < needed:
+            raise too_few("ranking the sites", received, needed)
+        self.callbacks.on_absent("ranking", received.absent)
+        ranking = self.method.aggregate_statistics(self.context(0), received.accepted)
+        self.state = replace(self.state, statistics=ranking)
+
+    def after_rounds(self, timeout: float) -> None:
+        """Ask nobody: each round validates its own model."""
+
+    def validation_sites(self) -> list[str]:
+        """Return the sites that validate each round's model: a sample is the same in all rounds, to be compared."""
+        if self.samples_sites:
+            return self.sites.drawn_to_evaluate(0, self.state.excluded)
+        return super().validation_sites()
+
+    def train_round(self, server_round: int, timeout: float) -> RoundRecord:
+        """Pass the model on, train at the coordinator, mix both; and ask how good the mixture is."""
+        self.begin(server_round, self.grid)
+        done = self._passed(server_round, timeout)
+        arrived, before, validated = time.monotonic(), self.state, self.last_validation
+        model, moments, coordinator = self._with_own_training(done.result, server_round)
+        statistics = self.method.aggregate_statistics(self.context(server_round), done.replies)
+        state = after_round(
+            before, server_round, done.replies, done.absent, model=model, moments=moments, statistics=statistics
+        )
+        self.state = replace(state, lengths=done.lengths)
+        seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
+        self._judge(server_round, timeout)
+        record = round_record(
+            server_round,
+            done.replies,
+            absent=done.absent,
+            validation=validated,
+            bytes_down=done.bytes_down,
+            bytes_up=done.bytes_up,
+            seconds=time.monotonic() - self.began,
+            aggregate_seconds=seconds,
+            coordinator=coordinator,
+            shortened=done.shortened,
+            after=self.last_validation,
+        )
+        self.callbacks.on_round(record, self.state)
+        return record
+
+    def _passed(self, server_round: int, timeout: float) -> Pass:
+        """Send the model through the sites.
+
+        Raises:
+            TooFewSites: As soon as it cannot pass through ``min_sites``.
+        """
+        context = self.context(server_round)
+        order = self.method.order(context, self.sites.drawn(server_round, self.state.excluded))
+        statistics = self.method.statistics_for(context)
+        done = Pass(self.state.model, self.state.model, self.state.lengths)
+        needed, unfit = self.sites.needed(len(order)), set[str]()
+        for place, site in enumerate(order):
+            self.new_requests(server_round)
+            message = self.train_message(site, done.model, statistics(site))
+            dispensable = len(done.replies) + len(order) - place - 1 >= needed
+            replies = self.exchanged([message], "train", server_round, timeout, enough=0 if dispensable else 1)
+            received = self.received(replies, TrainReply)
+            self._note_hop(done, site, received)
+            if site in received.unfit or (site in received.accepted and site not in done.replies):
+                unfit.add(site)
+                needed = max(self.sites.needed(len(order) - len(unfit)), 1)
+            if len(done.replies) + len(order) - place - 1 < needed:
+                raise too_few(f"round {server_round}", Replies(done.replies, done.absent, {}), len(order))
+        return done
+
+    def _note_hop(self, done: Pass, site: str, received: Replies[TrainReply]) -> None:
+        """Move the model by the site's update, if that counts."""
+        done.absent.update(received.absent)
+        done.bytes_down.update(self.requests.bytes_down)
+        done.bytes_up.update(received.bytes_up)
+        clip = longest_update(self.method.site, self.participation, self.plan.privacy)
+        for reply in received.accepted.values():
+            passed = visit(done.model, reply, clip, done.lengths)
+            if passed.reason:
+                done.absent[site] = passed.reason
+                continue
+            if passed.shortened:
+                done.shortened[site] = passed.shortened
+            done.replies[site] = reply
+            done.model, done.lengths = passed.model, passed.lengths
+            left = self.plan.run.rounds - reply.round
+            done.result = self.method.after_hop(left, len(done.replies), done.result, done.model)
+
+    def _with_own_training(
+        self, hospitals: ModelState, server_round: int
+    ) -> tuple[ModelState, Moments, CoordinatorRound | None]:
+        """Mix the hospitals' model with what the coordinator makes of the mixed model of the round before."""
+        server, state = self.method.server_training, self.state
+        if server is None:
+            return hospitals, state.moments, None
+        assert self.own is not None, "checked before the run"
+        try:
+            trained, moments, record = self.own.trained(state.model, server_round, server, state.moments)
+        except FloatingPointError as error:
+            raise RunStopped(f"round {server_round}, the coordinator's own training: {error}") from error
+        return mixture(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
+
+    def _judge(self, server_round: int, timeout: float) -> None:
+        """Validate the model as it stands: on the coordinator's images, or else, and where asked, at the sites."""
+        at_sites = self.plan.evaluation.test_each_round or not (self.own and self.own.validation.any_known)
+        validation = FederationValidation()
+        if at_sites:
+            replies = self.exchanged(self.configure_evaluate(), "evaluate", server_round, timeout)
+            validation = validation_of(self.received(replies, EvaluateReply).accepted)
+        if self.own and self.own.validation.any_known:
+            validation = replace(self.own.judged(self.state.model), tallies=validation.tallies)
+        self.last_validation = validation
+        self.state = with_judgement(self.state, validation, self.method.site.chosen_by(self.plan.evaluation))
+
+
+def coordinator_of(
+    method: Method, plan: Plan, participation: ParticipationSection, run: str, **options: Any
+) -> Coordinator:
+    """Return what leads a run of a method; the arguments are those of :class:`Coordinator`."""
+    engine = SequentialCoordinator if isinstance(method, SequentialMethod) else Coordinator
+    return engine(method, plan, participation, run, **options)

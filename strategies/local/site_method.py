@@ -1,0 +1,348 @@
+"""The hospital's half of a method: what a site trains, sends and keeps; and what both sides read of it beforehand.
+
+A method is two classes. This one is all that a hospital runs; it knows no coordinator. What it declares is data, so
+that a hospital's policy can judge it before a round, and the coordinator knows what to expect in a reply.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.config import EvaluationSection, Plan, TrainingSection
+from common.contract import LabelContract
+from common.errors import BadInput, Fault
+from common.models.zoo.spec import Task
+from common.wire.quantization import Form
+from strategies.aggregation.means import Weighting
+from strategies.aggregation.robust import RobustMean
+from strategies.aggregation.server_optimizer import ServerOptimizer
+from strategies.local.early_stopping import EarlyStopping
+from strategies.local.losses import Loss, Missing, chosen_loss, loss_for
+from strategies.local.objective import ClientContext, LocalRound, proximal
+from strategies.local.training import Examples, plain
+
+TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
+"""How the trunk is averaged (specs 1.5 step 2).
+
+``fedavg``: every tensor, batch normalisation's four included (plain mean of the variances).
+``fedbn``: batch normalisation stays at the site (Li et al., ICLR 2021); there is no global model then.
+``fedbn_plus``: batch normalisation is frozen at its initial, pre-trained values everywhere and never sent up
+("FedFBN", Kulkarni et al. 2023, arXiv 2303.06180).
+"""
+
+Criterion = Literal["auroc", "loss"]
+"""The figure by which the best round is chosen; see :mod:`strategies.engine.state`."""
+
+Pooled = Literal["no", "negative", "masked", "known"]
+"""How one pseudo-site that trains on everybody's images takes missing labels; ``no`` where there is none."""
+
+
+class Parameters(BaseModel):
+    """The ``[method]`` table that every averaging method shares: its wrappers are here.
+
+    Attributes:
+        proximal_mu: Keeps a site near the model it received (FedProx), in addition to the method's own loss.
+        clip_update: Longest Euclidean length of what a site sends.
+        compress_update: Form in which the trunk of an update travels; what rounding loses is added to the next one.
+        server_optimizer: Takes the mean update for a gradient (FedAdam, FedYogi, momentum).
+        mean: A mean that a few wrong updates cannot move far, in the place of the plain one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    trunk: TrunkRule = "fedavg"
+    weighting: Weighting = "uniform"
+    warm_up_epochs: int = Field(0, ge=0)
+    warm_up_lr: float = Field(1e-3, gt=0)
+    proximal_mu: float = Field(0.0, ge=0)
+    clip_update: float | None = Field(None, gt=0)
+    compress_update: Form = "float32"
+    server_optimizer: ServerOptimizer | None = None
+    mean: RobustMean | None = None
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Local epochs before round 1 with the backbone frozen; the epoch with the lowest validation loss is kept."""
+
+    epochs: int
+    lr: float
+
+
+About = Literal["images", "signs", "positives", "counts"]
+"""Whom a statistic is about: all training images; of each head row's class the negatives and the positives (its first
+two axes), or the positives (its first axis); or it counts each class's images."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A statistic that a site's reply may hold beside its update.
+
+    Attributes:
+        name: In the record; part of the wire.
+        about: Whom it is about: a site sends nothing about few patients.
+        meaning: For hospitals, in plain words.
+    """
+
+    name: str
+    about: About
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The model parts and statistics that pass between both sides: data that a policy judges before a round.
+
+    Attributes:
+        trunk: Whether the trunk is averaged; else each site trains its own.
+        head: Whether head rows are averaged over the sites that hold them.
+        rows: Head rows a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
+        sends_rows: Of those it sends ``all``, or only its ``own``, so that a class's row is made by its owners.
+        statistics: What a reply may hold beside the update; nothing else leaves a site.
+        label_counts: Whether the roll call asks how many images show each class.
+    """
+
+    trunk: bool = True
+    head: bool = True
+    rows: Literal["own", "all"] = "all"
+    sends_rows: Literal["own", "all"] = "all"
+    statistics: tuple[Statistic, ...] = ()
+    label_counts: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the statistics."""
+        return tuple(statistic.name for statistic in self.statistics)
+
+
+class SiteMethod:
+    """The hospital's half of a method; a method overrides what differs from FedAvg.
+
+    Args:
+        parameters: The ``[method]`` table.
+        task: Of the model.
+
+    Raises:
+        pydantic.ValidationError: For a table that does not fit.
+        BadInput: Where the method does not serve the task.
+
+    Attributes:
+        name: As in experiment files.
+        table: Schema of the ``[method]`` table.
+        declared: The traffic, as far as no parameter changes it.
+        missing: What a class counts as in the loss that a site does not annotate, where no parameter says so.
+        plain_client: Whether a site minimises the mean loss of each image alone; False where :meth:`client` does more.
+        looks_at_images: Whether :meth:`client` looks at images, or draws views of them, beside the network's features;
+            then a frozen backbone sees them in every batch.
+        weighs_updates: Whether the coordinator weighs sites by what their updates are; then all of them are kept until
+            the round is decided.
+        full_coverage: Refuse a run in which a site does not annotate every class.
+        multi_class: Whether the method serves tasks in which classes exclude one another.
+        selection: Who picks the best round: the federation by the sites' mean, or each site for itself.
+        sequential: Whether the model goes from hospital to hospital instead of being averaged.
+        hospitals_train: Whether hospitals train at all.
+        ranks_sites: Whether every site trains once before round 1, to be put into an order.
+        chooses_loss: Whether ``[training]`` may choose another loss; False where the method's own is part of it.
+        needs_global_norm: Why batch normalisation cannot stay at the sites; empty where it can.
+    """
+
+    name: ClassVar[str]
+    table: ClassVar[type[Parameters]] = Parameters
+    declared: ClassVar[Payload] = Payload()
+    missing: ClassVar[Missing] = "masked"
+    plain_client: ClassVar[bool] = True
+    looks_at_images: ClassVar[bool] = False
+    weighs_updates: ClassVar[bool] = False
+    full_coverage: ClassVar[bool] = False
+    multi_class: ClassVar[bool] = True
+    selection: ClassVar[Literal["federation", "site"]] = "federation"
+    sequential: ClassVar[bool] = False
+    hospitals_train: ClassVar[bool] = True
+    ranks_sites: ClassVar[bool] = False
+    chooses_loss: ClassVar[bool] = True
+    needs_global_norm: ClassVar[str] = ""
+    parameters: Parameters
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Take a class with a :meth:`client` of its own for one that does more, where it does not say otherwise."""
+        super().__init_subclass__(**more)
+        if "client" in vars(cls):
+            cls.plain_client = vars(cls).get("plain_client", False)
+            cls.looks_at_images = vars(cls).get("looks_at_images", True)
+
+    def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
+        self.parameters, self.task = self.table.model_validate(dict(parameters or {})), task
+        if task == "multi_class" and not self.multi_class:
+            problem = (
+                f"{self.name} asks of each class by itself whether it is there; "
+                "in a multi-class task classes exclude others."
+            )
+            raise BadInput([Fault("run.method", problem, 'Use "fedsld" or "unifed", or model.task = "multi_label".')])
+
+    # ------------------------------------------------------------------ declared data
+
+    @property
+    def traffic(self) -> Payload:
+        """Return what travels with these parameters."""
+        return self.declared
+
+    @property
+    def counts_missing_as(self) -> Missing:
+        """Return what a class that a site does not annotate counts as in the loss."""
+        return getattr(self.parameters, "missing", self.missing)
+
+    @property
+    def loss(self) -> Loss:
+        """Return the loss that validation measures, and that a plain client minimises by default."""
+        return loss_for(self.task, self.counts_missing_as)
+
+    def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
+        """Return the loss that a plain client minimises: see :mod:`strategies.local.losses`.
+
+        Raises:
+            BadInput: If a plug-in is named that is not installed.
+        """
+        return chosen_loss(spec, self.loss, self.task, self.counts_missing_as, examples.labels)
+
+    @property
+    def criterion(self) -> Criterion:
+        """Return the criterion of the best round where the experiment names none: ranking, if classes are yes or no.
+
+        Several methods train adjusted or weighted logits, of which the plain loss says little; and ranking is what
+        the papers compare. Where classes exclude one another it is the loss, as in UniFed (specs 2.4).
+        """
+        return "auroc" if self.task == "multi_label" else "loss"
+
+    def chosen_by(self, evaluation: EvaluationSection) -> Criterion:
+        """Return the criterion of a run: the experiment's, or the method's own where it names none."""
+        return self.criterion if evaluation.criterion == "method" else evaluation.criterion
+
+    @property
+    def pooled(self) -> Pooled:
+        """Return how a pseudo-site with everybody's images takes missing labels (simulation only); ``no`` for none."""
+        return "no"
+
+    @property
+    def settling(self) -> EarlyStopping | None:
+        """Return when a site stops training in a round; None trains the experiment's number of epochs."""
+        return None
+
+    @property
+    def warm_up(self) -> WarmUp:
+        return WarmUp(self.parameters.warm_up_epochs, self.parameters.warm_up_lr)
+
+    @property
+    def sends_norm(self) -> bool:
+        """Return whether batch normalisation is averaged with the trunk."""
+        return self.traffic.trunk and self.parameters.trunk == "fedavg"
+
+    @property
+    def frozen_norm(self) -> bool:
+        """Return whether batch normalisation is neither trained nor updated."""
+        return self.parameters.trunk == "fedbn_plus"
+
+    @property
+    def has_global_model(self) -> bool:
+        """Return whether the coordinator ends with one model for all classes."""
+        return self.traffic.trunk and self.traffic.head and (self.sends_norm or self.frozen_norm)
+
+    @property
+    def keeps_local_parts(self) -> bool:
+        """Return whether a site holds a part of its model that never leaves it."""
+        return not self.has_global_model
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Return whether every site trains by itself."""
+        return not self.traffic.trunk and not self.traffic.head
+
+    def rows_of(self, site: str, contract: LabelContract) -> tuple[str, ...]:
+        """Return the head rows that a site holds, in the order its head has them."""
+        return contract.sites[site] if self.traffic.rows == "own" else contract.class_names
+
+    def rows_sent(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
+        """Return the head rows that a site sends, of those it holds."""
+        return held if self.traffic.sends_rows == "all" else tuple(name for name in held if name in annotated)
+
+    # ------------------------------------------------------------------ training
+
+    def client(self, context: ClientContext) -> LocalRound:
+        """Return what a site minimises in this round, sends beside its update, and keeps for the next."""
+        return LocalRound(plain(self.training_loss(context.examples, context.spec)))
+
+    def local_round(self, context: ClientContext) -> LocalRound:
+        """:meth:`client`, with the pull back to the received model where ``proximal_mu`` is set."""
+        mu = self.parameters.proximal_mu
+        if not mu:
+            return self.client(context)
+        return proximal(self.client, mu, head=self.traffic.head, norm=self.sends_norm)(context)
+
+    # ------------------------------------------------------------------ what does not fit
+
+    def config_faults(self) -> list[Fault]:
+        """Return what in this method's parameters makes no sense together."""
+        faults, reason = list[Fault](), self.no_averaging_reason()
+        if self.needs_global_norm and self.parameters.trunk == "fedbn":
+            problem = f'makes no sense in {self.name}: {self.needs_global_norm}, and with "fedbn" there is none.'
+            faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
+        faults += [
+            Fault(f"method.{key}", f"makes no sense in {self.name}: {reason}.", "Leave it out.")
+            for key in self.averaging_options()
+            if reason
+        ]
+        if self.parameters.mean is not None and self.weighs_updates:
+            problem = f"makes no sense in {self.name}: it weighs the sites by a rule of its own."
+            faults.append(Fault("method.mean", problem, "Leave it out."))
+        return faults
+
+    def averaging_options(self) -> list[str]:
+        """Return the parameters that are set and mean something only where updates are averaged."""
+        given = self.parameters
+        set_here = {
+            "proximal_mu": bool(given.proximal_mu),
+            "clip_update": given.clip_update is not None,
+            "compress_update": given.compress_update != "float32",
+            "server_optimizer": given.server_optimizer is not None,
+            "mean": given.mean is not None,
+        }
+        return [key for key, is_set in set_here.items() if is_set]
+
+    def no_averaging_reason(self) -> str:
+        """Return why nothing is averaged; an empty string where updates are."""
+        if self.pooled != "no":
+            return "there is one pseudo-site, and nothing to average"
+        return "" if self.traffic.trunk else "every site trains by itself, and nothing is averaged"
+
+
+class SequentialSite(SiteMethod):
+    """The hospital's half of a method in which one model is passed on from hospital to hospital."""
+
+    sequential = True
+    missing = "negative"
+
+    def averaging_options(self) -> list[str]:
+        """A pass hands every site a model to stay near, too; and it has no weights and no warm-up."""
+        given, options = self.parameters, super().averaging_options()
+        if self.hospitals_train:
+            options = [key for key in options if key != "proximal_mu"]
+        options += ["weighting"] if given.weighting != "uniform" else []
+        return options + (["warm_up_epochs"] if given.warm_up_epochs else [])
+
+    def no_averaging_reason(self) -> str:
+        """Return why nothing is averaged."""
+        return "the model is passed on, not averaged"
+
+    def config_faults(self) -> list[Fault]:
+        """Return also that batch normalisation cannot stay at a site: the whole network is passed on."""
+        faults = super().config_faults()
+        if self.parameters.trunk == "fedbn":
+            problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
+            faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
+        return faults
+
+
+def most_epochs(method: SiteMethod, plan: Plan) -> int:
+    """Return the most local epochs of a round; a site that trains until its loss settles may go on to the cap."""
+    return max(plan.training.epochs, method.settling.cap if method.settling else 0, 1)

@@ -1,0 +1,51 @@
+"""Clipping and rounding of an update at the site before it is sent: wrappers of any method.
+
+Clipping: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
+section 2 ("flat clipping"): the whole update is one vector.
+
+Rounding: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy, Rebjock, Stich,
+Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019: what one round's rounding loses
+is added to the next round's update before that is rounded. Only the trunk is rounded; head rows and batch normalisation
+are small, and a running variance has no room for errors."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.wire.quantization import Form, rounded
+from common.wire.records import Groups
+
+
+def norm_of(update: Groups) -> float:
+    """Euclidean length of all groups together."""
+    return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.named().values())))
+
+
+def clipped(update: Groups, bound: float) -> Groups:
+    """The update, shortened to ``bound`` where it is longer; its direction stays."""
+    length = norm_of(update)
+    if length <= bound:
+        return update
+    return update.changed(lambda array: times(array, bound / length))
+
+
+def times(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+    """The product. As a float32 a very small factor is too coarse: what is shortened by it would be too long."""
+    if factor < np.finfo(np.float32).tiny:
+        return (array * np.float64(factor)).astype(np.float32)
+    return array * np.float32(factor)
+
+
+def compressed(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, Groups]:
+    """The update as it is sent, and what is left for the next one.
+
+    Args:
+        update: New minus received.
+        unsent: What earlier rounds left.
+    """
+    if form == "float32" or update.trunk is None:
+        return update, Groups()
+    wanted = update.trunk if unsent.trunk is None else update.trunk + unsent.trunk
+    sent = rounded(wanted, form)
+    return replace(update, trunk=sent, form=form), Groups(trunk=wanted - sent)

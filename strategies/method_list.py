@@ -1,0 +1,90 @@
+"""The methods by name: one line each; an experiment with a wrong one is refused before torch is imported."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.config import ExperimentFile, read_experiment
+from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.plugins import PLUGIN
+from common.system.files import is_file
+
+CLASSES: Mapping[str, str] = {
+    "polyclinic": "strategies.methods.polyclinic:Polyclinic",
+    "surgical": "strategies.methods.surgical:SurgicalAggregation",
+    "fedsld": "strategies.methods.fedsld:FedSLD",
+    "fedmlp": "strategies.methods.fedmlp:FedMLP",
+    "rscfed": "strategies.methods.rscfed:RSCFed",
+    "cbafed": "strategies.methods.cbafed:CBAFed",
+    "fednoro": "strategies.methods.fednoro:FedNoRo",
+    "unifed": "strategies.methods.unifed:UniFed",
+    "vanilla": "strategies.methods.baselines:Vanilla",
+    "partial_loss": "strategies.methods.baselines:PartialLoss",
+    "pfl": "strategies.methods.baselines:PersonalisedHeads",
+    "individual": "strategies.methods.baselines:Individual",
+    "centralised": "strategies.methods.baselines:Centralised",
+    "fedavg": "strategies.methods.baselines:FedAvg",
+    "fedbn": "strategies.methods.baselines:FedBN",
+    "fedbn_plus": "strategies.methods.baselines:FedBNPlus",
+    "fedprox": "strategies.methods.baselines:FedProx",
+    "fedavg_scaled": "strategies.methods.fedsld:ScaledFedAvg",
+    "fedseq": "strategies.methods.unifed:SequentialTraining",
+    "server_only": "strategies.methods.unifed:ServerOnly",
+    "fedlsr": "strategies.methods.fedlsr:FedLSR",
+    "fedfixmatch": "strategies.methods.fedfixmatch:FedFixMatch",
+    "fedirm": "strategies.methods.fedirm:FedIRM",
+}
+"""Method -> module and class; :data:`strategies.registry.STRATEGIES` imports them, which takes torch and seconds."""
+
+TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
+
+
+def unknown_method(name: str) -> Fault:
+    """The fault of a name that is not among :data:`CLASSES`."""
+    remedy = did_you_mean(name, CLASSES) or f"Methods: {quoted(CLASSES, limit=len(CLASSES))}."
+    return Fault("run.method", f'"{name}" is not a method.', remedy)
+
+
+def faults_known_early(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """Find an unknown method beside other faults of the file.
+
+    What else is wrong with a method's own keys is found with torch, once the rest of the file is right.
+    """
+    run = tree.get("run")
+    name = run.get("method") if isinstance(run, dict) else None
+    return (unknown_method(name),) if isinstance(name, str) and _is_unknown(name) else ()
+
+
+def read_with_faults(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
+    """An experiment, and what is wrong with its method; of a file with other faults there is no experiment.
+
+    Raises:
+        BadInput: With every fault of the file and of the overrides.
+    """
+    if is_file(path) and path.name.lower().endswith(TABLES):
+        remedy = f"To write one for this table: flwr-sim init {path}"
+        raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
+    file = read_experiment(path, overrides, faults_known_early)
+    name = file.experiment.run.method
+    return file, [in_file(file, unknown_method(name))] if _is_unknown(name) else []
+
+
+def read_planned(path: Path) -> ExperimentFile:
+    """Read an experiment that somebody else will run, whose data is not here.
+
+    Raises:
+        BadInput: With every fault that is known without torch.
+    """
+    file, found = read_with_faults(path)
+    stop_on(found)
+    return file
+
+
+def in_file(file: ExperimentFile, fault: Fault) -> Fault:
+    """A fault of a key, with the file that it stands in."""
+    return replace(fault, where=f"{file.path.name}: {fault.where}")
+
+
+def _is_unknown(method: str) -> bool:
+    return method not in CLASSES and not method.startswith(PLUGIN)

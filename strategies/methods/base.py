@@ -1,0 +1,256 @@
+"""The coordinator's half of a method: which sites' rows are averaged, by which weights, and what is learned besides."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from common.config import ParticipationSection, Plan
+from common.contract import LabelContract
+from common.data.base.image_set import Splits
+from common.errors import Fault, quoted
+from common.models.state import ModelState
+from common.models.zoo.spec import Task
+from common.wire.records import NO_ARRAYS, Arrays, RollCallAnswer, TrainReply
+from strategies.aggregation.mean import HeadMean, WholeHeadMean
+from strategies.aggregation.means import Weights
+from strategies.aggregation.server_optimizer import Moments
+from strategies.local.early_stopping import EarlyStopping
+from strategies.local.site_method import SequentialSite, SiteMethod
+
+if TYPE_CHECKING:
+    from strategies.engine.coordinator import Coordinator
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """The knowledge of the coordinator when a round begins or ends: all that a method's rules may look at.
+
+    Attributes:
+        answers: To the roll call, by site.
+        statistics: Those that the method aggregated so far; part of the coordinator's state.
+        round: The round that begins or has just ended.
+        seed: The run's.
+    """
+
+    task: Task
+    contract: LabelContract
+    answers: Mapping[str, RollCallAnswer]
+    statistics: Arrays
+    round: int
+    seed: int = 0
+
+
+class Method(Strategy):
+    """FedAvg (McMahan et al., AISTATS 2017), the base of all methods: each overrides the rules in which it differs.
+
+    All rules are pure, so that a run can be added up again from the updates that it kept. As a Flower ``Strategy`` it
+    hands every call to a :class:`strategies.engine.coordinator.Coordinator`: call :meth:`prepare`, then :meth:`start`.
+
+    Args:
+        parameters: The ``[method]`` table.
+        task: Of the model.
+
+    Raises:
+        pydantic.ValidationError: For a table that does not fit.
+        BadInput: Where the method does not serve the task.
+
+    Attributes:
+        site_class: The hospital's half.
+        site: The hospital's half with these parameters; what it declares, both sides read.
+    """
+
+    site_class: ClassVar[type[SiteMethod]] = SiteMethod
+    site: SiteMethod
+    _coordinator: "Coordinator"
+
+    def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
+        self.site = self.site_class(parameters, task)
+
+    # ------------------------------------------------------------------ the rules of a round
+
+    @property
+    def head_mean(self) -> HeadMean:
+        """How head rows are averaged: in FedAvg over all sites."""
+        return WholeHeadMean
+
+    def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
+        """Called once an exchange; returns what gives the statistics that one site receives with the model."""
+        return lambda site: NO_ARRAYS
+
+    def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """Return names and shapes of the statistics in one site's reply, given the width of a head row."""
+        return {}
+
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+        """Return the coordinator's statistics after a round.
+
+        Args:
+            replies: Those that count, in the order of site names.
+        """
+        return context.statistics
+
+    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """Turn each site's plain weight into the weight that it has in this round's means.
+
+        Args:
+            context: When the round began.
+            replies: Those that count, in the order of site names.
+            weights: One a site; they need not sum to one, nor need those returned.
+        """
+        return weights
+
+    def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
+        """Return the global model after a round, from the model that the means make.
+
+        What must last goes into the moments, which are part of the coordinator's state.
+        """
+        return model, moments
+
+    # ------------------------------------------------------------------ figures, and what does not fit
+
+    def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
+        """Return what the statistics after a round say, for ``rounds.jsonl``; None for a number that is not known."""
+        return {}
+
+    def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
+        """Return what the statistics after the last round say, for ``summary.json``."""
+        return {}
+
+    def contract_faults(self, contract: LabelContract) -> list[Fault]:
+        """Return why the method cannot serve this label contract."""
+        mean = self.site.parameters.mean
+        if mean is not None and len(contract.sites) < mean.fewest:
+            problem = f"{mean.kind} needs {mean.fewest} sites or more; there are {len(contract.sites)}."
+            return [Fault("method.mean", problem, "Leave it out, or choose another.")]
+        partial = [name for name in contract.class_names if name not in contract.shared_classes]
+        if not self.site.full_coverage or not partial:
+            return []
+        problem = f"{self.site.name} needs every class annotated by every site; {quoted(partial)} are not."
+        remedy = 'Use "surgical" or "partial_loss", which learn from partial labels, or "vanilla": missing is negative.'
+        return [Fault("run.method", problem, remedy)]
+
+    def roll_call_faults(self, context: RoundContext) -> list[Fault]:
+        """Return what the answers to the roll call lack for this method."""
+        return []
+
+    # ------------------------------------------------------------------ a Flower strategy
+
+    def prepare(self, plan: Plan, participation: ParticipationSection, run: str, **options: Any) -> Self:
+        """Make ready to coordinate one run.
+
+        Args:
+            plan: The part of the experiment that hospitals receive.
+            run: Identifier of the run.
+            options: As of :class:`strategies.engine.coordinator.Coordinator`.
+        """
+        from strategies.engine.sequential import coordinator_of  # here: a hospital's process loads no engine
+
+        self._coordinator = coordinator_of(self, plan, participation, run, **options)
+        return self
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train; see :meth:`strategies.engine.coordinator.Coordinator.start`."""
+        if train_config or evaluate_config or evaluate_fn:
+            warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
+        return self._coordinator.start(grid, initial_arrays, num_rounds, timeout)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message a site; the model is the coordinator's."""
+        return self._coordinator.configure_train(server_round, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+        """Move the coordinator's model by the replies that count."""
+        loss = self._coordinator.aggregate_train(server_round, replies).mean_train_loss
+        return None, MetricRecord({} if loss is None else {"train-loss": loss})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask for the validation loss of the model as it stands after the last round."""
+        return self._coordinator.configure_evaluate()
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Note what sites state of the last model."""
+        self._coordinator.aggregate_evaluate(replies)
+        mean = self._coordinator.last_validation.mean_loss
+        return None if mean is None else MetricRecord({"validation-loss": mean})
+
+    def summary(self) -> None:
+        """Print nothing: the run folder and the progress bar have it all."""
+
+
+@dataclass(frozen=True)
+class ServerTraining:
+    """The coordinator trains on images of its own, and mixes the result with the hospitals' model (UniFed).
+
+    Attributes:
+        settling: When it stops, each round.
+        alpha: Weight of the hospitals' model in the mixture.
+        patience: Rounds without a better model on the coordinator's validation part after which the run ends.
+    """
+
+    settling: EarlyStopping
+    alpha: float
+    patience: int
+
+
+class SequentialMethod(Method):
+    """One model is passed on from hospital to hospital, round by round: averaging over cohorts of one."""
+
+    site_class = SequentialSite
+
+    @property
+    def server_training(self) -> ServerTraining | None:
+        """How the coordinator trains; None where it does not."""
+        return None
+
+    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
+        """Return the sites of a round, which are sorted by name, in the order in which the model passes through."""
+        return sites
+
+    def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+        """Return what a round would end with after one more hop: the model as it was passed on.
+
+        Args:
+            left: Rounds that follow this one.
+            hops: In this round, this one included.
+            result: The same after the hop before; the model that the round began with before the first.
+            passed: The model after this hop.
+        """
+        return passed
+
+
+def finite_by_name(values: Mapping[str, NDArray[np.floating]]) -> dict[str, float | None]:
+    """Return single numbers as JSON has them: None for NaN and infinity."""
+    numbers = {name: float(value.item()) for name, value in values.items()}
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+
+def image_faults(method: Method, own: Splits | None) -> list[Fault]:
+    """Return what the coordinator's own images lack: one that trains needs images for it, and others to validate."""
+    if not isinstance(method, SequentialMethod) or method.server_training is None:
+        return []
+    if own and len(own.train) and len(own.validation):
+        return []
+    problem = f"{method.site.name} trains on images of the coordinator's own, and judges by them; there are none."
+    remedy = 'Name them in [server_data]; in simulation partition.kind = "tasks" sets some aside too.'
+    return [Fault("run.method", problem, remedy)]

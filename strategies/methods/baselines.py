@@ -1,0 +1,158 @@
+"""The baselines that the papers compare to (specs 1.6, 2.3, 3.6, 4.2), each one choice away from another method.
+
+The coordinator's half of all of them is FedAvg's; the choice is in what the hospital's half declares.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from strategies.aggregation.means import Weighting
+from strategies.local.losses import Missing
+from strategies.local.site_method import Parameters, Payload, Pooled, SiteMethod, TrunkRule
+from strategies.methods.base import Method
+
+
+class FedAvgParameters(Parameters):
+    """FedAvg's own default is to weigh a site by its images."""
+
+    weighting: Weighting = "samples"
+
+
+class FedBNParameters(FedAvgParameters):
+    trunk: TrunkRule = "fedbn"
+
+
+class FedBNPlusParameters(FedAvgParameters):
+    trunk: TrunkRule = "fedbn_plus"
+
+
+class FedProxParameters(FedAvgParameters):
+    """``proximal_mu``: specs 4.2; UniFed's authors take 0.3."""
+
+    proximal_mu: float = Field(0.01, gt=0)
+    missing: Missing = "masked"
+
+
+class CentralisedParameters(Parameters):
+    """``missing``: what an unannotated class of an image counts as.
+
+    ``negative`` as in the paper; ``masked`` leaves the entry out; ``known`` uses the true label that the site does not
+    have: no rival but the upper bound.
+    """
+
+    missing: Literal["negative", "masked", "known"] = "negative"
+
+
+class VanillaSite(SiteMethod):
+    name = "vanilla"
+    missing = "negative"
+
+
+class Vanilla(Method):
+    """Every site has every row; a class it does not annotate counts as absent."""
+
+    site_class = VanillaSite
+
+
+class PartialLossSite(SiteMethod):
+    name = "partial_loss"
+
+
+class PartialLoss(Method):
+    """Every site has every row and learns from its own classes; the whole head is averaged over all sites.
+
+    The authors' warm-up takes missing as negative, a handicap; here it uses the partial loss too (specs 1.6).
+    """
+
+    site_class = PartialLossSite
+
+
+class PersonalisedHeadsSite(SiteMethod):
+    name = "pfl"
+    declared = Payload(head=False, rows="own")
+
+
+class PersonalisedHeads(Method):
+    """Everything but the head is averaged; each site keeps a head of its own classes."""
+
+    site_class = PersonalisedHeadsSite
+
+
+class IndividualSite(SiteMethod):
+    name = "individual"
+    declared = Payload(trunk=False, head=False, rows="own")
+    selection = "site"
+
+
+class Individual(Method):
+    """Each site alone, for the same number of epochs; nothing but losses is exchanged."""
+
+    site_class = IndividualSite
+
+
+class CentralisedSite(SiteMethod):
+    name = "centralised"
+    table = CentralisedParameters
+    parameters: CentralisedParameters
+
+    @property
+    def counts_missing_as(self) -> Missing:
+        """Entries that stay unknown when the images are pooled are left out."""
+        return "masked"
+
+    @property
+    def pooled(self) -> Pooled:
+        """Return what an unannotated class of an image counts as."""
+        return self.parameters.missing
+
+
+class Centralised(Method):
+    """All images in one place, which no hospital allows: what federation is measured against."""
+
+    site_class = CentralisedSite
+
+
+class FedAvgSite(SiteMethod):
+    name = "fedavg"
+    table = FedAvgParameters
+    full_coverage = True
+
+
+class FedAvg(Method):
+    """McMahan et al., AISTATS 2017: every site annotates every class and everything is averaged."""
+
+    site_class = FedAvgSite
+
+
+class FedBNSite(FedAvgSite):
+    name = "fedbn"
+    table = FedBNParameters
+
+
+class FedBN(Method):
+    """Li et al., ICLR 2021: FedAvg with batch normalisation kept at the site."""
+
+    site_class = FedBNSite
+
+
+class FedBNPlusSite(FedAvgSite):
+    name = "fedbn_plus"
+    table = FedBNPlusParameters
+
+
+class FedBNPlus(Method):
+    """FedAvg with batch normalisation frozen at its initial values (arXiv 2303.06180)."""
+
+    site_class = FedBNPlusSite
+
+
+class FedProxSite(SiteMethod):
+    name = "fedprox"
+    table = FedProxParameters
+
+
+class FedProx(Method):
+    """Li et al., MLSys 2020: FedAvg with a pull back to the received model; here it takes partial labels too."""
+
+    site_class = FedProxSite

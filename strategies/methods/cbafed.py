@@ -1,0 +1,235 @@
+"""CBAFed: pseudo labels that are fixed for a round, by thresholds that are lower for rarer classes.
+
+Li, Li, Wang: "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning", CVPR 2023; as a
+comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the paper's abstract, descriptions of it and
+both groups' released code at hand, not its numbered equations.
+
+The paper's. Stage 1: labelled sites train alone. Stage 2: a site without labels gives each image, once at the
+beginning of a round and by the received model, the class of the highest probability if that is above the class's
+threshold, and trains on those; ``tau_c = p_c + base - std(p)``, cut off above, where p_c is class c's share of
+all that was trained on in the last round, labels and pseudo labels. A site weighs as many images as it trained on. The
+*residual weight connection*: every fifth round the mean is mixed half and half with the model as it was after the
+last such mixing; in the supervised training of stage 1 it is every fifth epoch, and the earlier model has 0.8.
+
+Ours, because here each site labels some of the classes, entry by entry (all but the first as FedMLP's authors have it):
+
+- As in the paper, and unlike FedMLP's authors, who tag anew in every batch, tags are fixed for a round.
+- In a class that a site does not label, an entry is positive with a probability above tau_c, negative with one below
+  ``1 - tau_c``, else left out; p_c is class c's share of all entries trained on. So it rises with how many sites label
+  the class, and falls for a class of which few dare say anything. base is 0.45, not 0.84, tau from 0.55 to 0.95.
+- A site weighs as many entries as it trained on.
+- With one local epoch a round there is no fifth epoch: in stage 1, too, the coordinator mixes every fifth round.
+- As in FedMLP's authors' code, what a batch's labels cost is one mean over their entries, and the tags of each class
+  that the site does not label add a mean of their own: one tag of a rare class weighs as much as all labels together.
+  ``tags_weigh = "entries"`` takes one mean over labels and tags alike.
+- Left out: an unsure image is given its second most likely class if that is rare. A yes or no has no second.
+
+FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
+have; we count its own labels, and tags. Their stage 1 divides p by images, ours by entries, as their stage 2.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from common.models.inference import logits_of
+from common.models.network import SplitNetwork
+from common.models.state import ModelState
+from common.wire.records import Arrays, Groups, TrainReply, below
+from strategies.aggregation.means import Weighting, Weights, mixed
+from strategies.aggregation.server_optimizer import Moments
+from strategies.local.losses import known_entries, positive_weights
+from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from strategies.local.training import Batch, Losses
+from strategies.methods.base import Method, RoundContext, finite_by_name
+
+Floats = NDArray[np.floating]
+Float64 = NDArray[np.float64]
+
+
+class CBAFedParameters(Parameters):
+    """The ``[method]`` table.
+
+    Attributes:
+        stage_one_rounds: Rounds before the first pseudo labels.
+        threshold_base: Threshold of a class of mean share where all have the same; else less their standard deviation.
+        threshold_lowest, threshold_highest: No threshold lies outside.
+        residual_every: Rounds from one mixing with the earlier model to the next; 0 never mixes.
+        residual_stage_one, residual: Share of the earlier model, in stage 1 and after it.
+        balanced: A positive weighs the site's entries over its positives of that class.
+        tags_weigh: Whether the tags of each class are a mean of their own (``classes``), or entries like all others.
+    """
+
+    weighting: Weighting = "samples"
+    tags_weigh: Literal["classes", "entries"] = "classes"
+    stage_one_rounds: int = Field(50, ge=1)
+    threshold_base: float = Field(0.45, ge=0, le=1)
+    threshold_lowest: float = Field(0.55, ge=0.5, le=1)
+    threshold_highest: float = Field(0.95, ge=0.5, le=1)
+    residual_every: int = Field(5, ge=0)
+    residual_stage_one: float = Field(0.8, ge=0, le=1)
+    residual: float = Field(0.5, ge=0, le=1)
+    balanced: bool = True
+
+
+# ---------------------------------------------------------------------- maths
+
+
+def thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
+    """``tau_c = p_c + base - std(p)``, the standard deviation of a sample; ``(classes,)``.
+
+    Args:
+        entries: All sites' together, ``(classes,)``.
+    """
+    share = entries / max(float(entries.sum()), 1.0)
+    spread = float(share.std(ddof=1)) if len(share) > 1 else 0.0
+    return np.asarray(np.clip(share + base - spread, lowest, highest), np.float64)
+
+
+def entries_of(reply: TrainReply) -> Float64:
+    """Entries of each class that a site trained on, at most its images; ``(classes,)``."""
+    return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
+
+
+def mixture(model: ModelState, earlier: Groups, share: float) -> ModelState:
+    """A model of which ``share`` is the earlier one, in every value."""
+    now = Groups.of_model(model).named()
+    values = {name: mixed(array, now[name], share) for name, array in earlier.named().items()}
+    return Groups.of_named(values, model.head.class_names).model()
+
+
+def labels_and_tags(logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None) -> Tensor:
+    """Mean cross-entropy over the labels, plus for each class that the site does not label the mean over its tags.
+
+    Args:
+        targets: Labels and tags ``(batch, classes)``, NaN where there is neither.
+        annotated: ``(classes,)``.
+        positive_weight: Of each class, ``(classes,)``; 1 where left out.
+    """
+    entries = binary_cross_entropy_with_logits(
+        logits, targets.nan_to_num(), reduction="none", pos_weight=positive_weight
+    )
+    known = ~targets.isnan()
+    sums, counts = torch.where(known, entries, 0.0).sum(dim=0), known.sum(dim=0)  # (classes,)
+    labelled = sums[annotated].sum() / counts[annotated].sum().clamp(min=1)
+    return labelled + (sums[~annotated] / counts[~annotated].clamp(min=1)).sum()
+
+
+def pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
+    """1 above the class's threshold, 0 below one minus it, NaN between; ``(n, classes)``.
+
+    Args:
+        probabilities: Of the received model, on the images as they are.
+        threshold: ``(classes,)``, at least 0.5.
+    """
+    negative_or_unsure = torch.where(probabilities < 1 - threshold, 0.0, torch.nan)
+    return torch.where(probabilities > threshold, 1.0, negative_or_unsure)
+
+
+# ---------------------------------------------------------------------- hospital
+
+
+class CBAFedSite(SiteMethod):
+    """Tag, in stage 2, before training; train on labels and tags alike."""
+
+    name = "cbafed"
+    table = CBAFedParameters
+    parameters: CBAFedParameters
+    declared = Payload(
+        statistics=(Statistic("entries", "counts", "how many images it took for present or absent, class by class"),)
+    )
+    chooses_loss = False
+    weighs_updates = True
+    multi_class = False
+
+    def client(self, context: ClientContext) -> LocalRound:
+        """Minimise the mean cross-entropy over labels, and over the tags of each class; or over all of them."""
+        parameters, targets = self.parameters, self.targets(context)
+        positive_weight = positive_weights(targets) if parameters.balanced else None
+
+        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+            logits = batch.logits(network, batch.view())
+            entries = parameters.tags_weigh == "entries" or batch.annotated.all()
+            loss = known_entries if entries else labels_and_tags
+            return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
+
+        def statistics(network: SplitNetwork, losses: Losses) -> Arrays:
+            """Entries of each class that were trained on, from the last round of stage 1 on."""
+            if context.round < parameters.stage_one_rounds:
+                return {}
+            return {"entries": (~targets.isnan()).sum(dim=0).cpu().numpy().astype(np.float32)}
+
+        return LocalRound(objective, statistics)
+
+    def targets(self, context: ClientContext) -> Tensor:
+        """Return labels, in stage 2 with tags by the received model; NaN where there is neither, ``(n, classes)``."""
+        examples, statistics = context.examples, context.statistics
+        if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
+            return examples.labels
+        logits = logits_of(context.network, examples.images, context.spec.precision)
+        tags = pseudo_labels(logits.sigmoid(), torch.tensor(statistics["thresholds"], device=logits.device))
+        return torch.where(examples.annotated, examples.labels, tags)
+
+
+# ---------------------------------------------------------------------- coordinator
+
+
+class CBAFed(Method):
+    """FedAvg by entries trained on, mixed with an earlier model; thresholds of pseudo labels for every class."""
+
+    site_class = CBAFedSite
+    site: CBAFedSite
+
+    def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
+        """Send the thresholds."""
+        return lambda site: context.statistics
+
+    def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """Expect, from the last round of stage 1 on, how many entries of each class a site trained on."""
+        if context.round < self.site.parameters.stage_one_rounds:
+            return {}
+        return {"entries": (len(context.contract.class_names),)}
+
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+        """Return the thresholds for the next round, once sites send entries."""
+        parameters = self.site.parameters
+        if context.round < parameters.stage_one_rounds:
+            return context.statistics
+        entries = np.sum([entries_of(reply) for reply in replies.values()], axis=0)  # (classes,)
+        low, high = parameters.threshold_lowest, parameters.threshold_highest
+        return {"thresholds": thresholds(entries, parameters.threshold_base, low, high).astype(np.float32)}
+
+    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """Multiply, in stage 2, each plain weight by the mean entries that an image of the site was trained on."""
+        if context.round <= self.site.parameters.stage_one_rounds:
+            return weights
+        sizes = [float(entries_of(reply).sum()) / reply.train_samples for reply in replies.values()]
+        scaled = [weight * size for weight, size in zip(weights, sizes, strict=True)]
+        return scaled if sum(scaled) > 0 else weights
+
+    def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
+        """Mix with the earlier model where it is time to, and remember the mixture; each stage begins anew."""
+        parameters = self.site.parameters
+        first = server_round <= parameters.stage_one_rounds
+        place = server_round - 1 - (0 if first else parameters.stage_one_rounds)
+        if not parameters.residual_every or place % parameters.residual_every:
+            return model, moments
+        if place:
+            earlier = Groups.of_named(below("earlier", moments), model.head.class_names)
+            model = mixture(model, earlier, parameters.residual_stage_one if first else parameters.residual)
+        named = Groups.of_model(model).named()
+        return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
+
+    def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
+        """Return each class's threshold for the next round, once there is one."""
+        if "thresholds" not in context.statistics:
+            return {}
+        named = zip(context.contract.class_names, context.statistics["thresholds"], strict=True)
+        return {"thresholds": finite_by_name(dict(named))}

@@ -1,0 +1,102 @@
+"""FedFixMatch: FixMatch at every site, with FedAvg; one of the comparators of FedMLP's tables.
+
+Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020.
+
+The paper's: cross-entropy of a weakly augmented view where there is a label (eq. 3); where there is none, what the
+model says of the weak view, if surely enough, is the label of a strongly augmented view (eq. 4), RandAugment and
+Cutout as in :mod:`common.data.images.augmentation`; no gradient through the pseudo-label; the sum of both terms, the
+second weighted. The second is divided by all unlabelled entries, also those that were not sure.
+
+Ours, for several labels an image of which a site annotates some: labelled or not is an entry, not an image. The entries
+of classes that a site does not annotate are its unlabelled ones, so every image is in both terms. Each class is sure by
+itself: present from the confidence on, absent up to one minus it, with sigmoids for softmax. One batch serves both
+terms (the paper's ratio of unlabelled to labelled images, mu, is 1). A label that nobody knows, of a class that the
+site does annotate, stays out of both. The weak views are those of the experiment's ``[augmentation]``.
+
+FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
+have; we weigh the labelled entries by the site's own counts. Theirs takes 0.8 and 0.2 for sure, and only images of
+which every class is; ours is 0.95, entry by entry.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from common.data.images.augmentation import strongly_augmented
+from common.models.network import SplitNetwork
+from strategies.aggregation.means import Weighting
+from strategies.local.losses import Loss, known_entries, positive_weights
+from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.site_method import Parameters, SiteMethod
+from strategies.local.training import Batch
+from strategies.methods.base import Method
+
+
+class FedFixMatchParameters(Parameters):
+    """The ``[method]`` table.
+
+    Attributes:
+        confidence: tau: from this probability on an entry is taken as present, up to one minus it as absent.
+        unlabelled_weight: lambda_u.
+        balanced: A positive label weighs the site's known labels of that class over its positives.
+    """
+
+    weighting: Weighting = "samples"
+    confidence: float = Field(0.95, gt=0.5, lt=1)
+    unlabelled_weight: float = Field(1.0, ge=0)
+    balanced: bool = True
+
+
+def pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
+    """Labels of the sure entries, 1 or 0, NaN for the others; no gradient goes through them.
+
+    Args:
+        weak: Logits of the weak view, ``(batch, unlabelled classes)``.
+    """
+    probabilities = weak.sigmoid()
+    sure = torch.maximum(probabilities, 1 - probabilities) >= confidence
+    return torch.where(sure, (probabilities > 0.5).to(weak.dtype), torch.nan)
+
+
+def unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
+    """Cross-entropy of the strong view with the pseudo-labels, divided by all entries (eq. 4)."""
+    entries = binary_cross_entropy_with_logits(strong, pseudo.nan_to_num(), reduction="none")
+    return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
+
+
+class FedFixMatchSite(SiteMethod):
+    """FixMatch at a site."""
+
+    name = "fedfixmatch"
+    table = FedFixMatchParameters
+    parameters: FedFixMatchParameters
+    chooses_loss = False
+    multi_class = False
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy over the entries with a label."""
+        return known_entries
+
+    def client(self, context: ClientContext) -> LocalRound:
+        """Train labelled entries on the weak view, sure pseudo-labels on the strong one."""
+        parameters = self.parameters
+        weight = positive_weights(context.examples.labels) if parameters.balanced else None
+
+        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+            weak = batch.logits(network, batch.view())
+            labelled = known_entries(weak, batch.labels, batch.annotated, weight)
+            if batch.annotated.all():
+                return labelled
+            strong = batch.logits(network, strongly_augmented(batch.view(), batch.generator))
+            pseudo = pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
+            return labelled + parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)
+
+        return LocalRound(objective)
+
+
+class FedFixMatch(Method):
+    """FedAvg; each site runs FixMatch."""
+
+    site_class = FedFixMatchSite

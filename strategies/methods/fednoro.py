@@ -1,0 +1,273 @@
+"""FedNoRo: sites with noisy labels are found by their losses, taught by the received model, and weigh less.
+
+Wu, Yu, Jiang, Cheng, Yan: "FedNoRo: Towards Noise-Robust Federated Learning by Addressing Class Imbalance and Label
+Noise Heterogeneity", IJCAI 2023; as a comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the
+paper's abstract and introduction and both groups' released code at hand, not its numbered equations.
+
+The paper's. Stage 1: FedAvg with logits adjusted by how often the site sees each class. Then each site tells its
+per-class mean loss under the global model, and a mixture of two Gaussians divides the sites into clean and noisy. Stage
+2: clean sites go on as before; a noisy site minimises ``lambda KD + (1 - lambda) CE``, KD being the divergence from the
+received model's probabilities (logits over 0.8), lambda rising from nearly 0 to 0.8. A noisy site's weight in the mean
+is multiplied by ``exp(-D)``, D its model's distance from the nearest clean site's over the longest such distance.
+
+Ours, for several labels of which each site gives some:
+
+- The noise is that what a site does not label counts as negative (``missing = "negative"``). A class is two, present
+  and absent, so that a site has two indicators a class. The adjustment is FedMLP's: where a site has no positive it
+  adds the logarithm of about one over twice the images, and what the missing class costs is next to nothing; in the
+  paper's softmax a class without images has no part at all.
+- ``missing = "masked"`` with ``noisy = "known"`` is what FedMLP's authors made of it: the label contract says whose
+  labels are incomplete, so nothing has to be found; cross-entropy on a site's own classes, distillation on the others.
+  Where every site lacks a class all are noisy, nobody is there to measure distances by, and the mean is FedAvg's.
+- Indicators are of the model received in the last round of stage 1: the one after it would cost another exchange.
+- A site that was not judged, because it joined later or its reply was lost, is taken for noisy.
+- The divergence is of each entry's two probabilities, in the paper over the classes, in FedMLP's code their squared
+  distance. The student's logits are not adjusted in it: in the paper's code they are, but there a class that a site
+  never sees drops out, while here the adjustment would push it up.
+
+A site's *loss indicator* is the mean loss of one model over its images of each class, a class being what the label
+says: in a multi-label task each class is two, the images labelled negative and those labelled positive.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from common.models.inference import logits_of
+from common.models.network import SplitNetwork
+from common.wire.records import Arrays, TrainReply
+from strategies.aggregation.means import Weighting, Weights
+from strategies.aggregation.robust import Float64, distances_between, inner_products
+from strategies.local.losses import Missing
+from strategies.local.objective import ClientContext, LocalRound, fixed_copy
+from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from strategies.local.training import Batch
+from strategies.methods.base import Method, RoundContext
+from strategies.methods.fedmlp import adjustment_of, supervised
+
+Floats = NDArray[np.floating]
+Flags = NDArray[np.bool_]
+
+VOTES = 9
+"""Mixtures fitted from as many seeds; the division found most often holds, as in the authors' code."""
+
+
+class FedNoRoParameters(Parameters):
+    """The ``[method]`` table.
+
+    Attributes:
+        stage_one_rounds: Rounds before noisy sites are taught.
+        noisy: ``found`` by their losses, or ``known``: every site that does not label all classes.
+        missing: What a class counts as that a site does not label; ``masked`` leaves it to the distillation.
+        distillation: Lambda at its highest.
+        ramp_rounds: Rounds after stage 1 until lambda is there.
+        temperature: The received model's logits are divided by it.
+    """
+
+    weighting: Weighting = "samples"
+    stage_one_rounds: int = Field(10, ge=1)
+    noisy: Literal["found", "known"] = "found"
+    missing: Missing = "negative"
+    distillation: float = Field(0.8, ge=0, le=1)
+    ramp_rounds: int = Field(39, ge=1)
+    temperature: float = Field(0.8, gt=0)
+
+
+# ---------------------------------------------------------------------- who is noisy, and how much less that counts
+
+
+def loss_indicators(logits: Floats, labels: Floats) -> Float64:
+    """Mean cross-entropy over a site's negatives and over its positives of each class; ``(classes, 2)``.
+
+    Args:
+        logits: ``(n, classes)``, unadjusted.
+        labels: 1, 0, or NaN for left out, ``(n, classes)``.
+
+    Returns:
+        NaN where there is no such image.
+    """
+    losses = np.logaddexp(0.0, np.where(labels == 1, -1.0, 1.0) * logits.astype(np.float64))
+    members = np.stack([labels == 0, labels == 1], axis=-1)  # (n, classes, 2)
+    counts = members.sum(axis=0)
+    sums = (losses[..., None] * members).sum(axis=0)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def noisy_sites(indicators: Floats) -> Flags:
+    """The sites in the component of higher losses, of two Gaussians; ``(sites,)``.
+
+    Each indicator is scaled to 0 to 1 over the sites; where a site has none, it is the lowest of all.
+
+    Args:
+        indicators: ``(sites, indicators)``, NaN where a site has none.
+    """
+    scaled = scaled_over_sites(indicators)
+    if (scaled == scaled[0]).all():
+        return np.zeros(len(scaled), np.bool_)
+    votes = [_divided(scaled, seed) for seed in range(VOTES)]
+    return max(votes, key=lambda vote: sum(np.array_equal(vote, other) for other in votes))  # the first of equals
+
+
+def scaled_over_sites(indicators: Floats) -> Float64:
+    """Each column from 0 to 1; a column alike at all sites is 0."""
+    known = ~np.isnan(indicators)
+    lowest = np.where(known, indicators, np.inf).min(axis=0)
+    low = np.where(known.any(axis=0), lowest, 0.0)
+    above = np.where(known, indicators - low, 0.0)
+    spread = above.max(axis=0)
+    return np.asarray(above / np.where(spread > 0, spread, 1.0), np.float64)
+
+
+def _divided(scaled: Float64, seed: int) -> Flags:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture  # only the coordinator needs it, once a run
+
+    mixture = GaussianMixture(n_components=2, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # few sites: any division that repeats will do
+        components = mixture.fit_predict(scaled)
+    return np.asarray(components == mixture.means_.sum(axis=1).argmax(), np.bool_)
+
+
+def distance_aware(weights: Floats, products: Float64, noisy: Flags) -> Float64:
+    """Each noisy site's weight times ``exp(-D)``, D its distance from the nearest clean site over the longest such.
+
+    Args:
+        weights: Plain weights, ``(sites,)``.
+        products: Inner products of the sites' updates, ``(sites, sites)``.
+        noisy: ``(sites,)``; where all are or none is, there is nothing to measure by, and the weights stay.
+    """
+    plain = np.asarray(weights, np.float64)
+    if noisy.all() or not noisy.any():
+        return plain
+    nearest = distances_between(products)[:, ~noisy].min(axis=1)
+    distance = np.where(noisy, nearest, 0.0)
+    return np.asarray(plain * np.exp(-distance / (distance.max() or 1.0)), np.float64)
+
+
+# ---------------------------------------------------------------------- distillation
+
+
+def distillation_weight(server_round: int, parameters: FedNoRoParameters) -> float:
+    """Lambda: ``exp(-5 (1 - x)^2)`` of its highest, x rising from 0 to 1 over the ramp."""
+    risen = min(1.0, (server_round - 1 - parameters.stage_one_rounds) / parameters.ramp_rounds)
+    return parameters.distillation * float(np.exp(-5.0 * (1.0 - risen) ** 2))
+
+
+def divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of each entry's student from its teacher, mean over the chosen entries.
+
+    Args:
+        student: Logits ``(batch, classes)``.
+        teacher: Logits, without gradient.
+        chosen: Classes, bool ``(classes,)``.
+    """
+    student, teacher = student[:, chosen], teacher[:, chosen].detach()
+    soft = teacher.sigmoid()
+    entries = binary_cross_entropy_with_logits(student, soft, reduction="none")
+    own = binary_cross_entropy_with_logits(teacher, soft, reduction="none")
+    return (entries - own).sum() / max(1, entries.numel())
+
+
+# ---------------------------------------------------------------------- hospital
+
+
+class FedNoRoSite(SiteMethod):
+    """Adjusted cross-entropy; at a noisy site mixed with what the received model says."""
+
+    name = "fednoro"
+    table = FedNoRoParameters
+    parameters: FedNoRoParameters
+    declared = Payload(
+        statistics=(Statistic("indicators", "signs", "mean loss on each class's images, present and absent"),)
+    )
+    chooses_loss = False
+    weighs_updates = True
+    multi_class = False
+    needs_global_norm = "it compares sites by the model of all"
+
+    def client(self, context: ClientContext) -> LocalRound:
+        """Judge the received model, if it is time to, before it is trained; keep it as a teacher, if one is needed."""
+        parameters, examples = self.parameters, context.examples
+        negative = parameters.missing == "negative"
+        targets = torch.where(examples.annotated, examples.labels, 0.0) if negative else examples.labels  # (n, classes)
+        indicators = self.indicators(context, targets)
+        adjustment, share = adjustment_of(targets), distillation_weight(context.round, parameters)
+        noisy = "noisy" in context.statistics and bool(context.statistics["noisy"][0])
+        teacher = fixed_copy(context.network) if noisy else None
+
+        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+            view = batch.view()
+            student = batch.logits(network, view)
+            labels = supervised([student], targets[batch.rows], adjustment)
+            if teacher is None:
+                return labels
+            with torch.no_grad():
+                received = batch.logits(teacher, view) / parameters.temperature
+            chosen = torch.ones_like(batch.annotated) if negative else ~batch.annotated
+            return share * divergence(student, received, chosen) + (1 - share) * labels
+
+        return LocalRound(objective, lambda network, losses: indicators)
+
+    def indicators(self, context: ClientContext, targets: Tensor) -> Arrays:
+        """Return the site's loss indicators in the last round of stage 1, if they decide."""
+        if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
+            return {}
+        logits = logits_of(context.network, context.examples.images, context.spec.precision)
+        return {"indicators": loss_indicators(logits.cpu().numpy(), targets.cpu().numpy()).astype(np.float32)}
+
+
+# ---------------------------------------------------------------------- coordinator
+
+
+class FedNoRo(Method):
+    """Stage 1 is FedAvg; then sites found to be noisy are taught by the received model, and weigh less."""
+
+    site_class = FedNoRoSite
+    site: FedNoRoSite
+
+    def is_noisy(self, context: RoundContext, site: str) -> bool:
+        """Return what a site was found to be; in stage 2 only."""
+        if self.site.parameters.noisy == "known":
+            return not context.contract.annotated(site).all()
+        return site not in context.statistics or bool(context.statistics[site][0])
+
+    def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
+        """Send each site, in stage 2, whether its labels are taken for noisy."""
+        if context.round <= self.site.parameters.stage_one_rounds:
+            return lambda site: {}
+        return lambda site: {"noisy": np.array([self.is_noisy(context, site)], np.float32)}
+
+    def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """Expect each site's loss indicators in the last round of stage 1, if they decide."""
+        if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
+            return {}
+        return {"indicators": (len(context.contract.class_names), 2)}
+
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+        """Return, by site, 1 for noisy and 0 for clean, once the indicators are there."""
+        if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
+            return context.statistics
+        flags = noisy_sites(np.stack([reply.statistics["indicators"].reshape(-1) for reply in replies.values()]))
+        return {site: np.array([flag], np.float32) for site, flag in zip(replies, flags, strict=True)}
+
+    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """Weigh, in stage 2, noisy sites less the further they are from every clean one."""
+        noisy: Flags = np.array([self.is_noisy(context, site) for site in replies], np.bool_)
+        if context.round <= self.site.parameters.stage_one_rounds or noisy.all() or not noisy.any():
+            return weights
+        products = inner_products([reply.update for reply in replies.values()])
+        return [float(weight) for weight in distance_aware(np.asarray(weights), products, noisy)]
+
+    def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
+        """Return which sites were taken for noisy, once stage 2 has begun."""
+        if context.round <= self.site.parameters.stage_one_rounds:
+            return {}
+        return {"noisy": [site for site in sorted(context.contract.sites) if self.is_noisy(context, site)]}

@@ -1,0 +1,356 @@
+"""FedSLD: a site's loss is weighted by how common a label is in the batch against how common it is in the federation.
+
+Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021
+(specs 4.3, 4.4). p_b: share of a class in the batch; P: its share in the federation, the *prior*; image k with label y
+weighs ``p_b(y) / P(y)``, without a gradient through p_b.
+
+Coordinator: the prior from the label counts of the roll call. Hospital: the weights, batch by batch.
+
+Departs from the paper, whose eq. 3 sums over the batch and does not train (specs L1): by default the sum is divided by
+the number of images. Since ``sum_c p_b(c)^2 / P(c) >= 1``, that lengthens the steps of skewed sites; how much of the
+gain is due to it shows ``fedavg_scaled``, FedAvg with the learning rate lengthened alike.
+
+Our extension to multi-label tasks: each class is a distribution of two, present and absent, and each known entry weighs
+``p_b / P`` of its own side.
+
+What a site weighs with comes from the label counts of the roll call (specs 4.3, step 1). A site may keep counts to
+itself: what is not told is unknown, not 0. In a multi-class task the classes of a site's images add up, so the counts
+that it keeps share what is left of its images, evenly. A site that tells nothing is left out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from common.errors import Fault, quoted
+from common.models.network import SplitNetwork
+from common.models.zoo.spec import Task
+from common.wire.records import Arrays, RollCallAnswer
+from strategies.aggregation.mean import HeadMean, WholeHeadMean
+from strategies.aggregation.means import Weighting
+from strategies.local.losses import Missing, class_of_known, filled, image_losses, mean_where, only_known
+from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.site_method import Parameters, Payload, SiteMethod
+from strategies.local.training import Batch, plain
+from strategies.methods.base import Method, RoundContext
+from strategies.methods.surgical import OwnersMean
+
+Float64 = NDArray[np.float64]
+
+Reduction = Literal["sum_over_batch", "sum", "weighted_mean"]
+
+
+class FedSLDParameters(Parameters):
+    """The ``[method]`` table.
+
+    Attributes:
+        reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``sum`` (eq. 3 as written) by
+            nothing, ``weighted_mean`` by the sum of the weights.
+        heads: ``own`` gives each site the rows of its own classes only, averaged as in surgical aggregation.
+        missing: What a class counts as that a site does not annotate.
+    """
+
+    weighting: Weighting = "samples"
+    reduction: Reduction = "sum_over_batch"
+    heads: Literal["all", "own"] = "all"
+    missing: Missing = "masked"
+
+
+class ScaledParameters(Parameters):
+    """The ``[method]`` table.
+
+    Attributes:
+        scale: ``federation``: one factor for all, the mean over the sites, by images, of ``sum_c p_i(c)^2 / P(c)``;
+            ``batch``: each batch's own mean weight.
+    """
+
+    weighting: Weighting = "samples"
+    scale: Literal["federation", "batch"] = "federation"
+    missing: Missing = "masked"
+
+
+# ---------------------------------------------------------------------- the label distribution of the federation
+
+
+def label_prior(positives: Float64, images: Float64) -> Float64:
+    """Share of each class in the federation, ``(classes,)``: ``sum_i n_ic / sum_i n_i`` over the sites that say.
+
+    Args:
+        positives: ``(sites, classes)`` images of each class; NaN where a site does not say.
+        images: ``(sites, classes)`` images about which it could say, NaN as above.
+    """
+    total = np.nansum(images, axis=0)
+    return np.asarray(np.nansum(positives, axis=0) / np.where(total > 0, total, 1.0), np.float64)
+
+
+def chi_square_factor(shares: Float64, prior: Float64) -> float:
+    """``sum_c p(c)^2 / P(c)``: the mean of FedSLD's weights where p is the share of each class; at least 1.
+
+    Args:
+        shares: They sum to one, as the prior does.
+    """
+    there = prior > 0
+    return float((shares[there] ** 2 / prior[there]).sum())
+
+
+def federation_prior(context: RoundContext) -> Float64:
+    """:func:`label_prior` of what the sites said at the roll call."""
+    return label_prior(*label_counts(context))
+
+
+def own_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
+    """The prior over the run's classes; 0 for those that the site does not annotate.
+
+    In a multi-class task it runs over the site's own classes only and sums to one: what an image is, given that it is
+    one of these.
+
+    Args:
+        everywhere: The :func:`federation_prior`, the same for all sites.
+    """
+    return prior_over(context.contract.annotated(site), everywhere, context.task)
+
+
+def prior_over(annotated: NDArray[np.bool_], everywhere: Float64, task: Task) -> NDArray[np.float32]:
+    """:func:`own_prior` of a site that annotates these classes, bool ``(classes,)``."""
+    prior = np.where(annotated, everywhere, 0.0)
+    if task == "multi_class":
+        prior = prior / max(prior.sum(), 1e-12)
+    return prior.astype(np.float32)
+
+
+def label_counts(context: RoundContext) -> tuple[Float64, Float64]:
+    """Return the sites' positives and images, both ``(sites, classes)`` in the order of names, NaN for unknown."""
+    counts = [_counts_of(answer, context) for _, answer in sorted(context.answers.items())]
+    return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
+
+
+def _counts_of(answer: RollCallAnswer, context: RoundContext) -> tuple[Float64, Float64]:
+    names = context.contract.class_names
+    positives, images = np.full(len(names), np.nan), np.full(len(names), np.nan)
+    if not answer.positives:
+        return positives, images
+    own = [names.index(name) for name in answer.class_names]
+    present, absent = np.array(answer.positives, np.float64), np.array(answer.negatives, np.float64)
+    known = (present >= 0) & (absent >= 0)
+    if context.task == "multi_class":
+        total = float((present + absent)[known].max()) if known.any() else float(answer.train_samples)
+        left = max(total - present[known].sum(), 0.0)
+        positives[own], images[own] = np.where(known, present, left / max((~known).sum(), 1)), total
+    else:
+        positives[own], images[own] = np.where(known, present, np.nan), np.where(known, present + absent, np.nan)
+    return positives, images
+
+
+def mean_factor(context: RoundContext) -> float:
+    """Mean over the sites, by images, of :func:`chi_square_factor`; in a multi-label task also over their classes."""
+    positives, images = label_counts(context)
+    everywhere = label_prior(positives, images)
+    factors, weights = list[float](), list[float]()
+    for site, own_positives, own_images in zip(sorted(context.answers), positives, images, strict=True):
+        if np.nansum(own_images) > 0:
+            prior = own_prior(context, everywhere, site).astype(np.float64)
+            factors.append(_factor(context.task, own_positives, own_images, prior))
+            weights.append(float(np.nanmax(own_images)))
+    return float(np.average(factors, weights=weights))
+
+
+def _factor(task: Task, positives: Float64, images: Float64, prior: Float64) -> float:
+    shares = np.divide(positives, images, out=np.zeros_like(prior), where=images > 0)
+    if task == "multi_class":
+        return chi_square_factor(shares, prior)
+    stated = np.flatnonzero(np.isfinite(images) & (images > 0))
+    pairs = [(np.array([shares[c], 1 - shares[c]]), np.array([prior[c], 1 - prior[c]])) for c in stated]
+    return float(np.mean([chi_square_factor(*pair) for pair in pairs]))
+
+
+def uncounted(context: RoundContext) -> list[Fault]:
+    """Classes of which nobody tells how common they are: images that show them would weigh nothing."""
+    positives, images = label_counts(context)
+    owners = context.contract.coverage()
+    unknown = (owners & np.isnan(positives)).any(axis=0)
+    one_sided = (np.nansum(positives, axis=0) == 0) | (np.nansum(images - positives, axis=0) == 0)
+    silent = np.isnan(positives).all(axis=0) | (unknown & one_sided)
+    names = [name for name, is_silent in zip(context.contract.class_names, silent.tolist(), strict=True) if is_silent]
+    if not names:
+        return []
+    problem = f"needs how many images show each class; too few sites tell it of {quoted(names)}."
+    remedy = (
+        "Hospitals send it with label_counts = true under [policy]; never of a class of few patients (smallest_count)."
+    )
+    return [Fault("run.method", problem, remedy)]
+
+
+# ---------------------------------------------------------------------- weights of images and entries (eq. 3)
+# Shapes: logits and labels (batch, rows), labels 1, 0 or NaN for unknown; prior (rows,).
+
+
+def class_weights(labels: Tensor, prior: Tensor) -> Tensor:
+    """``p_b(c) / P(c)`` of every class ``(rows,)``; 0 where the prior is 0, for such a class cannot occur."""
+    known = class_of_known(labels)
+    share = labels.nan_to_num().sum(dim=0) / known.sum().clamp(min=1)
+    return _ratio(share, prior)
+
+
+def _ratio(share: Tensor, prior: Tensor) -> Tensor:
+    return torch.where(prior > 0, share / torch.where(prior > 0, prior, 1.0), 0.0)
+
+
+def image_weights(labels: Tensor, prior: Tensor) -> Tensor:
+    """Weight of every image ``(batch,)`` by its class; 0 where that is not known.
+
+    Args:
+        labels: ``(batch, rows)``, one 1 a row.
+        prior: ``(rows,)``.
+    """
+    return labels.nan_to_num() @ class_weights(labels, prior)
+
+
+def entry_weights(labels: Tensor, prior: Tensor) -> Tensor:
+    """Weight of every entry ``(batch, rows)`` of a multi-label task; 0 where it is not known."""
+    known = ~labels.isnan()
+    share = labels.nan_to_num().sum(dim=0) / known.sum(dim=0).clamp(min=1)
+    present, absent = _ratio(share, prior), _ratio(1 - share, 1 - prior)
+    return torch.where(known, torch.where(labels == 1, present, absent), 0.0)
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
+    """Eq. 3 for a multi-class task; softmax over the classes known of an image."""
+    weights = image_weights(labels, prior)
+    known = class_of_known(labels)
+    losses = torch.where(known, image_losses(only_known(logits, labels), labels), 0.0)
+    return _reduced(losses * weights, weights, known.sum(), reduction)
+
+
+def weighted_binary_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
+    """Our extension to multi-label tasks; ``sum`` runs over images and takes the mean over a site's classes."""
+    weights, known = entry_weights(labels, prior), ~labels.isnan()
+    losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
+    if reduction == "sum":
+        return losses.sum() / known.any(dim=0).sum().clamp(min=1)
+    return _reduced(losses, weights, known.sum(), reduction)
+
+
+def _reduced(weighted: Tensor, weights: Tensor, count: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "sum":
+        return weighted.sum()
+    divisor = count.clamp(min=1) if reduction == "sum_over_batch" else weights.sum().clamp(min=1e-12)
+    return weighted.sum() / divisor
+
+
+WEIGHTS: Mapping[Task, Callable[[Tensor, Tensor], Tensor]] = {
+    "multi_class": image_weights,
+    "multi_label": entry_weights,
+}
+
+WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] = {
+    "multi_class": weighted_cross_entropy,
+    "multi_label": weighted_binary_cross_entropy,
+}
+
+
+# ---------------------------------------------------------------------- hospital
+
+
+class FedSLDSite(SiteMethod):
+    """Each entry's loss, weighted by p_b / P."""
+
+    name = "fedsld"
+    table = FedSLDParameters
+    parameters: FedSLDParameters
+    declared = Payload(label_counts=True)
+    looks_at_images = False
+    chooses_loss = False
+
+    @property
+    def traffic(self) -> Payload:
+        """``heads = "own"``: each site has the rows of its own classes only."""
+        return replace(self.declared, rows=self.parameters.heads)
+
+    def client(self, context: ClientContext) -> LocalRound:
+        """Weigh each batch by how often the federation sees its classes."""
+        prior = torch.from_numpy(context.statistics["prior"].copy()).to(context.examples.labels.device)
+
+        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+            labels = filled(batch.labels, batch.annotated, self.parameters.missing)
+            return WEIGHTED[self.task](batch.logits(network, batch.view()), labels, prior, self.parameters.reduction)
+
+        return LocalRound(objective)
+
+
+class ScaledFedAvgSite(SiteMethod):
+    """The plain loss, with longer steps."""
+
+    name = "fedavg_scaled"
+    table = ScaledParameters
+    parameters: ScaledParameters
+    declared = Payload(label_counts=True)
+    looks_at_images = False
+
+    def client(self, context: ClientContext) -> LocalRound:
+        """Multiply the learning rate by the federation's factor, or the loss by each batch's own."""
+        loss = self.training_loss(context.examples, context.spec)
+        if self.parameters.scale == "federation":
+            return LocalRound(plain(loss), lr_factor=float(context.statistics["factor"][0]))
+        prior = torch.from_numpy(context.statistics["prior"].copy()).to(context.examples.labels.device)
+
+        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+            weights = WEIGHTS[self.task](filled(batch.labels, batch.annotated, self.parameters.missing), prior)
+            counted = weights > 0
+            return mean_where(counted, weights) * plain(loss)(network, batch)
+
+        return LocalRound(objective)
+
+
+# ---------------------------------------------------------------------- coordinator
+
+
+class FedSLD(Method):
+    """FedAvg in which every site receives the label prior P, made from the label counts of the roll call."""
+
+    site_class = FedSLDSite
+    site: FedSLDSite
+
+    @property
+    def head_mean(self) -> HeadMean:
+        """``heads = "own"``: over a class's owners, as in surgical aggregation."""
+        return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
+
+    def roll_call_faults(self, context: RoundContext) -> list[Fault]:
+        """Refuse classes of which too few sites tell how common they are."""
+        return uncounted(context)
+
+    def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
+        """Send the prior, for the head rows that the site has."""
+        everywhere, contract = federation_prior(context), context.contract
+
+        def prior_of(site: str) -> Arrays:
+            prior = own_prior(context, everywhere, site)
+            rows = self.site.rows_of(site, contract)
+            return {"prior": prior[[contract.class_names.index(name) for name in rows]]}
+
+        return prior_of
+
+
+class ScaledFedAvg(Method):
+    """FedAvg with the learning rate multiplied by FedSLD's mean weight: the honest control (specs 4.4)."""
+
+    site_class = ScaledFedAvgSite
+    site: ScaledFedAvgSite
+
+    def roll_call_faults(self, context: RoundContext) -> list[Fault]:
+        """Refuse classes of which too few sites tell how common they are."""
+        return uncounted(context)
+
+    def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
+        """Send one factor to all sites, or the prior for each batch's own factor."""
+        if self.site.parameters.scale == "batch":
+            everywhere = federation_prior(context)
+            return lambda site: {"prior": own_prior(context, everywhere, site)}
+        factor = np.array([mean_factor(context)], np.float32)
+        return lambda site: {"factor": factor}

@@ -1,0 +1,63 @@
+"""Our own method: one model passes from hospital to hospital in a drawn order, and ends as the mean of its last stops.
+
+It is sequential training (``fedseq``, specs 2.4) with two changes, each of which is a key of its own:
+
+- *Mean*: the last round ends with the mean of the models after each stop. Sequential training ends with the model of
+  the last hospital, which has forgotten some of what the others label; in the mean no hospital is the last.
+- *Drawn order*: each round has another order of hospitals, so that the same classes are not always the oldest.
+
+A label that a hospital does not annotate is left out of the loss. docs/results.md has what each change does.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from common.models.state import ModelState
+from common.system.seeds import seed_of
+from strategies.aggregation.means import mixture
+from strategies.local.losses import Missing
+from strategies.local.site_method import Parameters, SequentialSite
+from strategies.methods.base import RoundContext, SequentialMethod
+
+
+class PolyclinicParameters(Parameters):
+    """The ``[method]`` table of ``polyclinic``.
+
+    Attributes:
+        order: Of the hospitals in a round: ``drawn`` anew, or by ``name``.
+        mean_rounds: So many rounds at the end close with the mean of the models after each stop; 0 for none.
+        missing: As in ``fedseq``.
+    """
+
+    order: Literal["drawn", "name"] = "drawn"
+    mean_rounds: int = Field(1, ge=0)
+    missing: Missing = "masked"
+
+
+class PolyclinicSite(SequentialSite):
+    """The experiment's number of epochs on the site's own classes."""
+
+    name = "polyclinic"
+    table = PolyclinicParameters
+    parameters: PolyclinicParameters
+
+
+class Polyclinic(SequentialMethod):
+    """One model in a drawn order through the hospitals; the mean of the last round's stops."""
+
+    site_class = PolyclinicSite
+    site: PolyclinicSite
+
+    def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
+        """Return the sites in an order that follows from the run's seed and the round."""
+        if self.site.parameters.order == "name":
+            return sites
+        generator = np.random.default_rng(seed_of(context.seed, context.round, "order"))
+        return [sites[place] for place in generator.permutation(len(sites))]
+
+    def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+        """Return the mean of all stops up to this one in the last rounds, else the model as it was passed on."""
+        return mixture(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

@@ -1,0 +1,178 @@
+"""RSCFed: sites agree in small random groups before all agree, and who strays from a group counts less in it.
+
+Liang, Lin, Fu, Zhu, Li: "RSCFed: Random Sampling Consensus Federated Semi-supervised Learning", CVPR 2022; as a
+comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the paper's abstract and descriptions of it,
+its patent's claims and both groups' released code at hand, not its numbered equations.
+
+The paper's. Coordinator: M times it draws K sites and merges their models to a *sub-consensus*; the global model is the
+plain mean of the M. In a sub-consensus site k weighs ``n_k exp(-beta d_k / n_k)``, n_k its images and d_k the distance
+of its model from its group's mean by images. Labelled site: cross-entropy. Unlabelled site: squared distance of the
+student's probabilities from those a *mean teacher* gives to another view of the image, sharpened; the teacher is an
+exponential moving average of the student over all steps of all rounds, stays at the site and goes on from round to
+round, the student begins each round as the global model.
+
+Ours, because here no site is labelled or unlabelled but each labels some of the classes: every site does both, entry
+by entry, cross-entropy on its own classes and consistency with its teacher on the others, as FedMLP's authors have it.
+Theirs, too, are the defaults (M 10, K 6 of 8 sites, beta 0.01, no sharpening, positives of a class weighed by images
+over positives); RSCFed's code has M 3, K 5 of 10, beta 10,000, and 0.02 for the consistency. In theirs the positives
+of all classes are counted from labels that the site does not have; we weigh by its own.
+
+All sites train in a round and the groups are drawn among the replies: what a site does in a round does not depend on
+its group, so that this is the paper's rule without training one site several times. Sites are ranked for each group
+by (seed, round, site, group), so that a lost site gives its place to the next in line and moves nobody else.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from common.models.network import SplitNetwork
+from common.models.state import read_state, write_state
+from common.system.seeds import seed_of
+from common.wire.records import Arrays, Groups, TrainReply, below
+from strategies.aggregation.means import Weighting, Weights
+from strategies.aggregation.robust import Float64, distances_from_mean, inner_products
+from strategies.local.losses import known_entries, positive_weights
+from strategies.local.objective import ClientContext, LocalRound, decay_after, fixed_copy, follow
+from strategies.local.site_method import Parameters, SiteMethod
+from strategies.local.training import Batch
+from strategies.methods.base import Method, RoundContext
+from strategies.methods.fedmlp import consistency
+
+
+class RSCFedParameters(Parameters):
+    """The ``[method]`` table.
+
+    Attributes:
+        consensus_models: M: sub-consensus models in a round.
+        consensus_sites: K: sites in each; all where there are fewer.
+        distance_scale: beta; 0 leaves the distances out.
+        teacher_decay: Share of the teacher that a step leaves as it is; less in the first steps, as in their code.
+        temperature: The teacher's logits are divided by it; below 1 sharpens.
+        consistency_weight: Of the distance from the teacher, beside the cross-entropy.
+        balanced: A positive weighs the site's images over its positives of that class.
+    """
+
+    weighting: Weighting = "samples"
+    consensus_models: int = Field(10, ge=1)
+    consensus_sites: int = Field(6, ge=1)
+    distance_scale: float = Field(0.01, ge=0)
+    teacher_decay: float = Field(0.999, ge=0, lt=1)
+    temperature: float = Field(1.0, gt=0)
+    consistency_weight: float = Field(1.0, ge=0)
+    balanced: bool = True
+
+
+# ---------------------------------------------------------------------- maths
+
+
+def group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
+    """Places of the sites drawn for one sub-consensus, sorted."""
+    ranked = sorted(range(len(sites)), key=lambda place: seed_of(*seed, sites[place], "consensus"))
+    return sorted(ranked[:size])
+
+
+def consensus(
+    products: Float64, weights: Float64, images: Float64, groups: Sequence[Sequence[int]], scale: float
+) -> Float64:
+    """Weight of each site in the plain mean of the sub-consensus models; they sum to 1.
+
+    Args:
+        products: Inner products of all sites' updates, ``(sites, sites)``.
+        weights: Plain weights, ``(sites,)``.
+        images: ``(sites,)``.
+        groups: Places of the sites of each sub-consensus.
+        scale: beta.
+    """
+    total = np.zeros(len(weights))
+    for members in groups:
+        inside = np.ix_(members, members)
+        total[members] += reweighted(products[inside], weights[members], images[members], scale)
+    return total / len(groups)
+
+
+def reweighted(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
+    """Weights of the sites of one sub-consensus by their distance from its mean; they sum to 1."""
+    strayed = scale * distances_from_mean(products, weights) / images
+    raw = weights * np.exp(strayed.min() - strayed)  # of the closest site 1: a large beta leaves one site, never none
+    return np.asarray(raw / raw.sum(), np.float64)
+
+
+# ---------------------------------------------------------------------- hospital
+
+
+class RSCFedSite(SiteMethod):
+    """Cross-entropy on the site's own classes, consistency with its mean teacher on the others."""
+
+    name = "rscfed"
+    table = RSCFedParameters
+    parameters: RSCFedParameters
+    chooses_loss = False
+    weighs_updates = True
+    multi_class = False
+
+    def client(self, context: ClientContext) -> LocalRound:
+        """Train the student; the teacher follows, and stays at the site."""
+        local = RSCFedRound(context, self.parameters)
+        return LocalRound(local.objective, notes=local.notes)
+
+
+class RSCFedRound:
+    """One round at one site: the student is trained, the teacher follows."""
+
+    def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
+        self.parameters = parameters
+        self.teacher = fixed_copy(context.network)
+        if kept := below("teacher", context.notes):
+            groups = Groups.of_named(kept, context.network.class_names)
+            write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
+        self.steps = int(context.notes["steps"][0]) if kept else 0
+        self.behind = False  # a step was taken that the teacher has not followed yet
+        labels = context.examples.labels
+        self.positive_weight = positive_weights(labels) if parameters.balanced else None
+
+    def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
+        """Cross-entropy on the site's own classes, consistency with the teacher's other view on the rest."""
+        self._catch_up(network)
+        self.behind = True
+        student = batch.logits(network, batch.view())
+        with torch.no_grad():
+            teacher = batch.logits(self.teacher, batch.view()) / self.parameters.temperature
+        supervised = known_entries(student, batch.labels, batch.annotated, self.positive_weight)
+        return supervised + self.parameters.consistency_weight * consistency([student], [teacher], batch.annotated)
+
+    def notes(self, network: SplitNetwork) -> Arrays:
+        """The teacher, and how many steps it has followed."""
+        self._catch_up(network)
+        arrays = Groups.of_model(read_state(self.teacher)).named()
+        return {f"teacher/{name}": array for name, array in arrays.items()} | {
+            "steps": np.array([self.steps], np.float32)
+        }
+
+    def _catch_up(self, network: SplitNetwork) -> None:
+        if self.behind:
+            follow(self.teacher, network, decay_after(self.steps, self.parameters.teacher_decay))
+            self.steps, self.behind = self.steps + 1, False
+
+
+# ---------------------------------------------------------------------- coordinator
+
+
+class RSCFed(Method):
+    """The global model is the mean of sub-consensus models; every site has a mean teacher of its own."""
+
+    site_class = RSCFedSite
+    site: RSCFedSite
+
+    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """Return what each site weighs in the mean of this round's sub-consensus models."""
+        parameters, seed = self.site.parameters, (context.seed, context.round)
+        models = range(parameters.consensus_models)
+        groups = [group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
+        images = np.array([float(reply.train_samples) for reply in replies.values()])
+        products = inner_products([reply.update for reply in replies.values()])
+        shares = consensus(products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale)
+        return [float(share) for share in shares]

@@ -1,0 +1,76 @@
+"""Surgical aggregation: each class's head row is averaged over the sites that own it.
+
+Kulkarni, Chang, Sanghani, Pasula, Hahn, Zhang et al., "From Competition to Collaboration: Making Toy Datasets on Kaggle
+Clinically Useful for Chest X-Ray Diagnosis Using Federated Learning", and its version in ML4H 2024, "Surgical
+Aggregation: Federated Class-Heterogeneous Learning" (specs 1.5).
+
+Coordinator: trunk by FedAvg, FedBN or FedBN+; head rows by :class:`OwnersMean`; a site receives only its own rows.
+Hospital: a head in its own class order, binary cross-entropy over its own classes, warm-up of the head before round 1.
+With every class owned by every site it is FedAvg, bit for bit.
+
+Departs from the authors' code in one point (specs S5): all sites start from one common model and only then warm up.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.models.state import Head
+from strategies.aggregation.mean import GivenRows, HeadMean
+from strategies.local.site_method import Payload, SiteMethod
+from strategies.methods.base import Method
+
+
+class OwnersMean:
+    """The mean of each class's head row, weight and bias alike, over the sites that own it (specs 1.5 step 3).
+
+    Args:
+        class_names: Rows of the result.
+        features: Width of a row.
+    """
+
+    def __init__(self, class_names: Sequence[str], features: int) -> None:
+        self._position = {name: row for row, name in enumerate(class_names)}
+        classes = len(class_names)
+        self._weight, self._bias = np.zeros((classes, features), np.float64), np.zeros(classes, np.float64)
+        self._total = np.zeros(classes, np.float64)
+
+    def add(self, head: Head, share: float) -> None:
+        """Add a site's rows, which are those of its own classes in its own order."""
+        rows = [self._position[name] for name in head.class_names]
+        self._weight[rows] += np.float64(share) * head.weight
+        self._bias[rows] += np.float64(share) * head.bias
+        self._total[rows] += np.float64(share)
+
+    @property
+    def mean(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+        """Mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes any site sent.
+
+        Rows of the others are zero.
+        """
+        sent = self._total > 0
+        divisor = np.where(sent, self._total, 1.0)
+        return self._weight / divisor[:, None], self._bias / divisor, sent
+
+    def moved(self, head: Head) -> Head:
+        """Move each row by the mean of its owners; a row that nobody sent stays as it was."""
+        return GivenRows(self.mean).moved(head)
+
+
+class SurgicalSite(SiteMethod):
+    """The hospital's half: plain training of the rows of its own classes."""
+
+    name = "surgical"
+    declared = Payload(rows="own")
+
+
+class SurgicalAggregation(Method):
+    """Trunk by FedAvg; head row c is the mean over the sites that annotate c (eq. 2); a site has only its own rows."""
+
+    site_class = SurgicalSite
+
+    @property
+    def head_mean(self) -> HeadMean:
+        """The mean over a class's owners."""
+        return OwnersMean

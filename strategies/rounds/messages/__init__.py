@@ -1,1 +1,0 @@
-"""Requests out, replies in: deadlines, quarantine, plausibility."""

@@ -1,1 +1,0 @@
-"""Who takes part in a run: roll call, label fit, draw of a round's sites."""
