@@ -40,8 +40,8 @@ LIAR = """
 import sys
 from dataclasses import replace
 from client import app
-honest = app.answer
-app.answer = lambda site, call: replace(honest(site, call), **LIE)
+honest = app.answer_roll_call
+app.answer_roll_call = lambda site, call: replace(honest(site, call), **LIE)
 from client.cli import main
 main(sys.argv[1:])
 """

@@ -157,8 +157,8 @@ def test_a_site_that_builds_another_model_is_told_before_training(
 ) -> None:
     from client import app
 
-    honest = app.answer
-    monkeypatch.setattr(app, "answer", lambda site, call: replace(honest(site, call), layout="another"))
+    honest = app.answer_roll_call
+    monkeypatch.setattr(app, "answer_roll_call", lambda site, call: replace(honest(site, call), layout="another"))
     with pytest.raises(BadInput, match=r"(?s)site site-1: builds another model from this plan .*site site-3"):
         federation(tmp_path)
 
