@@ -145,12 +145,7 @@ def _summary(
         "learned": dict(coordinator.method.summary_figures(coordinator.context())),
         "privacy": _privacy(experiment, coordinator, books),
         "client_accuracy": accuracy and asdict(accuracy),
-        "seconds": {
-            "total": total,
-            "train": train,
-            "aggregate": aggregate,
-            "idle": max(total - train - aggregate, 0.0),
-        },
+        "seconds": {"total": total, "train": train, "aggregate": aggregate, "idle": idle},
         "model_sha256": outcome.model_sha256,
         "contract_hash": coordinator.sites.contract.hash,
         "versions": versions(),
