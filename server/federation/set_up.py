@@ -80,10 +80,8 @@ def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Ope
     for name, problem in broken.items():
         folder.event("checkpoint_broken", file=name, reason=problem)
     if checkpoint is None:
-        where, remedy = (
-            f"--resume {folder.path}: checkpoints",
-            "Put a copy of checkpoints/ back, or begin the run again with a new --out.",
-        )
+        where = f"--resume {folder.path}: checkpoints"
+        remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
         stop_on([Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()])
         folder.keep_rounds(0)
         folder.event("begun_anew")
