@@ -162,7 +162,7 @@ def test_the_page_on_new_methods_makes_one_that_passes_its_test_and_trains(
     method, test, *_ = blocks("new-method", "python")
     (tmp_path / "fedpull.py").write_text(method, encoding="utf-8")
     (tmp_path / "test_fedpull.py").write_text(test, encoding="utf-8")
-    made = imported("strategies.fedpull", tmp_path / "fedpull.py", monkeypatch)
+    made = imported("strategies.methods.fedpull", tmp_path / "fedpull.py", monkeypatch)
     monkeypatch.setitem(registry.STRATEGIES, "fedpull", made.FedPull)  # type: ignore[arg-type]
     tested = imported("test_fedpull", tmp_path / "test_fedpull.py", monkeypatch)
     tested.test_the_pull_is_the_sum_of_absolute_differences()
@@ -176,7 +176,7 @@ def test_the_page_on_new_methods_makes_a_coordinators_rule_with_a_statistic(
     *_, method, test = blocks("new-method", "python")
     (tmp_path / "fedfair.py").write_text(method, encoding="utf-8")
     (tmp_path / "test_fedfair.py").write_text(test, encoding="utf-8")
-    made = imported("strategies.fedfair", tmp_path / "fedfair.py", monkeypatch)
+    made = imported("strategies.methods.fedfair", tmp_path / "fedfair.py", monkeypatch)
     monkeypatch.setitem(registry.STRATEGIES, "fedfair", made.FedFair)  # type: ignore[arg-type]
     tested = imported("test_fedfair", tmp_path / "test_fedfair.py", monkeypatch)
     tested.test_a_site_weighs_its_loss_to_the_power_of_fairness()
