@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site import Site
-from client.training.layers import SecureAggregation, train_round
-from client.training.secure_aggregation import Masks
+from client.training.layers import train_round
+from client.training.secure_aggregation import Masks, SecureAggregation
 from common.config import plan_of_text
 from common.models.state import Head
 from common.wire.records import TrainReply, TrainRequest

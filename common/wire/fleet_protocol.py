@@ -17,6 +17,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 SERVICE = "flwr.proto.Fleet"
 COORDINATOR = 1
 """Flower's number of the SuperLink itself, as source and destination of messages."""
+ROLL_CALL, REFUSAL = "query.roll_call", "query.refusal"
+"""Types of the messages that carry the records ``RollCall`` and ``Refusal``, of Flower's kind ``query``."""
 CHUNK_BYTES = 4 * 2**20
 """Largest part of an array that travels as one object: of each hospital that sends or receives, the SuperLink has one
 or two of them in memory. With 16 MiB it took 740 MB for twelve hospitals with a ResNet-18 in the place of 320; a round

@@ -48,8 +48,6 @@ from common.wire.errors import WireError
 from common.wire.hello import LONGEST_RELEASE
 from common.wire.quantization import Form
 
-ROLL_CALL, REFUSAL = "query.roll_call", "query.refusal"
-"""Types of the messages that carry the first two records, of Flower's kind ``query``."""
 REFUSALS = ("name", "version", "labels")
 
 UNKNOWN_COUNT = -1

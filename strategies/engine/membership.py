@@ -83,7 +83,7 @@ def own_faults(declarations: Iterable[Declaration]) -> list[Fault]:
         faults += [replace(fault, site=declaration.site) for fault in faults_of_one(declaration)]
         for spellings in _spellings([declaration]).values():
             if len(spellings) > 1:
-                problem = f"{quoted(sorted(spellings))} look like declaration class."
+                problem = f"{quoted(sorted(spellings))} look like one class."
                 where = f"site.toml of {declaration.site}: data.annotates"
                 faults.append(Fault(where, problem, "Keep one of them.", declaration.site))
     return faults
@@ -109,7 +109,7 @@ def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list
         Fault(
             f"site.toml of {declaration.site}: data.annotates",
             f"{method.site.name} needs the same classes at every site: most sites annotate {quoted(sorted(usual))}, "
-            f"this declaration {quoted(sorted(declaration.canonical))}.",
+            f"this one {quoted(sorted(declaration.canonical))}.",
             "",
             declaration.site,
         )

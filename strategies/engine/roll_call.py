@@ -13,7 +13,8 @@ from common.errors import Fault, quoted, stop_on
 from common.security.signatures import Signed, stated
 from common.system.timers import REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
-from common.wire.records import REFUSAL, ROLL_CALL, Refusal, RollCall, RollCallAnswer
+from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from common.wire.records import Refusal, RollCall, RollCallAnswer
 from strategies.engine.exchange import NODE_UNAVAILABLE, REVOKED, Patience, Pauses, exchange, pushed
 from strategies.engine.replies import decoded
 from strategies.engine.round_record import TooFewSites, Waiting

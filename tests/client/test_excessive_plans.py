@@ -26,7 +26,8 @@ from common.config import Plan, plan_of, read_experiment
 from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, decode, encode
-from common.wire.records import ROLL_CALL, RollCall, TrainReply
+from common.wire.fleet_protocol import ROLL_CALL
+from common.wire.records import RollCall, TrainReply
 from strategies.registry import method_of
 from tests.client.gates import asked, judged, log, trained
 from tests.client.rounds import beginning, images, plan, request, site

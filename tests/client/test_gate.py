@@ -21,7 +21,8 @@ from common.security.audit import Audit, check
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.errors import WireError
-from common.wire.records import ROLL_CALL, EvaluateReply, RollCall, TrainReply
+from common.wire.fleet_protocol import ROLL_CALL
+from common.wire.records import EvaluateReply, RollCall, TrainReply
 from strategies.registry import STRATEGIES
 from tests.client.gates import asked, judged, log, trained
 from tests.client.rounds import beginning, plan, request, site

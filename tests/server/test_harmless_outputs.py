@@ -135,7 +135,7 @@ def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
     folder, audit = RunFolder(tmp_path), Audit(tmp_path, durable=False)
     books = RunTotals(folder, 1)
     books.note(record(ALL), STATE, {ALL: 1.0})
-    books.close(FederationValidation(), STATE)
+    books.finalize(FederationValidation(), STATE)
     folder.summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise({}, (), (), ALL))})
     audit.append(reason=ALL)
     for name in ("events.jsonl", "rounds.jsonl", "summary.json", "audit.jsonl"):

@@ -10,7 +10,8 @@ from flwr.app import Message
 from common.config import ParticipationSection
 from common.errors import BadInput
 from common.wire.codec import encode
-from common.wire.records import REFUSAL, RefusalNoted, RollCallAnswer
+from common.wire.fleet_protocol import REFUSAL
+from common.wire.records import RefusalNoted, RollCallAnswer
 from strategies.engine.claims import Claims
 from strategies.engine.membership import Membership
 from strategies.registry import strategy_of

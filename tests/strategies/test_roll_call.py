@@ -9,7 +9,8 @@ from flwr.app import Message
 
 from common.errors import Fault
 from common.wire.codec import decode, encode, payload_bytes
-from common.wire.records import REFUSAL, ROLL_CALL, Refusal, RefusalNoted, RollCall, RollCallAnswer
+from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
 from strategies.engine.roll_call import Member, Roll, call_the_roll, model_faults, refuse_faulty
 from strategies.engine.round_record import TooFewSites, Waiting
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost

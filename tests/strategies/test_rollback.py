@@ -123,7 +123,7 @@ def test_a_collapsed_model_is_taken_back_once_and_sites_that_are_out_stay_out() 
         rollback.on_validation(broken, {})
     again = raised.value.state
     assert (again.round, again.repeated, dict(again.excluded)) == (3, 4, {"y": "why"})
-    assert rollback.due(again, BEFORE, too_long=False)
+    assert rollback.due(again, BEFORE, 3, too_long=False)
     rollback_of(state=replace(STATE, repeated=4)).on_validation(broken, {})
 
 
@@ -131,12 +131,25 @@ def test_a_collapsed_model_is_taken_back_once_and_sites_that_are_out_stay_out() 
 def test_among_two_sites_or_more_than_sixteen_no_model_is_tried_or_taken_back(sites: str) -> None:
     rollback = rollback_of(sites)
     rollback.on_validation(of(dict.fromkeys("abc", 9.0)), {})
-    assert not rollback.due(STATE, dict.fromkeys(sites, 0.9), too_long=True)
+    assert not rollback.due(STATE, dict.fromkeys(sites, 0.9), len(sites), too_long=True)
 
 
 def test_updates_are_tried_where_one_was_too_long_or_the_model_stalled_but_not_before_a_pause_is_over() -> None:
     rollback, better = rollback_of(), dict.fromkeys("abc", 0.4)
-    assert not rollback.due(STATE, better, too_long=False)
-    assert rollback.due(STATE, better, too_long=True)
-    assert rollback.due(STATE, BEFORE, too_long=False)
-    assert not rollback.due(replace(STATE, next_trial=6), BEFORE, too_long=True)
+    assert not rollback.due(STATE, better, 3, too_long=False)
+    assert rollback.due(STATE, better, 3, too_long=True)
+    assert rollback.due(STATE, BEFORE, 3, too_long=False)
+    assert not rollback.due(replace(STATE, next_trial=6), BEFORE, 3, too_long=True)
+
+
+def test_a_site_that_states_no_figure_is_tried_like_any_other_where_two_others_state_theirs() -> None:
+    rollback, two = rollback_of(), {"a": BEFORE["a"], "b": BEFORE["b"]}
+    assert rollback.due(STATE, two, 3, too_long=True)
+    assert not rollback.due(STATE, {"a": BEFORE["a"]}, 3, too_long=True)
+
+
+def test_a_silent_site_is_found_by_two_others_and_one_judge_has_nobody_left_out() -> None:
+    bad, good = of({"a": 9.0, "b": 9.0}), of({"a": 0.3, "b": 0.3})
+    assert culprit(bad, {"a": bad, "b": bad, "silent": good})[0] == "silent"
+    alone, without = of({"a": 9.0}), of({"a": 0.3})
+    assert culprit(alone, {"b": without, "silent": alone}) == ("", "")

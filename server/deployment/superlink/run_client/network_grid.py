@@ -11,9 +11,8 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.security.signatures import SignatureFault
-from common.wire.fleet_protocol import names_in
+from common.wire.fleet_protocol import ROLL_CALL, names_in
 from common.wire.flower_objects import TooLarge, envelope, message_of, name_as, taken_apart, weight_of
-from common.wire.records import ROLL_CALL
 from server.deployment.superlink.control.client import Announced, Control
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.reply_bounds import MORE_BYTES, NOTHING, Bound, asked_for
