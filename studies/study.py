@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -10,8 +11,10 @@ from common.system.files import write_atomically
 from common.system.terminal import ProgressForm
 from server.runs.reader import read_run
 from studies.study_file import Study, StudyPart, Table, read_study, slug
-from studies.study_results import StudyResult, result_of
 from studies.trial import Trial, check, refuse_seed
+
+if TYPE_CHECKING:
+    from studies.study_results import StudyResult
 
 TrialGrid = list[list[list[Trial]]]  # method, setting, seed
 
@@ -26,7 +29,7 @@ def run_study(
     jobs: int | None = None,
     quick: bool = False,
     progress: ProgressForm = ProgressForm.auto,
-) -> StudyResult:
+) -> "StudyResult":
     """Run what is not there yet, and write ``study.md``, ``study.json`` and ``report.html`` into ``out``.
 
     Args:
@@ -50,6 +53,7 @@ def run_study(
 
     run_trials(trials, out, jobs or fitting_jobs(trials), console, progress)
     from studies.study_report import as_json, as_markdown, write_study_report
+    from studies.study_results import result_of  # here: a wrong call is refused before scipy is imported
 
     runs = {path: read_run(path) for path in dict.fromkeys(trial.folder for trial in trials)}
     result = result_of(
