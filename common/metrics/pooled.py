@@ -3,7 +3,7 @@
 The interval of such a mean follows Cochran, Sampling Techniques, 3rd ed. 1977, chapter 2: of ``n`` of ``N`` sites drawn
 at random, the variance of the mean is ``(1 - n / N) s² / n``. A mean over classes adds up what each site contributes to
 all of them, because the classes are tested at the same sites. Departure: where a plain draw misses a class, sites that
-annotate it are taken in (:mod:`strategies.rounds.participation.cohorts`), and count here as if they had been drawn.
+annotate it are taken in (:mod:`strategies.engine.membership`), and count here as if they had been drawn.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,10 +4,10 @@ import copy
 from pathlib import Path
 
 import pytest
-import strategies.rounds.strategy
 import torch
 from torch import Tensor, nn
 
+import strategies.engine.coordinator
 from client.training import task
 from common.errors import BadInput
 from common.models import gpu
