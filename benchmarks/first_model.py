@@ -58,7 +58,7 @@ class LaterAdversary(Adversary):
         self.length = norm_of(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
         facts = {**self._facts(plan, model, "run"), "round": 2}
-        return self._asked("train", TrainRequest(**facts), TrainReply)
+        return self._exchange("train", TrainRequest(**facts), TrainReply)
 
 
 def main() -> None:

@@ -69,8 +69,7 @@ class HomeTraining:
         request = self._asked(folder, self.plan.run.rounds, self.plan.run.rounds)
         task = prepare_task(self.site, request)
         with reproducible(seed_of(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
-            found = task.validated()
-            load_best_parts(task, request, found)
+            load_best_parts(task, request, task.validated())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = scored(task, "test")
         return scores, names

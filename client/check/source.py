@@ -124,8 +124,8 @@ def _of_archive(spec: DicomwebSpec, folder: Path) -> Source:
     found = open_dicomweb(spec, folder)
     table, archive = found.table, found.archive
     names = {image.study for image in archive.places.values()}
-    told = f"{archive.client.server.name} answers: {counted(len(table.files), 'image')} "
-    told += (
+    answer = f"{archive.client.server.name} answers: {counted(len(table.files), 'image')} "
+    answer += (
         f"of {len(names)} {'study' if len(names) == 1 else 'studies'} for {counted(found.lines, 'line')} of the table"
     )
     return Source(
@@ -137,7 +137,7 @@ def _of_archive(spec: DicomwebSpec, folder: Path) -> Source:
         read=lambda row: archive.read(table.files[row]),
         opened=archive.opened,
         failed=archive.faults,
-        archive=f"{told}; its certificate is accepted" if archive.client.server.context else f"{told}, without TLS",
+        archive=f"{answer}; its certificate is accepted" if archive.client.server.context else f"{answer}, without TLS",
         form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
         patients_known=are_known(table.patients),
         patients_from=f"PatientID, as {archive.client.server.name} says" if found.patients_from_archive else "",

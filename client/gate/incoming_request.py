@@ -405,18 +405,18 @@ def first_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
     try:
         network = build(spec, request.class_names, plan.run.seed)
         received = request.model.named()
-        own = Groups.of_model(read_state(network)).named()
+        built = Groups.of_model(read_state(network)).named()
         if spec.frozen_sha256 is not None:
             sent = request.frozen.trunk
             received["frozen"] = site.frozen_parts.read(spec.frozen_sha256).values if sent is None else sent
-            own["frozen"] = FrozenPart.of(network).values
+            built["frozen"] = FrozenPart.of(network).values
     except BadInput as bad:
         return f"it cannot be built here: {bad.faults[0]}".removesuffix(".")
     except WireError:
         return ""  # the frozen part is not here: the handler asks for it
-    if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in own.items()}:
+    if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in built.items()}:
         return ""  # of another network: the handler says which part does not fit
-    alike = [np.isclose(received[name], array, rtol=RELATIVE, atol=ABSOLUTE).ravel() for name, array in own.items()]
+    alike = [np.isclose(received[name], array, rtol=RELATIVE, atol=ABSOLUTE).ravel() for name, array in built.items()]
     wrong = ~np.concatenate(alike)
     if not wrong.any():
         return ""

@@ -159,10 +159,10 @@ def disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
     copies += moments
     copies += method.parameters.compress_update != "float32"
     whole = frozen * (2 + method.keeps_local_parts)
-    own = 0
+    alone = 0
     if plan.evaluation.alone:  # two models that the site trains for itself, and its memory of both trainings
-        own = 2 * (model * (1 + FILES_AT_ONCE * (3 + moments)) + frozen)
-    return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts) + whole + own
+        alone = 2 * (model * (1 + FILES_AT_ONCE * (3 + moments)) + frozen)
+    return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts) + whole + alone
 
 
 @lru_cache(maxsize=8)

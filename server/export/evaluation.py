@@ -38,7 +38,7 @@ from server.export.preflight import (
     naming_options,
     npz_spec,
 )
-from server.reporting.run_claims import FEW, UNKNOWN_PATIENTS, why_undefined
+from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images, why_undefined
 from server.reporting.wording import span
 from server.runs.reader import RunSummary, read_run
 
@@ -269,9 +269,8 @@ def limits(evaluation: Evaluation) -> Iterator[str]:
     for name, result in evaluation.results.items():
         if reason := why_undefined(result):
             yield f"“{name}” was not tested: {reason}."
-        elif (least := min(result.positives or 0, result.negatives or 0)) < FEW:
-            kind = "positive" if result.positives == least else "negative"
-            yield f"The figures for “{name}” rest on {counted(least, f'{kind} image')}."
+        else:
+            yield from few_images(name, result.positives or 0, result.negatives or 0, "image")
     if blind := [f"“{name}”" for name, made in evaluation.decisions.items() if made.sensitivity == 0]:
         yield f"At a threshold of 0.5 the model finds none of the positive images of {listed(blind)} (sensitivity 0)."
     if evaluation.patients is None:

@@ -364,10 +364,19 @@ def _few_images(run: Run) -> Iterator[str]:
         positives, negatives = run.summary.test.counts(name)
         if positives is None or negatives is None:
             continue
-        least = min(positives, negatives)
-        if least < FEW:
-            kind = "positive" if positives == least else "negative"
-            yield f"The figures for “{name}” rest on {counted(least, f'{kind} test image')}."
+        yield from few_images(name, positives, negatives, "test image")
+
+
+def few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
+    """Yield a sentence where the figures of a class rest on few images that show it, or that do not.
+
+    Args:
+        images: What one of them is called, such as ``"test image"``.
+    """
+    least = min(positives, negatives)
+    if least < FEW:
+        kind = "positive" if positives == least else "negative"
+        yield f"The figures for “{name}” rest on {counted(least, f'{kind} {images}')}."
 
 
 def _few_validation_images(run: Run) -> Iterator[str]:

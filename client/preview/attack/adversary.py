@@ -169,7 +169,7 @@ class Adversary:
     def trains(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train from a model in round 1; None where it does not answer."""
         facts = self._facts(plan, model, run)
-        return self._asked("train", TrainRequest(**facts), TrainReply)
+        return self._exchange("train", TrainRequest(**facts), TrainReply)
 
     def judges(
         self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
@@ -180,12 +180,12 @@ class Adversary:
             counted: The round whose training the site is to remember; 0 for none.
         """
         facts = {**self._facts(plan, model, run), "counted": counted}
-        return self._asked("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
+        return self._exchange("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
 
     def compares(self, plan: Plan, model: ModelState, run: str) -> BenefitReply | None:
         """Have the site compare a model with one that it trains alone; None where it does not answer."""
         facts = self._facts(plan, model, run)
-        return self._asked("query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply)
+        return self._exchange("query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply)
 
     def _facts(self, plan: Plan, model: ModelState, run: str) -> dict[str, Any]:
         return {
@@ -200,7 +200,8 @@ class Adversary:
             "model": Groups.of_model(model),
         }
 
-    def _asked(self, kind: str, record: Record, expected: type[R]) -> R | None:
+    def _exchange(self, kind: str, record: Record, expected: type[R]) -> R | None:
+        """Send a record through the site's gate; return its reply, or None after a refusal."""
         message = Message(encode(record), 2, kind)
         try:
             reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))

@@ -37,16 +37,16 @@ class Count:
 
 def undisclosed_counts(at: Adversary) -> list[Count]:
     """List counts of training and validation images by class that the policy does not report."""
-    site, found = at.site, []
+    site, counts = at.site, list[Count]()
     for part in ("train", "validation"):
         images: ImageSet = getattr(site, part)
-        told = set(at.rows) - site.hides(part) if part == "train" and site.policy.label_counts else set()
-        found += [
+        reported = set(at.rows) - site.hides(part) if part == "train" and site.policy.label_counts else set()
+        counts += [
             Count(part, row, int((images.labels[:, images.class_names.index(name)] == 1).sum()))
             for row, name in enumerate(at.rows)
-            if len(images) and name not in told
+            if len(images) and name not in reported
         ]
-    return found
+    return counts
 
 
 def _small(at: Adversary) -> Plan:
@@ -70,13 +70,13 @@ def from_losses(at: Adversary) -> Attempt:
     """Ask for the loss of a model that is sure of one class, for each class and part."""
     plan, sought = _small(at), undisclosed_counts(at)
     guesses = [_guess(at, plan, count) for count in sought]
-    found = [guess is not None and round(guess) == count.truth for guess, count in zip(guesses, sought, strict=True)]
+    right = [guess is not None and round(guess) == count.truth for guess, count in zip(guesses, sought, strict=True)]
     return Attempt(
         "counts from losses",
         "How many images show a class, out of losses",
         "A model that says of every image that it shows one class has a loss that counts the images without it. One "
         "request a class and part, each in a run of its own.",
-        sum(found),
+        sum(right),
         len(sought),
         "counts that the site does not tell",
         STOPS,
@@ -206,14 +206,14 @@ def from_hash(at: Adversary) -> Attempt:
         if at.honest.model.task == "multi_label"
         else []
     )
-    found = [_hashed(at, count.row) == count.truth for count in sought]
+    right = [_hashed(at, count.row) == count.truth for count in sought]
     return _attempt(
         "counts from hashes",
         "How many training images show a class, out of the hash of a head that never leaves",
         "Each site has a head of its own. One step from a head that only one class moves; the site then says which "
         "model it judged, by its hash, and the attacker tries every count.",
         at,
-        (sum(found), sought),
+        (sum(right), sought),
         stops="masks or noise on updates: the hash is then of what the coordinator sent",
     )
 
