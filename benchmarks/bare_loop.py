@@ -15,11 +15,10 @@ from torch.nn import functional
 from common.config import ExperimentFile
 from common.data.images.pixels import channels_first
 from common.models.gpu import on_device
-from common.models.inference import autocast
-from common.models.network import build
+from common.models.network import autocast, build
 from common.models.state import layout_of, read_state, state_sha256
-from common.simulation import images_of, simulated_data
-from common.system.seeds import seed_of
+from common.simulation import simulated_data, simulated_site
+from common.system.hashing import seed_of
 from strategies.engine.membership import drawn
 from strategies.local.training import batches
 
@@ -40,7 +39,7 @@ def hospitals(file: ExperimentFile, device: str) -> list[Hospital]:
     data = simulated_data(file.experiment, file.base)
     names, found = data.contract.class_names, []
     for index in range(len(data.parts)):
-        images = images_of(data, index, "no")
+        images = simulated_site(data, index, "no")
         order = [images.train.class_names.index(name) for name in names]
         parts = (
             tensor

@@ -37,8 +37,7 @@ from simulation import Case
 
 from common.models import gpu
 from common.models.gpu import on_device
-from common.models.inference import autocast
-from common.models.network import build
+from common.models.network import autocast, build
 from common.models.zoo.spec import ModelSpec
 
 MODELS = "tiny_cnn:28,resnet18:64,resnet18:224,efficientnet_lite0:224,densenet121:224"
@@ -119,7 +118,7 @@ def steps_of(model: str, side: int, batch: int) -> tuple[float, float]:
 
     without = milliseconds(backbone)
     with autocast(images.device, "bf16"):
-        graph = gpu.recorded(backbone, images)
+        graph = gpu.record_graph(backbone, images)
     return without, milliseconds(graph)
 
 

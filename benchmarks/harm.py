@@ -29,7 +29,7 @@ from client import app
 from client.site.site import Site
 from client.training.layers import train_round
 from client.training.secure_aggregation import Masks
-from common.models.head import Head
+from common.models.network import Head
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.engine.membership import Membership
 from tests.backdoors import backdoor, success_of

@@ -22,20 +22,12 @@ from client.connection.status import Status
 from client.gate.gate import gate
 from client.site.settings import open_site, read_settings
 from client.site.site_file import read_credentials
-from common.models.state import Head
-from common.system.memory_use import keep_large_buffers
-from common.system.stopping import closed_first, stopped_at_once
-from common.system.terminal import teller
+from common.models.network import Head
+from common.system.resources import keep_large_buffers
+from common.system.stopping import graceful_shutdown, stop_on_signals
+from common.system.terminal import event_printer
 from common.wire.codec import decode, encode
-from common.wire.records import (
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    Refusal,
-    RollCall,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Refusal, RollCall, TrainReply, TrainRequest
 
 CHANGED = 1000
 """Every so many numbers one is new."""
@@ -83,13 +75,13 @@ def serve(folder: Path) -> None:
     settings = read_settings(folder)
     site, kit = open_site(settings), read_credentials(settings)
     with alone_in(settings.state):
-        Service(settings, kit, site, teller(Console()), Status(site.name), idle_app).run()
+        Service(settings, kit, site, event_printer(Console()), Status(site.name), idle_app).run()
 
 
 def main() -> None:
     keep_large_buffers()
     first, *others = map(Path, sys.argv[1:])
-    with stopped_at_once(), closed_first(0):
+    with stop_on_signals(), graceful_shutdown(0):
         for other in others:
             threading.Thread(target=serve, args=(other,), daemon=True).start()
         serve(first)

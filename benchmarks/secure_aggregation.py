@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from common.models.head import Head
+from common.models.network import Head
 from common.wire.codec import R, Record, decode, encode, payload_bytes
 from common.wire.records import Groups
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest

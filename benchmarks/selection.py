@@ -18,8 +18,7 @@ from rich.console import Console
 from common.config import read_experiment
 from common.data.images.pixels import channels_first
 from common.metrics.auroc import mean_auroc
-from common.models.inference import label_matrix, scores_of
-from common.models.network import build
+from common.models.network import build, label_matrix, scores_of
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
 from server.federation.recorder import CompositeWatcher, Watcher

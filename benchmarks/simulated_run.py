@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.system.memory_use import importing
+from common.system.resources import uncollected_imports
 
 
 def stamp(file: Path, word: str, more: str = "") -> None:
@@ -100,7 +100,7 @@ def pfl(experiment: Path, stamps: Path) -> str:
 def main() -> None:
     contender, experiment, stamps = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    with importing():  # as flwr-sim does
+    with uncollected_imports():  # as flwr-sim does
         import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
 
         if contender not in ("bare", "stock", "pfl"):

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from client.connection.exit_codes import ExitCode, Refused
-from common.system.memory_use import importing, keep_large_buffers
-from common.system.plain_text import at_terminal, json_text
-from common.system.stopping import closed_first, stopped_at_once
-from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
+from common.system.plain_text import json_text, terminal_safe
+from common.system.resources import keep_large_buffers, uncollected_imports
+from common.system.stopping import graceful_shutdown, stop_on_signals
+from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, event_printer, program, run_program
 
 if TYPE_CHECKING:
     from client.site.site import Site
@@ -86,10 +86,10 @@ def preview(
     """
     from client.site.site_file import read_with_faults
     from common.errors import stop_on
-    from common.system.files import not_empty, taken
+    from common.system.files import output_file_faults, output_folder_faults
 
     read_with_faults(folder)  # before torch is imported
-    stop_on([] if out is None else taken(out) if attack else not_empty(out))
+    stop_on([] if out is None else output_file_faults(out) if attack else output_folder_faults(out))
     given = _given(experiment)
     from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
     from client.site.settings import open_site, read_settings
@@ -148,7 +148,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     from common.errors import BadInput
     from common.system.preflight import delayed_exit
 
-    tell = teller(console)
+    tell = event_printer(console)
     try:
         with delayed_exit(folder, tell, (BadInput, Refused), held=restarted):
             refuse_to_start(folder)  # before torch is imported
@@ -159,7 +159,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
 
 def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
-    with importing():
+    with uncollected_imports():
         from client.connection.service import DROP_SIGNAL, Service, alone_in
         from client.connection.status import Status, status_file
         from client.gate.gate import begin
@@ -238,10 +238,10 @@ def preview_data(
     """
     from client.site.site_file import read_with_faults
     from common.errors import stop_on
-    from common.system.files import taken
+    from common.system.files import output_file_faults
 
     read_with_faults(folder)  # before torch is imported
-    stop_on([] if out is None else taken(out))
+    stop_on([] if out is None else output_file_faults(out))
     planned = _given(experiment)
     from client.preview.images import write_preview
 
@@ -275,7 +275,7 @@ def health(folder: Folder) -> None:
     from client.site.site_file import checked_folder
 
     present = read_status(checked_folder(folder) / "state")
-    print("healthy" if present["healthy"] else at_terminal(f"not healthy: {present['last_error']}"))
+    print("healthy" if present["healthy"] else terminal_safe(f"not healthy: {present['last_error']}"))
     raise SystemExit(0 if present["healthy"] else 1)
 
 
@@ -294,10 +294,10 @@ def audit_verify(
     """
     from client.site.site_file import read_with_faults
     from common.errors import stop_on
-    from common.system.files import is_file, no_such_file
+    from common.system.files import is_file, missing_input_fault
 
     read_with_faults(folder)
-    stop_on([no_such_file(receipt)] if receipt and not is_file(receipt) else [])  # before torch is imported
+    stop_on([missing_input_fault(receipt)] if receipt and not is_file(receipt) else [])  # before torch is imported
     from cryptography import x509
 
     from client.gate.audit_report import audit_report
@@ -342,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = given[:1] == ["start"]
-    with stopped_at_once(), closed_first(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
+    with stop_on_signals(), graceful_shutdown(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
         run_program(app, arguments, (Refused,), prints_result=not stays_up)
 
 

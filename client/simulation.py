@@ -13,7 +13,7 @@ from client.gate.gate import Handler, gate
 from client.site.policy import UNLIMITED
 from client.site.site import Site
 from common.config import Experiment
-from common.simulation import SimulatedData, images_of, simulated_data
+from common.simulation import SimulatedData, simulated_data, simulated_site
 from strategies.local.arithmetic import arithmetic_in
 from strategies.registry import method_of
 
@@ -63,7 +63,7 @@ def _kept_sites(sites: SimulatedSites, data: SimulatedData) -> dict[int, Site]:
 
 
 def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
-    images = images_of(data, index, method_of(experiment).pooled)
+    images = simulated_site(data, index, method_of(experiment).pooled)
     # The process that leads the run has chosen, so that all sites compute alike; each GPU is measured by itself.
     training = experiment.training
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0

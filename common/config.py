@@ -33,8 +33,8 @@ from common.plugins import (
     stamp_of,
 )
 from common.system.files import is_file
-from common.system.formatting import listed
-from common.system.toml import Section, explained, parsed_toml, read_toml
+from common.system.plain_text import listed
+from common.system.toml import Section, parsed_toml, read_toml, validation_faults
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
 
@@ -443,7 +443,7 @@ def experiment_of(
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
-        faults += explained(error, Experiment, name, extra=("extends",))
+        faults += validation_faults(error, Experiment, name, extra=("extends",))
         faults += [replace(fault, where=f"{name}: {fault.where}") for fault in also(tree)]
         raise BadInput(faults) from None
     if faults:

@@ -83,7 +83,7 @@ class LabelContract:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def merge(declarations: Iterable[Declaration], class_names: Sequence[str] | None = None) -> LabelContract:
+def merge_declarations(declarations: Iterable[Declaration], class_names: Sequence[str] | None = None) -> LabelContract:
     """Merge the sites' declarations into the run's contract.
 
     Args:
@@ -94,7 +94,7 @@ def merge(declarations: Iterable[Declaration], class_names: Sequence[str] | None
         BadInput: With every contradiction found and the lines that would fix each.
     """
     ordered = sorted(declarations, key=lambda declaration: declaration.site)
-    faults = [replace(fault, site=one.site) for one in ordered for fault in faults_of_one(one)]
+    faults = [replace(fault, site=one.site) for one in ordered for fault in declaration_faults(one)]
     faults += _repeated_sites(ordered)
     faults += _outside(ordered, class_names) + _unowned(ordered, class_names) if class_names else _look_alikes(ordered)
     stop_on(faults)
@@ -102,7 +102,7 @@ def merge(declarations: Iterable[Declaration], class_names: Sequence[str] | None
     return LabelContract(union, MappingProxyType({d.site: d.canonical for d in ordered}))
 
 
-def faults_of_one(declaration: Declaration) -> list[Fault]:
+def declaration_faults(declaration: Declaration) -> list[Fault]:
     """What is wrong with one site's declaration by itself."""
     where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
@@ -170,7 +170,7 @@ def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
             owners.setdefault(name, (declaration.site, local))
     faults = []
     for first, second in itertools.combinations(sorted(owners), 2):
-        if folded(first) == folded(second):
+        if fold_spelling(first) == fold_spelling(second):
             (site, _), (other, local) = owners[first], owners[second]
             problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
             remedy = f'Two lines in site.toml of {other} settle it:\n    [data.synonyms]\n    "{local}" = "{first}"'
@@ -178,6 +178,6 @@ def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
     return faults
 
 
-def folded(name: str) -> str:
+def fold_spelling(name: str) -> str:
     """A name without what two spellings of one class differ by: case, spaces, punctuation."""
     return re.sub(r"[\W_]+", "", name.casefold())

@@ -57,6 +57,14 @@ class Diverged(CannotGoOn):
         super().__init__(f"the model diverged: {what}. A lower training.lr usually helps.")
 
 
+class WireError(ValueError):
+    """A record that this side does not accept, with the reason."""
+
+
+class WireVersionError(WireError):
+    """The other side speaks another version of these records."""
+
+
 def stop_on(faults: Sequence[Fault]) -> None:
     """Raise :class:`BadInput` if there is any fault."""
     if faults:

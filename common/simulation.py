@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from common.config import Experiment
-from common.contract import Declaration, LabelContract, merge
+from common.contract import Declaration, LabelContract, merge_declarations
 from common.data.base.image_set import ImageSet, Splits, are_known, joined
 from common.data.base.spec import DataSpec
 from common.data.load import load
@@ -58,7 +58,7 @@ class SimulatedData:
     @property
     def contract(self) -> LabelContract:
         """The label contract of the sites as the partition made them, also where a baseline pools them."""
-        return merge(Declaration(part.site, part.class_names) for part in self.parts)
+        return merge_declarations(Declaration(part.site, part.class_names) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
 def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
     """Serve sites of this experiment from a data set that another process has read, :func:`whole_data` of it."""
     assert experiment.data is not None, "checked before"
-    forget()
+    forget_data()
     _received.clear()
     _received[experiment.data.model_dump_json(), base] = splits
 
@@ -103,7 +103,7 @@ def whole_data(experiment: Experiment, base: Path) -> Splits:
     return _whole_data(experiment.data.model_dump_json(), base)
 
 
-def forget() -> None:
+def forget_data() -> None:
     """Read the data anew for the next run: files, and what plug-ins return, may have changed since."""
     _simulated_data.cache_clear()
     _whole_data.cache_clear()
@@ -125,7 +125,7 @@ def _whole_data(data: str, base: Path) -> Splits:
     return load(TypeAdapter(DataSpec).validate_json(data), base)
 
 
-def images_of(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
+def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
     """The images of site ``index``, or of the one pooled site."""
     if pooling != "no":
         return _pooled(data, pooling)
@@ -134,7 +134,7 @@ def images_of(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
     return SiteImages(Declaration(part.site, part.class_names), own.train, own.validation, own.test)
 
 
-def own_tests(data: SimulatedData) -> dict[str, ImageSet]:
+def site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
     """Test images of the sites that have their own; every other site is tested on the whole test part."""
     return {part.site: data.splits.test.rows(part.test) for part in data.parts if part.test is not None}
 

@@ -39,8 +39,8 @@ from common.plugins import (
     PLUGIN,
     SCHEDULES,
     TRANSFORMS,
-    is_offered,
-    offered,
+    is_local_name,
+    register_local,
 )
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ def simulate(
         "training.schedule": (SCHEDULES, schedule),
     }
     given: dict[str, Any] = {
-        key: PLUGIN + offered(group, part) for key, (group, part) in own.items() if part is not None
+        key: PLUGIN + register_local(group, part) for key, (group, part) in own.items() if part is not None
     }
     if dataset is not None:
         read = _returning(dataset) if isinstance(dataset, LabelledImages) else dataset
-        given["data"] = {"kind": "plugin", "name": offered(DATASETS, read)}
+        given["data"] = {"kind": "plugin", "name": register_local(DATASETS, read)}
     file = _experiment(experiment, {**(settings or {}), **given}, dataset is not None, metrics)
     _refuse_ray(file, given, metrics)
     folder = Path(out) if out is not None else _free_folder(file)
@@ -354,7 +354,7 @@ def _experiment(
 
     added = dict(settings)
     if metrics:
-        added["evaluation.metrics"] = [PLUGIN + offered(METRICS, metric) for metric in metrics]
+        added["evaluation.metrics"] = [PLUGIN + register_local(METRICS, metric) for metric in metrics]
     if "simulation.backend" not in added and (own_data or metrics or any(_is_own(value) for value in added.values())):
         added["simulation.backend"] = "inline"
     data = added.pop("data", None)
@@ -367,7 +367,7 @@ def _experiment(
 
 
 def _is_own(value: object) -> bool:
-    return isinstance(value, str) and value.startswith(PLUGIN) and is_offered(value)
+    return isinstance(value, str) and value.startswith(PLUGIN) and is_local_name(value)
 
 
 def _refuse_ray(file: ExperimentFile, given: Mapping[str, Any], metrics: Sequence[ClassMetric]) -> None:

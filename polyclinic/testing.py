@@ -33,11 +33,11 @@ from common.data.base.spec import AugmentationSpec, PluginSpec
 from common.data.images.augmentation import augment
 from common.data.load import load
 from common.errors import BadInput
-from common.metrics.auroc import metrics_of, value_of
+from common.metrics.auroc import metric_value, metrics_of
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256, write_state
 from common.models.zoo.spec import ModelSpec
-from common.plugins import LOSSES, PLUGIN, loaded
+from common.plugins import LOSSES, PLUGIN, load_entry_point
 from strategies.local.optimisation import optimizer_for, rate_factor
 
 CLASSES = ("first", "second", "third")
@@ -86,7 +86,7 @@ def check_loss(name: str, images: int = 16) -> None:
         AssertionError: Saying what fails.
         BadInput: If it is not installed.
     """
-    loss, generator = loaded(LOSSES, name), torch.Generator().manual_seed(1)
+    loss, generator = load_entry_point(LOSSES, name), torch.Generator().manual_seed(1)
     logits = torch.randn(images, len(CLASSES), generator=generator, requires_grad=True)
     labels = (torch.rand(images, len(CLASSES), generator=generator) < 0.5).float()
     labels[::3, 1] = float("nan")
@@ -225,11 +225,11 @@ def check_metric(name: str, images: int = 50) -> None:
     labels = np.arange(images) % 2.0
     for scores in (random.random(images), np.full(images, 0.5), labels.copy(), 1 - labels):
         order = random.permutation(images)
-        one, other = value_of(key, metric, scores, labels), value_of(key, metric, scores[order], labels[order])
+        one, other = metric_value(key, metric, scores, labels), metric_value(key, metric, scores[order], labels[order])
         same = one == other or (one is not None and other is not None and np.isclose(one, other))
         assert same, f"{name}: is {one}, and {other} with the images in another order"
     for count in (1, 2):  # fewest images that a class can be tested on
-        value_of(key, metric, np.array([0.2, *[0.7] * count]), np.array([0.0, *[1.0] * count]))
+        metric_value(key, metric, np.array([0.2, *[0.7] * count]), np.array([0.0, *[1.0] * count]))
 
 
 def _any_of_both_kinds(splits: Splits) -> bool:

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
-from common.system.memory_use import importing, keep_large_buffers
 from common.system.plain_text import json_text
-from common.system.stopping import closed_first, end_with_starter, go_on_with, stopped_at_once
-from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
+from common.system.resources import keep_large_buffers, uncollected_imports
+from common.system.stopping import end_with_starter, graceful_shutdown, set_resume_hint, stop_on_signals
+from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, event_printer, program, run_program
 from server.runs.tracking import Track
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     from server.coordinator.before_start import faults_of_start
     from server.coordinator.folder import read_coordinator
 
-    tell = teller(console)
+    tell = event_printer(console)
     try:
         with delayed_exit(folder, tell, (BadInput,), held=restarted):
             coordinator = read_coordinator(folder)
@@ -181,7 +181,7 @@ def run(
     stop_on([*faults_of_run(coordinator, out, resume=resume), *of_folder])
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
-    with importing():
+    with uncollected_imports():
         from server.deployment.network import run as lead
         from server.deployment.processes.exit_codes import led
         from server.deployment.processes.supervisor import RunExit
@@ -190,9 +190,9 @@ def run(
 
     keep_large_buffers()
     os.umask(0o077)  # the run folder is for this account only
-    tell = teller(console)
+    tell = event_printer(console)
     again = ["flwr-server", *arguments, "--resume"]
-    with closed_first(int(RunExit.ON_REQUEST)):
+    with graceful_shutdown(int(RunExit.ON_REQUEST)):
         led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
     if log_format is LogForm.json:
         tell(f"done; report: {out / 'report.html'}")
@@ -217,7 +217,7 @@ def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
     from server.deployment.processes.supervisor import rounds_done, supervise
     from server.runs.folder import RunFolder
 
-    tell = teller(console)
+    tell = event_printer(console)
 
     def note(how: str, deaths: int, pause_s: float) -> None:
         again = f"goes on from its last checkpoint in {pause_s:.0f} s"
@@ -313,7 +313,7 @@ def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) 
     stop_on(port_faults("--port", listen, port, "Name another with --port."))
     from server.reporting.live.server import show
 
-    tell = teller(console)
+    tell = event_printer(console)
     with contextlib.suppress(SystemExit, KeyboardInterrupt):
         show(coordinator, listen, port, tell)
     tell("the live view is closed; no run notices")
@@ -389,9 +389,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_with_starter()
     given = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = given[:1] == ["start"] or (given[:1] == ["status"] and "--web" in given)
-    with stopped_at_once(), closed_first(0) if stays_up else contextlib.nullcontext():
+    with stop_on_signals(), graceful_shutdown(0) if stays_up else contextlib.nullcontext():
         if given[:1] == ["run"]:
-            go_on_with(lambda: shlex.join(["flwr-server", *given, *([] if "--resume" in given else ["--resume"])]))
+            set_resume_hint(lambda: shlex.join(["flwr-server", *given, *([] if "--resume" in given else ["--resume"])]))
         run_program(app, arguments, (CannotGoOn,), prints_result=not stays_up)
 
 

@@ -13,9 +13,8 @@ from common.data.images.reading import NO_PICTURE, head_of, is_picture, opened_p
 from common.data.tables.csv import SAID_CELLS, Columns, column_faults, read_columns
 from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import is_file, no_such_file, there_already, write_atomically
-from common.system.formatting import counted
-from common.system.plain_text import json_text
+from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
+from common.system.plain_text import counted, json_text
 
 if TYPE_CHECKING:
     from common.data.images.headers import DicomHead
@@ -123,7 +122,7 @@ def inspect_table(table: Path, images: Path | None, named: str | None, patient_c
         BadInput: If the table cannot be read, tells no pictures or no labels, or no picture of it is found.
     """
     if not is_file(table):
-        raise BadInput([no_such_file(table)])
+        raise BadInput([missing_input_fault(table)])
     columns = read_columns(table, "labels")
     stop_on(column_faults(table.name, columns, {"--image-column": named, "--patient-column": patient_column}))
     column = named or image_column(columns)
@@ -178,7 +177,7 @@ def write_experiment(data: OwnData, out: Path) -> list[str]:
     Raises:
         BadInput: If the file is there already.
     """
-    stop_on(there_already(out))
+    stop_on(existing_output_faults(out))
     write_atomically(out, _text(data, out.resolve()).encode())
     return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_findings(data)]
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from common.config import EvaluationSection, Experiment, Plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.models.zoo.spec import ModelSpec, Task
-from common.plugins import METHODS, PLUGIN, loaded
+from common.plugins import METHODS, PLUGIN, load_entry_point
 from common.system.toml import error_text, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
@@ -57,7 +57,7 @@ def _class_named(name: str) -> type[Method]:
         BadInput: If there is none, or a package's is no subclass of :class:`Method`.
     """
     if name.startswith(PLUGIN):
-        kind = loaded(METHODS, name.removeprefix(PLUGIN))
+        kind = load_entry_point(METHODS, name.removeprefix(PLUGIN))
         if isinstance(kind, type) and issubclass(kind, Method):
             return kind
         problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.Method.'

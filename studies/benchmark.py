@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.formatting import duration, listed
+from common.system.plain_text import duration, listed
 from common.system.stopping import removed_if_stopped
 from server.runs.reader import read_run
 from strategies.registry import method_of

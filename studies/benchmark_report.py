@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from common.system.formatting import counted, listed, number, signed
+from common.system.plain_text import counted, listed, number, signed
 from server.reporting.page import write_page
 from server.reporting.svg import BLUE, INK, VERMILION, canvas, inline, theme
 from studies.benchmark_results import BenchmarkResult, BlockResult, Entry, MethodOverBlocks

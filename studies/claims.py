@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 from common.metrics.benefit import direction
-from common.system.formatting import NOT_APPLICABLE, counted, listed, number, signed
+from common.system.plain_text import NOT_APPLICABLE, counted, listed, number, signed
 from server.runs.reader import Measure
 from studies.comparison import ENSEMBLE, Comparison, MethodResult, SiteGain, Spread, Subset
 from studies.statistics import ALPHA, FEWEST_SEEDS, PairedTest

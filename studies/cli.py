@@ -27,10 +27,10 @@ from typing import Annotated
 import typer
 
 from common.errors import CannotGoOn, stop_on
-from common.system.files import is_file, no_such_file, there_already, write_atomically
-from common.system.memory_use import importing
+from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
 from common.system.plain_text import json_text
-from common.system.stopping import go_on_with, stopped_at_once
+from common.system.resources import uncollected_imports
+from common.system.stopping import set_resume_hint, stop_on_signals
 from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
 from server.runs.tracking import Track
 
@@ -83,18 +83,18 @@ def run(
     Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
     form = progress_form(progress, console)
-    from common.system.preflight import place_faults, port_faults
+    from common.system.preflight import port_faults, writable_folder_faults
     from server.federation.fast_validation import read_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
     file = read_early(experiment, _with_backend(overrides, backend))
-    stop_on((resumed_folder_faults(out) if resume else new_folder_faults(out)) or place_faults(out))
+    stop_on((resumed_folder_faults(out) if resume else new_folder_faults(out)) or writable_folder_faults(out))
     stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
     from server.simulation.backends.ray_program import begun
 
     with begun(file.experiment) as ray:  # its workers import torch while this process does
-        with importing():
+        with uncollected_imports():
             from server.simulation.simulate import simulate
 
         view = port if web else None
@@ -122,8 +122,8 @@ def init(
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
     # Before NumPy and Pillow are imported.
-    stop_on([] if is_file(labels) else [no_such_file(labels)])
-    stop_on(there_already(out))
+    stop_on([] if is_file(labels) else [missing_input_fault(labels)])
+    stop_on(existing_output_faults(out))
     from server.init_from_csv import inspect_table, write_experiment
 
     for line in write_experiment(inspect_table(labels, images, image_column, patient_column), out):
@@ -150,12 +150,12 @@ def compare(
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
     form = progress_form(progress, console)
-    from common.system.preflight import others_folder_faults, place_faults
+    from common.system.preflight import foreign_folder_faults, writable_folder_faults
     from server.federation.fast_validation import read_early
 
     for experiment in experiments:
         read_early(experiment, _with_backend(overrides, backend))  # before torch is imported
-    stop_on(others_folder_faults(out) or place_faults(out))
+    stop_on(foreign_folder_faults(out) or writable_folder_faults(out))
     from studies.compare import run_comparison
 
     run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track, form)
@@ -179,11 +179,11 @@ def study(
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
     form = progress_form(progress, console)
-    from common.system.preflight import others_folder_faults, place_faults
+    from common.system.preflight import foreign_folder_faults, writable_folder_faults
     from studies.study_file import read_study
 
     read_study(folder, quick=quick)  # before torch is imported
-    stop_on(others_folder_faults(out) or place_faults(out))
+    stop_on(foreign_folder_faults(out) or writable_folder_faults(out))
     from studies.study import run_study
 
     settings = _with_backend(overrides, backend)
@@ -215,11 +215,11 @@ def benchmark(
 
     Example: flwr-sim benchmark --form small --workers 2 --out runs/benchmark
     """
-    from common.system.preflight import others_folder_faults, place_faults
+    from common.system.preflight import foreign_folder_faults, writable_folder_faults
     from studies.benchmark_file import read_benchmark
 
     read_benchmark(folder)  # before torch is imported
-    stop_on([] if estimate else others_folder_faults(out) or place_faults(out))
+    stop_on([] if estimate else foreign_folder_faults(out) or writable_folder_faults(out))
     from studies.benchmark import BenchmarkOptions, print_estimate, run_benchmark
 
     options = BenchmarkOptions(folder, form, results or out / f"{form}.jsonl", out, workers, minutes, again)
@@ -239,11 +239,11 @@ def sites(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
-    from common.system.preflight import others_folder_faults
+    from common.system.preflight import foreign_folder_faults
     from server.federation.fast_validation import read_early
 
     file = read_early(experiment, overrides)  # before torch is imported
-    stop_on(others_folder_faults(out))
+    stop_on(foreign_folder_faults(out))
     from server.simulation.export_sites import write_sites
 
     for folder in write_sites(file, out):
@@ -299,13 +299,13 @@ def demo(
 
     Example: flwr-sim demo --backend inline
     """
-    from common.system.preflight import place_faults
+    from common.system.preflight import writable_folder_faults
     from server.federation.fast_validation import read_early
     from server.runs.folder import demo_folder_faults
     from studies.compare import DEMO, run_demo
 
     read_early(DEMO, _with_backend([], backend))  # before torch is imported
-    stop_on(demo_folder_faults(out) or place_faults(out))
+    stop_on(demo_folder_faults(out) or writable_folder_faults(out))
     run_demo(out, backend, console)
 
 
@@ -447,9 +447,9 @@ def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with stopped_at_once():
+    with stop_on_signals():
         if words and words[0] in GOES_ON:
-            go_on_with(partial(line_to_go_on, words))
+            set_resume_hint(partial(line_to_go_on, words))
         run_program(app, arguments, (CannotGoOn,))
 
 

@@ -106,7 +106,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     Raises:
         BadInput: If ``out`` exists and is not a demo's folder.
     """
-    from common.system.formatting import number
+    from common.system.plain_text import number
     from server.reporting.tables import coverage_table
     from server.runs.reader import read_run
     from server.simulation.simulate import simulate

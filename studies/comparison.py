@@ -10,8 +10,7 @@ from scipy.stats import ttest_1samp
 
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd
-from common.system.formatting import counted, shortened, spans
-from common.system.plain_text import json_text
+from common.system.plain_text import counted, json_text, shortened, spans
 from server.runs.reader import MEASURES, Measure, Run
 from studies.statistics import (
     ALPHA,

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from common.system.formatting import counted, duration, shortened
-from common.system.terminal import PlainConsole, ProgressForm, json_teller, progress_form, teller
+from common.system.plain_text import counted, duration, shortened
+from common.system.terminal import PlainConsole, ProgressForm, event_printer, json_printer, progress_form
 
 EVERY_S = 30.0
 """Seconds between two lines, or objects, on the progress of the runs at work."""
@@ -235,8 +235,8 @@ def progress_of_grid(form: ProgressForm, console: Console, pace: Pace) -> GridPr
     if form is ProgressForm.bar:
         return GridTable(console, pace)
     if form is ProgressForm.lines:
-        return GridLines(teller(PlainConsole(stderr=True)), pace)
-    return GridObjects(json_teller(sys.stderr), pace) if form is ProgressForm.json else GridProgress(pace)
+        return GridLines(event_printer(PlainConsole(stderr=True)), pace)
+    return GridObjects(json_printer(sys.stderr), pace) if form is ProgressForm.json else GridProgress(pace)
 
 
 def _end(run: str, failure: str, seconds: float, pace: Pace) -> str:

@@ -14,8 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
 from common.metrics.multi_class import accuracy_density
-from common.system.formatting import counted, number, signed, spans
-from common.system.plain_text import json_text
+from common.system.plain_text import counted, json_text, number, signed, spans
 from server.reporting.page import write_page
 from server.reporting.svg import PAPER, SeriesStyle, canvas, column, inline, series_styles, theme
 from studies import claims

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.system.formatting import counted
+from common.system.plain_text import counted
 from server.runs.reader import Run, RunSummary
 from studies.comparison import Spread, auroc_scores, over_seeds
 from studies.statistics import PairedTest, corrected, paired_over_classes, paired_test

@@ -21,7 +21,7 @@ from rich.console import Console
 from common.config import read_experiment
 from common.errors import BadInput
 from common.models.gpu import visible_gpus
-from common.system.files import no_room_left
+from common.system.files import disk_full_message
 from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from server.simulation.simulate import simulate
 from strategies.engine.round_record import RunStopped
@@ -129,5 +129,5 @@ def _run(trial: Trial, sending: Connection, gpus: str | None) -> None:
     except (BadInput, RunStopped) as error:
         failure = str(error)
     except Exception as error:  # a process's edge
-        failure = no_room_left(error) or traceback.format_exc()
+        failure = disk_full_message(error) or traceback.format_exc()
     sending.send((failure, time.process_time() - began))

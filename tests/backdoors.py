@@ -11,7 +11,7 @@ from client.site.site import Site
 from client.training.layers import train_round
 from common.data.base.image_set import ImageSet, joined
 from common.data.images.pixels import channels_first
-from common.models.inference import scores_of
+from common.models.network import scores_of
 from common.models.saved import load_model
 from common.simulation import simulated_data
 from common.wire.records import TrainReply, TrainRequest

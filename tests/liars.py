@@ -10,7 +10,7 @@ from client.site.site import Site
 from client.training.layers import train_round
 from client.training.secure_aggregation import Masks, SecureAggregation
 from common.config import plan_of_text
-from common.models.state import Head
+from common.models.network import Head
 from common.wire.records import TrainReply, TrainRequest
 from strategies.registry import method_of
 

@@ -120,16 +120,16 @@ def test_it_takes_what_we_give_it(name: str, parameters: list[str]) -> None:
 def test_message_fills_its_metadata_from_the_identity_that_we_set() -> None:
     from flwr.app import Message, RecordDict
 
-    from common.wire.flower_objects import act_as, come_from, name_as
+    from common.wire.flower_objects import set_identity, set_message_id, set_source
 
-    act_as(7, 9)
+    set_identity(7, 9)
     message = Message(RecordDict(), 3, "train")
     said = message.metadata
     assert (said.src_node_id, said.run_id) == (7, 9), f"{FLOWER} Message() takes its identity from elsewhere"
-    name_as(message, "named")
-    come_from(message, 5)
+    set_message_id(message, "named")
+    set_source(message, 5)
     assert (said.message_id, said.src_node_id) == ("named", 5), f"{FLOWER} Metadata keeps its values elsewhere"
-    act_as(1, 1)
+    set_identity(1, 1)
 
 
 def test_flowers_arrays_are_cut_where_we_say() -> None:

@@ -20,15 +20,15 @@ from client.training.figures import covers_local_parts, scored
 from client.training.local_round import load_best_parts
 from client.training.task import LocalTask, prepare_task
 from common.data.base.image_set import are_known
+from common.errors import WireError
 from common.metrics.auroc import per_class
 from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, Benefit, SiteModel, benefit_sentence
 from common.metrics.bootstrap import Estimate, paired_means
-from common.models.inference import label_matrix
+from common.models.network import label_matrix
 from common.models.state import ModelState, read_state
 from common.system.files import write_atomically
-from common.system.formatting import counted, number, signed, span
-from common.system.seeds import seed_of
-from common.wire.errors import WireError
+from common.system.hashing import seed_of
+from common.system.plain_text import counted, number, signed, span
 from common.wire.records import BenefitReply, BenefitRequest, Groups, check_rows
 from strategies.local.site_method import most_epochs
 from strategies.local.training import reproducible

@@ -20,7 +20,7 @@ from client.training.local_round import load_best_parts
 from client.training.task import prepare_task
 from common.config import EvaluationSection, Plan, PrivacySection
 from common.models.saved import save_model
-from common.system.seeds import seed_of
+from common.system.hashing import seed_of
 from common.wire.records import Groups, TrainRequest
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import reproducible

@@ -20,7 +20,7 @@ from client.connection.tls import EXEMPTIONS, PROXY_VARIABLES, any_certificate, 
 from common import __version__
 from common.security.identity import UNREADABLE_CERTIFICATE, SiteKit, split_address
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
-from common.wire.hello import WIRE_VERSION, Hello
+from common.wire.fleet_protocol import WIRE_VERSION, Hello
 
 EARLIEST_S, LATEST_S = -300.0, 5.0
 """How far this clock may be from the coordinator's: Flower takes no call signed earlier, or later."""

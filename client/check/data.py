@@ -19,7 +19,7 @@ from client.site.settings import data_faults_of, declaration_of
 from client.site.site_file import FILE, Settings
 from common.data.images.syntaxes import is_readable, syntax_name
 from common.errors import BadInput
-from common.system.formatting import counted, listed
+from common.system.plain_text import counted, listed
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from client.connection.exit_codes import ExitCode
 from client.site.settings import gpus_lacking
 from client.site.site_file import Settings
 from common import __version__
-from common.system.memory_use import container_limit
+from common.system.resources import container_limit
 
 
 @dataclass(frozen=True)

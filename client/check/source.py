@@ -26,7 +26,7 @@ from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
 from common.data.sources.dicomweb import open_dicomweb
 from common.errors import Fault
-from common.system.formatting import counted
+from common.system.plain_text import counted
 
 PARTS = ("train", "validation", "test")
 

@@ -19,8 +19,7 @@ from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.models.gpu import on_device, use_gpus, visible_gpus
-from common.models.inference import logits_of
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork, build, logits_of
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import encode, payload_bytes

@@ -11,7 +11,7 @@ from client.site.site_file import Settings, read_credentials, read_with_faults
 from common.errors import BadInput, Fault, stop_on
 from common.security.identity import SiteKit
 from common.system.files import is_locked
-from common.system.preflight import date_faults, flower_faults, place_faults
+from common.system.preflight import date_faults, flower_faults, writable_folder_faults
 
 LOOK_S = 0.5
 """How long the coordinator may take to show its certificate; where it takes longer, the connection itself will tell."""
@@ -26,7 +26,7 @@ def refuse_to_start(folder: Path) -> None:
     """
     settings, _ = read_with_faults(folder)  # what is wrong with class names is told with the faults of the data
     refuse_second(settings.state)
-    stop_on([*_of_credentials(settings), *place_faults(settings.state), *flower_faults()])
+    stop_on([*_of_credentials(settings), *writable_folder_faults(settings.state), *flower_faults()])
     kit = read_credentials(settings)
     with contextlib.suppress(Unreachable):
         days_valid(kit.address, kit.ca_certificate, timeout_s=LOOK_S)

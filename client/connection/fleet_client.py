@@ -25,13 +25,15 @@ from google.protobuf.message import DecodeError
 
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.site.statements import OtherName, Statements
-from common.security.call_signatures import ANOTHER_PROCESS, WAIT, headers, key_bytes
+from common.security.call_signatures import ANOTHER_PROCESS, WAIT, key_bytes, signed_headers
 from common.security.signatures import SignatureFault, is_signed
+from common.system.plain_text import grpc_words
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
-from common.wire.errors import grpc_words
 from common.wire.fleet_protocol import (
     CONTENT_OF_PULL,
     CONTENT_OF_PUSH,
+    HELLO_METHOD,
+    HELLO_SERVICE,
     SMALL_CONTENTS,
     ActivateNodeRequest,
     ActivateNodeResponse,
@@ -43,6 +45,7 @@ from common.wire.fleet_protocol import (
     GetFabResponse,
     GetRunRequest,
     GetRunResponse,
+    Hello,
     Node,
     PullMessagesRequest,
     PullMessagesResponse,
@@ -54,15 +57,14 @@ from common.wire.fleet_protocol import (
     PushObjectResponse,
     SendNodeHeartbeatRequest,
     SendNodeHeartbeatResponse,
-    cut_out,
-    named,
-    names_in,
-    small_ones,
-    with_field,
+    append_field,
+    by_sha256,
+    choose_small_objects,
+    extract_field,
+    object_ids,
 )
 from common.wire.fleet_protocol import SERVICE as FLEET
-from common.wire.flower_objects import act_as, envelope, message_of, taken_apart
-from common.wire.hello import METHOD, SERVICE, Hello
+from common.wire.flower_objects import envelope, join_message, set_identity, split_message
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
@@ -158,10 +160,12 @@ class Link:
         self._pull_object = self._raw.unary_unary(
             f"/{FLEET}/PullObject",
             request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=lambda data: cut_out(data, CONTENT_OF_PULL),
+            response_deserializer=lambda data: extract_field(data, CONTENT_OF_PULL),
         )
         self._hello = self._raw.unary_unary(
-            f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=Hello.model_validate_json
+            f"/{HELLO_SERVICE}/{HELLO_METHOD}",
+            request_serializer=bytes,
+            response_deserializer=Hello.model_validate_json,
         )
         self._public_key = key_bytes(key.public_key())
         self._bundles: dict[int, str] = {}
@@ -242,7 +246,7 @@ class Link:
         request, wait = PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
         with _translated():
             answer = self._call(self._fleet["PullMessages"], request, more_headers=wait)
-        self._came_along = named(answer.small_contents)
+        self._came_along = by_sha256(answer.small_contents)
         answer.ClearField(SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
@@ -258,12 +262,12 @@ class Link:
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translated():
             try:
-                contents = self._fetched(run_id, names_in(tree))
+                contents = self._fetched(run_id, object_ids(tree))
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
-                message = message_of(message_id, contents, most)
+                message = join_message(message_id, contents, most)
             except ValueError as error:
                 raise NotThere(str(error)) from None
-        act_as(self.node_id, run_id)
+        set_identity(self.node_id, run_id)
         if fault := self._bundle_fault(run_id):
             raise RequestRefused(fault, message)
         self._refuse_unsigned(message)
@@ -310,12 +314,14 @@ class Link:
         # A reply that is sent again after a lost connection keeps its signature: it is the same reply.
         if self._statements and reply.has_content() and not is_signed(reply.content):
             reply.content = self._statements.signed(reply.content, asked.message_id)
-        tree, contents = taken_apart(reply)
+        tree, contents = split_message(reply)
         request = PushMessagesRequest(
             node=self._node,
             messages_list=[envelope(reply)],
             message_object_trees=[tree],
-            small_contents=[contents[name] for name in small_ones((name, len(one)) for name, one in contents.items())],
+            small_contents=[
+                contents[name] for name in choose_small_objects((name, len(one)) for name, one in contents.items())
+            ],
         )
         with _translated():
             answer = self._announced(request)
@@ -366,7 +372,7 @@ class Link:
 
     def _push(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
-        data = with_field(request.SerializeToString(), CONTENT_OF_PUSH, content)
+        data = append_field(request.SerializeToString(), CONTENT_OF_PUSH, content)
         if not self._call(self._push_object, data).stored:
             raise NotThere(f"the coordinator does not need object {name} any more")
 
@@ -400,7 +406,7 @@ class Link:
         timeout: float = CALL_TIMEOUT_S,
         more_headers: tuple[tuple[str, str], ...] = (),
     ) -> Any:
-        said = (*headers(self._key, self._public_key, self._process), *more_headers)
+        said = (*signed_headers(self._key, self._public_key, self._process), *more_headers)
         return method(request, timeout=timeout, metadata=said)
 
 

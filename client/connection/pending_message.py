@@ -7,7 +7,7 @@ all that need be written; behind its SHA-256, for what a bad disk gives back wou
 import hashlib
 from pathlib import Path
 
-from common.system.files import no_room, write_atomically
+from common.system.files import is_disk_full, write_atomically
 
 MAX_ATTEMPTS = 3
 _DIGEST = hashlib.sha256().digest_size
@@ -29,7 +29,7 @@ class InHand:
         try:
             write_atomically(self._path, hashlib.sha256(content).digest() + content)
         except OSError as error:
-            if not no_room(error):
+            if not is_disk_full(error):
                 raise
             self.done()
             return False

@@ -42,15 +42,14 @@ from client.site.site_file import Settings
 from client.site.statements import Statements
 from client.training.privacy import privacy_status
 from common import __version__
-from common.errors import BadInput
+from common.errors import BadInput, WireError, WireVersionError
 from common.security.identity import SiteKit, public_line, read_key
-from common.system.files import no_room, remove_parts, write_atomically
-from common.system.plain_text import shown, shown_lines
+from common.system.files import is_disk_full, remove_partial_files, write_atomically
+from common.system.plain_text import printable, printable_lines
 from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire.canonical_bytes import small_fields
 from common.wire.codec import payload_bytes
-from common.wire.errors import WireError, WireVersionError
-from common.wire.hello import WIRE_VERSION
+from common.wire.fleet_protocol import WIRE_VERSION
 from common.wire.records import Refusal
 from strategies.privacy.secure_aggregation.site import Identity
 
@@ -184,7 +183,7 @@ class Service:
             try:
                 write_atomically(self._node_id_file, str(node_id).encode())
             except OSError as error:
-                if not no_room(error):
+                if not is_disk_full(error):
                     raise
 
     def _beat(self, link: Link, stop: threading.Event) -> None:
@@ -340,11 +339,11 @@ class Service:
     def _note_phase(self, message: Message) -> None:
         fields = _fields(message)
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
-        self.status.run = shown(str(fields.get("run", ""))[:8])
+        self.status.run = printable(str(fields.get("run", ""))[:8])
         self.status.finished = ""
         if fields.get("test"):
             self.status.phase = "test"
-        left_out, before = shown_lines(str(fields.get("left_out", ""))), self._left_out
+        left_out, before = printable_lines(str(fields.get("left_out", ""))), self._left_out
         self._left_out = left_out
         if left_out and left_out != before:
             self._failed(f"run {self.status.run}: the reply of this site did not count in {left_out}")
@@ -391,7 +390,7 @@ def told(error: Exception) -> str:
     """
     if isinstance(error, WireError | FloatingPointError | BadInput):
         return str(error)
-    if no_room(error):
+    if is_disk_full(error):
         return "no room on the site's disk; it has to free some"
     return f"{type(error).__name__} at the site; the site's own log has the text"
 
@@ -415,5 +414,5 @@ def alone_in(state: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput([of_second(state)]) from None
-        remove_parts(state, below=True)
+        remove_partial_files(state, below=True)
         yield

@@ -16,7 +16,7 @@ from typing import Any
 from client.connection.before_start import is_held
 from common.errors import BadInput, Fault
 from common.system.files import write_atomically
-from common.system.plain_text import at_terminal, shown_lines
+from common.system.plain_text import printable_lines, terminal_safe
 
 STALE_S = 300.0
 """Without a sign from the coordinator for so long, a site that does not train is not healthy."""
@@ -62,7 +62,7 @@ class Status:
 
     def failed(self, reason: str) -> None:
         """Note an error; it stays visible until the next one. Words of the coordinator in it become harmless."""
-        self.last_error = shown_lines(reason)
+        self.last_error = printable_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
@@ -157,4 +157,4 @@ def in_words(found: Mapping[str, Any]) -> str:
     lines.append(
         f"last error: {found['last_error']} ({found['last_error_time']})" if found["last_error"] else "no error"
     )
-    return at_terminal("\n".join(lines))
+    return terminal_safe("\n".join(lines))

@@ -11,11 +11,10 @@ from cryptography import x509
 from client.site.statements import FILE as STATEMENTS
 from client.site.statements import accepted_replies
 from common.errors import BadInput, Fault
-from common.security.audit import FILE, Audit, Entry, Findings, check
+from common.security.audit import FILE, Audit, Entry, Findings, check_audit
 from common.security.authorship import Authorship, OwnCount, OwnReply, check_authorship
 from common.security.signatures import CHAINED, SignatureFault, Signed, signing_key, verified_request
-from common.system.formatting import counted
-from common.system.plain_text import shown
+from common.system.plain_text import counted, printable
 
 RECEIPT_FORMAT = 2
 
@@ -37,7 +36,7 @@ def audit_report(
     Raises:
         BadInput: If the receipt cannot be read.
     """
-    findings = check(state)
+    findings = check_audit(state)
     faults, notes = [str(fault) for fault in findings.faults], [*findings.notes]
     if not findings.entries and not faults and (state / STATEMENTS).exists():
         faults.append(f"{FILE}: is not there, and this site has replied to a run: removed.")
@@ -126,7 +125,7 @@ def _authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, str], 
         authorship = check_authorship(content, keys, OwnCount(site, accepted_replies(state, run).count, sent))
         authorship.notes += [
             f"the {reply['record']} of round {reply['round']} of {site} was received and did not count: "
-            f"{shown(str(reply['reason']), 200)}"
+            f"{printable(str(reply['reason']), 200)}"
             for reply in content["replies"]
             if reply["site"] == site and not reply["counts"]
         ]
@@ -162,4 +161,4 @@ def describe_entry(entry: Entry) -> str:
         event = f"{passed}  {entry.get('record')}  {where}  {size:,} bytes{denied}"
         if entry.get("record") == "Error":
             event = f"{direction}  Error ({entry.get('kind')})  {where}"
-    return shown(f"{entry['n']:>6}  {str(entry.get('time', ''))[:19]}  {event}")
+    return printable(f"{entry['n']:>6}  {str(entry.get('time', ''))[:19]}  {event}")

@@ -16,12 +16,12 @@ from client.gate.incoming_request import IncomingRequest, OutOfTime
 from client.gate.policy_rules import RequestedWork, Verdict, of_reply
 from client.site.site import Site
 from common import __version__
-from common.security.audit import Audit, Torn
-from common.security.signatures import SignatureFault, about, signature_of
-from common.system.plain_text import json_text, shown
+from common.errors import WireError
+from common.security.audit import Audit, TornLine
+from common.security.signatures import SignatureFault, record_context, signature_of
+from common.system.plain_text import json_text, printable
 from common.wire.canonical_bytes import RecordField, fields_of, record_sha256, small_fields
 from common.wire.codec import decode, payload_bytes
-from common.wire.errors import WireError
 from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
 
@@ -58,7 +58,7 @@ def gate(site_of: Callable[[Context], Site]) -> Mod:
     return passage
 
 
-def begin(site: Site) -> Torn | None:
+def begin(site: Site) -> TornLine | None:
     """Write down that the site's process has started, and by which policy; return the line that a kill tore, if any."""
     policy = site.policy.model_dump(mode="json")
     return Audit(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
@@ -66,17 +66,17 @@ def begin(site: Site) -> Torn | None:
 
 def note_refused(site: Site, message: Message, reason: str) -> None:
     """Write down a request that was refused before anything was done with it, with its signature, if it has one."""
-    run, server_round, record = about(message.content)
+    run, server_round, record = record_context(message.content)
     Audit(site.folder, durable=site.durable).append(
-        run=shown(run, MOST_NAME),
+        run=printable(run, MOST_NAME),
         round=server_round,
         direction="in",
-        record=shown(record, MOST_NAME),
+        record=printable(record, MOST_NAME),
         bytes=payload_bytes(message.content),
         sha256=record_sha256(message.content),
         decision="deny",
         rule="signature",
-        reason=shown(reason),
+        reason=printable(reason),
         **signature(message.content),
     )
 
@@ -98,7 +98,7 @@ class Passage:
         self._fields = small_fields(message.content)
         server_round = self._fields.get("round", 0)
         self._about = {
-            "run": shown(str(self._fields.get("run", "")), MOST_NAME),
+            "run": printable(str(self._fields.get("run", "")), MOST_NAME),
             "round": server_round if type(server_round) is int else 0,
         }
 
@@ -149,13 +149,13 @@ class Passage:
         self._audit.append(
             **self._about,
             direction=direction,
-            record=shown(str(small_fields(content).get("wire.record", "")), MOST_NAME),
+            record=printable(str(small_fields(content).get("wire.record", "")), MOST_NAME),
             fields=listed(fields_of(content)),
             bytes=payload_bytes(content),
             sha256=record_sha256(content),
             decision="allow" if verdict.allowed else "deny",
             rule=verdict.rule,
-            **({} if verdict.allowed else {"reason": shown(verdict.reason)}),
+            **({} if verdict.allowed else {"reason": printable(verdict.reason)}),
             **(signature(content) if direction == "in" else {}),
         )
 
@@ -176,7 +176,7 @@ def listed(fields: Sequence[RecordField]) -> list[Any]:
     size = 0
     for place, part in enumerate(fields):
         shape = None if part.shape is None else [*part.shape[:MOST_DIMENSIONS_LISTED]]
-        lines.append([shown(part.name, MOST_NAME), shape, part.size])
+        lines.append([printable(part.name, MOST_NAME), shape, part.size])
         size += len(json_text(lines[-1]).encode())
         if size > LISTED_BYTES:
             rest = fields[place:]

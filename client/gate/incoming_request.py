@@ -33,18 +33,17 @@ from client.gate.policy_rules import RequestedWork, Verdict, method_fault, of_re
 from client.site.memory import forget_other_runs, forget_run
 from client.site.site import Site
 from common.config import Plan, plan_of_text
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, WireError
 from common.models.network import build
 from common.models.state import FrozenPart, read_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
 from common.system.files import write_atomically
-from common.system.toml import explained
+from common.system.toml import validation_faults
 from common.wire.canonical_bytes import small_fields
 from common.wire.codec import decode
-from common.wire.errors import WireError
-from common.wire.hello import WIRE_VERSION
-from common.wire.records import Groups, TrainRequest, is_run
+from common.wire.fleet_protocol import WIRE_VERSION
+from common.wire.records import Groups, TrainRequest, is_run_name
 from strategies.registry import method_of
 
 HOUR_S = 3600.0
@@ -95,7 +94,7 @@ class IncomingRequest:
 
     def _announced(self) -> Verdict:
         """Check that this is the plan that the run was announced with, and that the run may take more time."""
-        if not is_run(self._run):
+        if not is_run_name(self._run):
             return ALLOWED  # the record cannot be read: its handler says what is wrong
         plan = str(self._fields["plan"])
         if self._record is None:
@@ -324,7 +323,7 @@ def _plan_in(text: str) -> Plan:
         json.loads(text, object_pairs_hook=_table, parse_constant=_no_number, parse_int=_whole, parse_float=_fraction)
         return plan_of_text(text)
     except ValidationError as error:
-        raise PlanRefused("plan.form", first_of(explained(error, Plan, "plan"))) from None
+        raise PlanRefused("plan.form", first_of(validation_faults(error, Plan, "plan"))) from None
     except (ValueError, RecursionError) as error:
         raise error if isinstance(error, PlanRefused) else PlanRefused("plan.form", f"it is no JSON: {error}") from None
 

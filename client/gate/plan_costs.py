@@ -12,12 +12,11 @@ from typing import NamedTuple
 import torch
 
 from common.config import BY_STEP, Plan
-from common.models.inference import precision_on
-from common.models.network import adapted_outline
+from common.models.network import adapted_outline, precision_on
 from common.models.trained import trained_layers
-from common.models.zoo.registry import outline
+from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
-from common.system.memory_use import physical_memory
+from common.system.resources import physical_memory
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.gradients import pack_size
 
@@ -112,7 +111,7 @@ def _measured(spec: ModelSpec) -> tuple[int, int, int]:
     Raises:
         BadInput: If it cannot be made.
     """
-    module, width = outline(spec.architecture, spec.channels, spec.image_size)
+    module, width = meta_backbone(spec.architecture, spec.channels, spec.image_size)
     device = next((value.device for value in module.parameters()), None)
     held = [0]
 
@@ -175,5 +174,5 @@ def machine_memory(device: str) -> int:
 
 def _parameters_of_outline(spec: ModelSpec) -> int:
     """Count the parameters of a backbone that is built without memory."""
-    backbone = outline(spec.architecture, spec.channels, spec.image_size).module
+    backbone = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
     return sum(value.numel() for value in backbone.parameters())

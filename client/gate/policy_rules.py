@@ -16,15 +16,8 @@ from common.config import Plan
 from common.errors import BadInput, quoted
 from common.models.zoo.spec import is_external
 from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, stamp_of
-from common.system.formatting import size
-from common.wire.records import (
-    UNKNOWN_COUNT,
-    BenefitReply,
-    EvaluateReply,
-    RefusalNoted,
-    RollCallAnswer,
-    TrainReply,
-)
+from common.system.plain_text import size
+from common.wire.records import UNKNOWN_COUNT, BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from strategies.local.site_method import SiteMethod
 from strategies.local.updates import norm_of
 

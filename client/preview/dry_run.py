@@ -26,13 +26,12 @@ from client.site.site import Site
 from common.config import Experiment, ParticipationSection, Plan, plan_of
 from common.errors import stop_on
 from common.models.network import build
-from common.models.state import FrozenPart, built_frozen, layout_of, naming, read_state
-from common.system.files import atomic_outputs, not_empty, write_atomically
+from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state, with_frozen_hash
+from common.system.files import atomic_outputs, output_folder_faults, write_atomically
 from common.system.plain_text import json_text
-from common.wire.canonical_bytes import WIDTH, fields_of, pieces, record_sha256
-from common.wire.codec import payload_bytes
-from common.wire.flower_objects import act_as, name_as
-from common.wire.quantization import unpacked_counts
+from common.wire.canonical_bytes import WIDTH, canonical_pieces, fields_of, record_sha256
+from common.wire.codec import payload_bytes, unpack_counts
+from common.wire.flower_objects import set_identity, set_message_id
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.round_record import TooFewSites
 from strategies.engine.state import FederationState
@@ -66,7 +65,7 @@ class OneSite(Grid):
     site: Site
 
     def __post_init__(self) -> None:
-        act_as(1, 1)
+        set_identity(1, 1)
         self._app = client_app(lambda context: self.site)
         self._asked: dict[str, Message] = {}
         self.left: list[RecordDict] = []
@@ -91,7 +90,7 @@ class OneSite(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         new = {str(len(self._asked) + place): message for place, message in enumerate(messages)}
         for name, message in new.items():
-            name_as(message, name)
+            set_message_id(message, name)
         self._asked |= new
         return list(new)
 
@@ -126,8 +125,8 @@ def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordD
         BadInput: If the method cannot serve this site's labels, or needs what its policy does not tell.
     """
     plan = plan_of(experiment)
-    frozen = built_frozen(plan.model, plan.run.seed, Path())
-    plan = plan.model_copy(update={"model": naming(plan.model, frozen), "weights_sha256": None})
+    frozen = initial_frozen_part(plan.model, plan.run.seed, Path())
+    plan = plan.model_copy(update={"model": with_frozen_hash(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
         grid = OneSite(replace(site, folder=Path(folder), durable=False))
         with suppress(TooFewSites):  # it declined, and said why
@@ -166,7 +165,7 @@ def _values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
     value = fields[name]
     if isinstance(value, bytes):
         width = fields.get(f"{name}/{WIDTH}")
-        numbers = np.frombuffer(value, "<f4") if width is None else unpacked_counts(value, width)
+        numbers = np.frombuffer(value, "<f4") if width is None else unpack_counts(value, width)
         return _spread(numbers) if value else ""
     text = json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -207,7 +206,7 @@ def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
     Raises:
         BadInput: If the folder holds anything already.
     """
-    stop_on(not_empty(out))
+    stop_on(output_folder_faults(out))
     with atomic_outputs(out):
         return [path for number, content in enumerate(records, 1) for path in _written(content, out, number)]
 
@@ -217,7 +216,7 @@ def _written(content: RecordDict, out: Path, number: int) -> tuple[Path, Path]:
     said = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in found}
     name = f"{number}-{found[0].record}"
     record, told = out / f"{name}.record", out / f"{name}.json"
-    write_atomically(record, b"".join(pieces(content)), durable=False)
+    write_atomically(record, b"".join(canonical_pieces(content)), durable=False)
     text = json_text({"sha256": record_sha256(content), "fields": said}, indent=1, allow_nan=True) + "\n"
     write_atomically(told, text.encode(), durable=False)
     return record, told

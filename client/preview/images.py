@@ -21,9 +21,9 @@ from common.data.images.augmentation import augment
 from common.data.images.pixels import channels_first
 from common.data.images.reading import png
 from common.errors import stop_on
-from common.models.network import as_seen
+from common.models.network import backbone_pixels
 from common.system.files import write_atomically
-from common.system.pages import page_environment
+from common.system.plain_text import page_environment
 
 SIDE = 160
 VIEWS = 2
@@ -106,7 +106,7 @@ def _tile(source: Source, look: PictureFacts, plan: Plan, generator: torch.Gener
     assert look.pixels is not None
     pixels = channels_first(look.pixels[None]).float()
     views = [augment(pixels, plan.augmentation, generator) for _ in range(VIEWS if _augments(plan) else 0)]
-    seen, *augmented = (_encoded(as_seen(view, plan.model)) for view in (pixels, *views))
+    seen, *augmented = (_encoded(backbone_pixels(view, plan.model)) for view in (pixels, *views))
     return Tile(source.names[look.row], _base64(look.pixels), seen, tuple(augmented))
 
 

@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from common.errors import BadInput
-from common.models.state import NOT_HERE, FrozenPart, built_frozen
-from common.models.zoo.registry import outline
+from common.errors import BadInput, WireError
+from common.models.state import FROZEN_PART_MISSING, FrozenPart, initial_frozen_part
+from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import ModelSpec
-from common.system.files import remove_parts, write_atomically
-from common.wire.errors import WireError
+from common.system.files import remove_partial_files, write_atomically
 from common.wire.records import Arrays, Groups, no_arrays
 
 NOTHING = Groups()
@@ -166,7 +165,7 @@ class MemoryFolder:
         return self.folder / f"opened-{server_round:06d}"
 
     def _forget(self, counted: int) -> None:
-        remove_parts(self.folder)
+        remove_partial_files(self.folder)
         paths = sorted(self.folder.glob("round-*.safetensors"))
         current = [path for path in paths if path <= self._path(counted)]
         for path in paths:
@@ -262,7 +261,7 @@ class FrozenParts:
             return True
         for path in self._candidates(spec):
             try:
-                made = built_frozen(spec.model_copy(update={"weights": str(path)}), 0, Path())
+                made = initial_frozen_part(spec.model_copy(update={"weights": str(path)}), 0, Path())
             except BadInput:
                 continue  # of another architecture, or damaged
             if made is not None and made.sha256 == spec.frozen_sha256:
@@ -280,7 +279,7 @@ class FrozenParts:
 
     def _candidates(self, spec: ModelSpec) -> list[Path]:
         """Return weights files of the hospital's that may be of this network: what is far too large is not read."""
-        plain = outline(spec.architecture, spec.channels, spec.image_size).module
+        plain = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
         most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
         files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
         return [path for path in files if path.is_file() and path.stat().st_size <= most]
@@ -306,11 +305,11 @@ class FrozenParts:
         try:
             content = path.read_bytes()
         except OSError:
-            raise WireError(f"{NOT_HERE}.") from None
+            raise WireError(f"{FROZEN_PART_MISSING}.") from None
         part = FrozenPart(np.frombuffer(content[: len(content) // 4 * 4], "<f4"))
         if part.sha256 != sha256 or len(content) % 4:
             path.unlink(missing_ok=True)
-            raise WireError(f"{NOT_HERE}: its file was damaged.")
+            raise WireError(f"{FROZEN_PART_MISSING}: its file was damaged.")
         os.utime(path)  # the newest are kept
         return part
 

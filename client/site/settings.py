@@ -10,12 +10,12 @@ import torch
 from client.site.disclosure import hidden_classes, showing_hidden_alone
 from client.site.site import Site
 from client.site.site_file import FILE, Settings, SiteFile, read_with_faults
-from common.contract import Declaration, merge
+from common.contract import Declaration, merge_declarations
 from common.data.base.image_set import ImageSet, Splits
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.models.gpu import shows, visible_gpus
+from common.models.gpu import describe_gpus, visible_gpus
 
 
 def read_settings(folder: Path) -> Settings:
@@ -40,7 +40,7 @@ def gpus_lacking(file: SiteFile, seen: int) -> Fault | None:
         return None
     if file.device == "cpu":
         return Fault(f"{FILE}: gpus", f'is {file.gpus}, but device is "cpu".', "Leave one of the two out.")
-    problem = f"is {file.gpus}, but {shows(seen)}"
+    problem = f"is {file.gpus}, but {describe_gpus(seen)}"
     return Fault(f"{FILE}: gpus", problem, f"Set {seen}." if seen > 1 else "Leave it out.")
 
 
@@ -110,7 +110,7 @@ def declaration_of(settings: Settings, known: tuple[str, ...]) -> Declaration:
     names = settings.labels or known
     stop_on(_label_faults(names, known))
     declaration = Declaration(settings.file.name, names, settings.synonyms)
-    merge([declaration])  # for the faults of the one
+    merge_declarations([declaration])  # for the faults of the one
     return declaration
 
 

@@ -23,7 +23,7 @@ from common.security.identity import (
     same_key,
     write_toml,
 )
-from common.system.files import atomic_outputs, is_file, no_room, private_folder, write_atomically
+from common.system.files import atomic_outputs, is_disk_full, is_file, private_folder, write_atomically
 from common.system.toml import Section, read_toml, validated
 
 FILE, PLAN_FILE = "site.toml", "plan.json"
@@ -308,7 +308,7 @@ def _made_site(folder: Path, name: str) -> list[str]:
         try:
             key = new_key(key_path)
         except OSError as error:
-            if no_room(error):
+            if is_disk_full(error):
                 raise
             raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
         made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")

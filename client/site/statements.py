@@ -19,7 +19,7 @@ from common.security.signatures import (
     ReplyStatement,
     RequestStatement,
     SignatureFault,
-    about,
+    record_context,
     refuse_another_record,
     sign,
     signature_of,
@@ -69,7 +69,7 @@ class Statements:
         Args:
             message: The name of the message that is answered.
         """
-        run, server_round, record = about(content)
+        run, server_round, record = record_context(content)
         last = accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
         statement = ReplyStatement(
             site=self._site,
@@ -85,7 +85,7 @@ class Statements:
 
     def was_taken(self, content: RecordDict, message: str) -> None:
         """Count a reply that the coordinator took."""
-        run, _, record = about(content)
+        run, _, record = record_context(content)
         last = accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
             return
@@ -109,7 +109,7 @@ class Statements:
             raise SignatureFault(f"it is meant for {statement.site}")
         if statement.site != self._site:
             raise OtherName(f'it calls itself "{self._site}", but its key is registered for "{statement.site}".')
-        if (statement.run, statement.round, statement.record) != about(content):
+        if (statement.run, statement.round, statement.record) != record_context(content):
             raise SignatureFault("its statement names another run, round or record")
         refuse_another_record(statement, content)
         self._refuse_repeated(statement, message)

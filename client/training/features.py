@@ -23,8 +23,7 @@ from client.site.site import Site
 from common.config import Plan
 from common.data.base.spec import AugmentationSpec
 from common.data.images.pixels import Pixels
-from common.models.inference import autocast, never_alone
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, autocast, never_alone
 from common.system.files import write_atomically
 from strategies.local.arithmetic import arithmetic_in
 from strategies.local.site_method import SiteMethod

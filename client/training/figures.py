@@ -15,12 +15,11 @@ import numpy as np
 from client.site.disclosure import released_metrics, rounded_down
 from client.site.policy import Policy
 from common.data.base.image_set import ImageSet
-from common.errors import BadInput
-from common.metrics.auroc import ClassMetrics, Metric, metrics_of, or_undefined, per_class
+from common.errors import BadInput, WireError
+from common.metrics.auroc import ClassMetrics, Metric, metrics_of, per_class, tolerant_metric
 from common.metrics.score_histograms import Floats, ScoreHistogram, score_histogram
-from common.models.inference import label_matrix, scores_of
+from common.models.network import label_matrix, scores_of
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
-from common.wire.errors import WireError
 from common.wire.records import Request
 from strategies.local.training import Validation, examples_of, validate
 
@@ -208,7 +207,7 @@ class LimitedFigures(Figures):
         if task.site.simulated:
             return metrics
         # That a metric fails, and how, can depend on one patient's image.
-        return {name: or_undefined(name, metric, task.site.tell) for name, metric in metrics.items()}
+        return {name: tolerant_metric(name, metric, task.site.tell) for name, metric in metrics.items()}
 
 
 ALL_FIGURES, LIMITED_FIGURES = Figures(), LimitedFigures()

@@ -14,18 +14,9 @@ from client.training.privacy import PrivacyBudget
 from client.training.secure_aggregation import Masks, SecureAggregation
 from client.training.task import LocalResult, LocalTask, RoundLayer, Train
 from common.config import Plan, plan_of_text
-from common.errors import BadInput
+from common.errors import BadInput, WireError
 from common.models.state import write_state
-from common.wire.errors import WireError
-from common.wire.quantization import Form
-from common.wire.records import (
-    Arrays,
-    EvaluateReply,
-    EvaluateRequest,
-    Request,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Form, Request, TrainReply, TrainRequest
 from strategies.local.optimisation import optimizer_for
 from strategies.local.site_method import SiteMethod
 from strategies.local.updates import clipped, compressed

@@ -15,14 +15,13 @@ import torch
 from client.site.memory import Memory
 from client.site.site import Site
 from client.training.task import Evaluate, LocalResult, LocalTask, RoundLayer, Train, prepare_task
-from common.errors import quoted
+from common.errors import WireError, quoted
 from common.metrics.auroc import ClassMetrics
-from common.models.network import unfreeze
+from common.models.network import Head, unfreeze
 from common.models.saved import save_model
-from common.models.state import Head, ModelState, read_state, write_state
-from common.system.seeds import seed_of
+from common.models.state import ModelState, read_state, write_state
+from common.system.hashing import seed_of
 from common.wire.bounds import reported_loss
-from common.wire.errors import WireError
 from common.wire.records import (
     UNKNOWN_COUNT,
     EvaluateReply,

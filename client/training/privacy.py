@@ -21,11 +21,10 @@ from client.gate.incoming_request import OutOfTime
 from client.site.site import Site
 from client.training.task import LocalResult, LocalTask, RoundLayer, Train
 from common.config import Plan
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, WireError
 from common.system.files import write_atomically
-from common.system.seeds import seed_of
-from common.wire.errors import WireError
-from common.wire.records import Arrays, Groups, Request, TrainReply, TrainRequest, below
+from common.system.hashing import seed_of
+from common.wire.records import Arrays, Groups, Request, TrainReply, TrainRequest, arrays_under
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.accounting import Accountant, Steps, epsilon_of
 from strategies.privacy.noise import from_the_system, seeded
@@ -109,8 +108,8 @@ class PrivacyBudgetLedger:
                 return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
-        update = replace(Groups.of_named(below("update", arrays), classes), form=form)
-        return PaidReply(TrainReply(**facts, update=update, statistics=below("statistics", arrays)), left)
+        update = replace(Groups.of_named(arrays_under("update", arrays), classes), form=form)
+        return PaidReply(TrainReply(**facts, update=update, statistics=arrays_under("statistics", arrays)), left)
 
     def note_reply(self, entry: BudgetEntry, paid: PaidReply) -> None:
         """Write down a reply and what it costs, before it leaves."""

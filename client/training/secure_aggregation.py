@@ -13,19 +13,12 @@ from client.training.figures import histograms_of_sum
 from client.training.task import Evaluate, LocalTask, RoundLayer
 from common.config import Plan
 from common.errors import quoted
-from common.metrics.score_histograms import rows_of_counts
-from common.models.state import Head, arrays_sha256
+from common.metrics.score_histograms import histogram_rows
+from common.models.network import Head
+from common.models.state import arrays_sha256
 from common.system.files import write_atomically
-from common.system.seeds import seed_of
-from common.wire.records import (
-    NO_ARRAYS,
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    Request,
-    TrainReply,
-    TrainRequest,
-)
+from common.system.hashing import seed_of
+from common.wire.records import NO_ARRAYS, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
 from common.wire.secure_aggregation import (
     TEST_ROUND,
     KeysAnswer,
@@ -159,7 +152,7 @@ class SecureAggregation(RoundLayer):
         self.masks.forget(self.site)
         if not (histograms := histograms_of_sum(task)):
             return reply
-        names, counts = rows_of_counts(histograms)
+        names, counts = histogram_rows(histograms)
         terms = replace(_terms(self.site, request, self.method, None), counts=True)
         update = Groups(head=Head(names, counts[:, :-1], counts[:, -1]))
         masking = SiteRound(request.run, TEST_ROUND, self.site.name, update, terms)

@@ -13,12 +13,11 @@ from client.training.features import NetworkOnFeatures, features_of, trains_on_f
 from client.training.figures import ALL_FIGURES, Figures
 from common.config import Plan, plan_of_text
 from common.data.images.pixels import Pixels, at_rows
-from common.errors import quoted
+from common.errors import WireError, quoted
 from common.models.gpu import on_device, use_gpus
 from common.models.network import MemoryFormat, SplitNetwork, build, head_of, in_format, unfreeze
 from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
-from common.wire.errors import WireError
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import Epoch, Examples, Validation, examples_of, validate

@@ -20,7 +20,7 @@ from common.metrics.measured import Measured, mean_of
 from common.metrics.multi_class import MultiClass
 from common.metrics.pooled import Pooled, SiteSample
 from common.metrics.score_histograms import THRESHOLD
-from common.plugins import METRICS, PLUGIN, loaded
+from common.plugins import METRICS, PLUGIN, load_entry_point
 
 MOST = 1e9
 """Largest magnitude of a metric."""
@@ -35,10 +35,10 @@ def metrics_of(names: Iterable[str]) -> Mapping[str, Metric]:
     Raises:
         BadInput: If one is not installed.
     """
-    return {name: loaded(METRICS, name.removeprefix(PLUGIN)) for name in names}
+    return {name: load_entry_point(METRICS, name.removeprefix(PLUGIN)) for name in names}
 
 
-def value_of(name: str, metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
+def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
     """Return what a metric says of one class.
 
     Raises:
@@ -55,7 +55,7 @@ def value_of(name: str, metric: Metric, scores: NDArray[np.floating], labels: ND
     return None if np.isnan(number) else number
 
 
-def or_undefined(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
+def tolerant_metric(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
     """Make a metric that is not defined where this one fails, or returns a number that cannot be told.
 
     Args:
@@ -64,7 +64,7 @@ def or_undefined(name: str, metric: Metric, tell: Callable[[str], None]) -> Metr
 
     def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
         try:
-            return value_of(name, metric, scores, labels)
+            return metric_value(name, metric, scores, labels)
         except BadInput as error:
             tell(str(error))
             return None
@@ -272,15 +272,15 @@ def summarise(
         unique: Classes that exactly one site annotates.
         note: What was scored.
     """
-    everything = group(results, results)
+    everything = class_group(results, results)
     return Summary(
         mean_auroc=everything.mean_auroc,
         sd_auroc=everything.sd_auroc,
         mean_average_precision=mean_and_sd(result.average_precision for result in results.values())[0],
         mean_balanced_accuracy=mean_and_sd(result.balanced_accuracy for result in results.values())[0],
         per_class=dict(results),
-        shared_classes=group(results, shared),
-        unique_classes=group(results, unique),
+        shared_classes=class_group(results, shared),
+        unique_classes=class_group(results, unique),
         note=note,
         mean_more=mean_more(results.values()),
         errors={name: error for name in FIGURES if (error := mean_error(results.values(), name))},
@@ -304,7 +304,7 @@ def _most(counts: Iterable[int | None]) -> int | None:
     return max((count for count in counts if count is not None), default=None)
 
 
-def group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:
+def class_group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:
     """Average the AUROC over the classes in ``members``, kept in the order of ``results``."""
     classes = tuple(name for name in results if name in members)
     error = mean_error((results[name] for name in classes), "auroc")
@@ -343,7 +343,7 @@ def _of_class(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metr
         balanced_accuracy=(sensitivity + specificity) / 2,
         positives=positives,
         negatives=negatives,
-        more={name: value_of(name, metric, scores, labels) for name, metric in more.items()},
+        more={name: metric_value(name, metric, scores, labels) for name, metric in more.items()},
     )
 
 

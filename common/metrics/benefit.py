@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from common.metrics.bootstrap import Estimate, Interval
-from common.system.formatting import counted, listed, number, signed, span
+from common.system.plain_text import counted, listed, number, signed, span
 
 SiteModel = Literal["alone", "federated", "fine_tuned", "ensemble"]
 MODELS: tuple[SiteModel, ...] = get_args(SiteModel)

@@ -56,7 +56,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedClass:
     """One class of a test set, sorted once for all resamples.
 
     Attributes:
@@ -72,7 +72,7 @@ class Ranked:
     upto: NDArray[np.intp]
 
     @classmethod
-    def of(cls, scores: Floats, labels: Floats) -> "Ranked":
+    def of(cls, scores: Floats, labels: Floats) -> "RankedClass":
         positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
         negatives = negatives[np.argsort(scores[negatives], kind="stable")]
         ordered, wanted = scores[negatives], scores[positives]
@@ -103,13 +103,13 @@ def auroc_intervals(
     columns = {name: c for c, name in enumerate(class_names) if {0.0, 1.0} <= set(np.unique(labels[:, c]).tolist())}
     if not columns:
         return Intervals(None, {})
-    ranked = [Ranked.of(scores[:, c], labels[:, c]) for c in columns.values()]
-    resampled = Resampled.of(ranked, patients, generator)
+    ranked = [RankedClass.of(scores[:, c], labels[:, c]) for c in columns.values()]
+    resampled = ResampledAurocs.of(ranked, patients, generator)
     return Intervals(resampled.interval_of_mean, dict(zip(columns, resampled.wide, strict=True)))
 
 
 @dataclass(frozen=True)
-class Resampled:
+class ResampledAurocs:
     """AUROCs of several classes on the same images, as found and in every resample.
 
     Attributes:
@@ -124,7 +124,9 @@ class Resampled:
     wide: Sequence[Interval]
 
     @classmethod
-    def of(cls, ranked: Sequence[Ranked], patients: NDArray[np.str_], generator: np.random.Generator) -> "Resampled":
+    def of(
+        cls, ranked: Sequence[RankedClass], patients: NDArray[np.str_], generator: np.random.Generator
+    ) -> "ResampledAurocs":
         """Resample the patients ``(n,)`` of the images."""
         numbers, owner = np.unique(patients, return_inverse=True)
         drawn = []
@@ -143,9 +145,9 @@ class Resampled:
         """The interval of the mean over the classes."""
         return _of_mean(self.drawn.mean(axis=0), self.found.mean(), self.narrow, self.wide)
 
-    def part(self, classes: slice) -> "Resampled":
+    def part(self, classes: slice) -> "ResampledAurocs":
         """Return some of the classes, in the same resamples."""
-        return Resampled(self.found[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
+        return ResampledAurocs(self.found[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
 
 
 def paired_means(
@@ -167,8 +169,8 @@ def paired_means(
         A mean for each model, and a difference for each but the first.
     """
     classes = labels.shape[1]
-    ranked = [Ranked.of(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
-    resampled = Resampled.of(ranked, patients, generator)
+    ranked = [RankedClass.of(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
+    resampled = ResampledAurocs.of(ranked, patients, generator)
     models = [resampled.part(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
     means = [Estimate(float(model.found.mean()), model.interval_of_mean) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]

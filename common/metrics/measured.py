@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.system.formatting import NOT_APPLICABLE, number
+from common.system.plain_text import NOT_APPLICABLE, number
 
 LARGEST_ERROR = 0.05
 """A figure with a larger error says nothing: it is not printed, and nothing is computed or concluded from it."""

@@ -67,7 +67,7 @@ class Pooled:
     per_class: Mapping[str, PooledClass]
 
 
-def pooled(
+def pool_sites(
     sums: Mapping[str, SitesHistogram],
     owners: Mapping[str, Sequence[str]],
     generator: np.random.Generator | None = None,
@@ -104,14 +104,14 @@ def pooled(
     return Pooled(auroc, precision, results)
 
 
-def summed(
+def sum_histograms(
     reported: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
 ) -> dict[str, SitesHistogram]:
     """Add up each class over the sites that annotate it; a class of which no site told has no entry.
 
     Args:
         reported: Site -> class -> its histogram.
-        owners: As of :func:`pooled`.
+        owners: As of :func:`pool_sites`.
     """
     sums = dict[str, SitesHistogram]()
     for name, sites in owners.items():

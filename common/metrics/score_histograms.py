@@ -66,7 +66,7 @@ def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
     of_kind = [scores[labels == kind] for kind in (1, 0)]
     if not all((kind >= 0).all() and (kind <= 1).all() for kind in of_kind):
         raise ValueError("Expected probabilities, from 0 to 1.")
-    positives, negatives = (np.bincount(bins_of(kind), minlength=BINS) for kind in of_kind)
+    positives, negatives = (np.bincount(bin_indices(kind), minlength=BINS) for kind in of_kind)
     return ScoreHistogram(positives, negatives)
 
 
@@ -85,7 +85,7 @@ def histograms_of(classes: Sequence[str], positives: Counts, negatives: Counts) 
     return dict(zip(classes, map(ScoreHistogram, *both), strict=True))
 
 
-def rows_of_counts(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
+def histogram_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
     """Return the classes, sorted, and one row of counts each: of positives, then of negatives, ``(classes, 2 * BINS)``.
 
     In float32 counts are exact up to 2**24 images in a bin.
@@ -95,7 +95,7 @@ def rows_of_counts(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str,
     return names, np.array(rows, np.float32).reshape(-1, 2 * BINS)
 
 
-def bins_of(scores: Floats) -> Counts:
+def bin_indices(scores: Floats) -> Counts:
     """Return the bin of each score."""
     return np.searchsorted(EDGES[1:-1], np.asarray(scores, np.float64), side="left")
 

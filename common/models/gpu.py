@@ -38,7 +38,7 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def shows(gpus: int) -> str:
+def describe_gpus(gpus: int) -> str:
     """Say how many GPUs this machine shows, for somebody who asked for more."""
     return f"this machine shows {gpus or 'no'} {'GPU' if gpus <= 1 else 'GPUs'}."
 
@@ -199,7 +199,7 @@ class BackboneGraph:
             self._steps[images.shape] += 1  # the last batch of an epoch is smaller than the others
             if self._steps[images.shape] > RECORD_AFTER:
                 try:
-                    self._shape, self._recorded = images.shape, recorded(backbone, images)
+                    self._shape, self._recorded = images.shape, record_graph(backbone, images)
                 except RuntimeError:  # too little memory, or a layer that waits for the GPU: slower without, not wrong
                     self._failed = True
         if self._recorded is None or images.shape != self._shape:
@@ -207,7 +207,7 @@ class BackboneGraph:
         return self._recorded(images).clone()
 
 
-def recorded(backbone: nn.Module, images: Tensor) -> Step:
+def record_graph(backbone: nn.Module, images: Tensor) -> Step:
     """Record forward and backward pass for images of this shape, in the arithmetic at work.
 
     Running means and the state of random numbers are afterwards as before.
@@ -249,7 +249,7 @@ def _end_recording(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def replayed(backbone: nn.Module, device: torch.device, more: object) -> Iterator[Callable[[], None]]:
+def cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> Iterator[Callable[[], None]]:
     """Have an epoch's steps use graphs on a GPU; yields what each step begins with.
 
     Args:
@@ -277,11 +277,11 @@ def on_device(network: Network, device: str) -> Network:
     bits, and by algorithms that give equal bits each time.
     """
     if device != "cpu":
-        be_exact()
+        make_deterministic()
     return network.to(device)
 
 
-def be_exact() -> None:
+def make_deterministic() -> None:
     """Have cuDNN compute as :func:`on_device` says."""
     # The older of torch's two switches: with the newer one, for convolutions alone, torch.export stops.
     torch.backends.cudnn.allow_tf32 = False

@@ -1,34 +1,99 @@
 """The network every method trains: backbone, neck, and a head whose rows have names."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.errors import BadInput, Fault
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import Pixels
+from common.errors import BadInput, Fault, quoted
 from common.models.gpu import features_through
-from common.models.head import initial_head
 from common.models.trained import (
-    adapt,
-    forget_batches,
+    add_low_rank,
     frozen_names,
     refuse_all_trained,
-    standardising,
+    reset_statistics,
+    standardising_layers,
     trained_layers,
 )
 from common.models.weights import copy_into_backbone, read_backbone_weights
 from common.models.zoo.networks import make_grouped
-from common.models.zoo.registry import new_backbone, outline
-from common.models.zoo.spec import ModelSpec, is_external
+from common.models.zoo.registry import meta_backbone, new_backbone
+from common.models.zoo.spec import ModelSpec, Task, is_external
 
 MemoryFormat = Literal["channels_last", "contiguous"]
 """The order of an image's numbers in memory: a pixel's channels side by side, or each channel's pixels."""
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """One row per class; rows belong to names, never to positions.
+
+    Attributes:
+        class_names: Unique, in the order of the rows.
+        weight: float32 ``(classes, features)``.
+        bias: float32 ``(classes,)``.
+
+    Raises:
+        ValueError: If names repeat or arrays have another type or shape.
+    """
+
+    class_names: tuple[str, ...]
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        classes = len(self.class_names)
+        if len(set(self.class_names)) != classes:
+            raise ValueError(f"a head's class names must differ, got {quoted(self.class_names)}")
+        if self.weight.dtype != np.float32 or self.bias.dtype != np.float32:
+            raise ValueError(f"a head is float32, got weight {self.weight.dtype} and bias {self.bias.dtype}")
+        if self.weight.ndim != 2 or len(self.weight) != classes or self.bias.shape != (classes,):
+            expected = f"weight ({classes}, features) and bias ({classes},)"
+            raise ValueError(f"expected {expected}, got {self.weight.shape} and {self.bias.shape}")
+
+    @property
+    def features(self) -> int:
+        """Width of a row."""
+        return int(self.weight.shape[1])
+
+    def rows(self, names: Sequence[str]) -> "Head":
+        """Return copies of the rows of ``names``, in that order.
+
+        Raises:
+            LookupError: If the head has no row of that name.
+        """
+        position = {name: row for row, name in enumerate(self.class_names)}
+        missing = [name for name in names if name not in position]
+        if missing:
+            raise LookupError(f"no row for {quoted(missing)}; this head has {quoted(self.class_names)}")
+        index = np.array([position[name] for name in names], dtype=np.intp)
+        return Head(tuple(names), self.weight[index], self.bias[index])
+
+
+def initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
+    """Return a new head; a row depends on the seed and its own name only, so a site's rows equal the coordinator's.
+
+    Values are uniform in +-1/sqrt(features), the distribution of :class:`torch.nn.Linear`.
+    """
+    rows = np.empty((len(class_names), features + 1), np.float32)  # weights and, last, the bias of a class
+    for row, name in zip(rows, class_names, strict=True):
+        digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+        unit = np.random.default_rng(int.from_bytes(digest)).random(features + 1, dtype=np.float32)
+        row[:] = (2 * unit - 1) / np.float32(np.sqrt(features))
+    return Head(tuple(class_names), np.ascontiguousarray(rows[:, :-1]), rows[:, -1].copy())
 
 
 class SplitNetwork(nn.Module):
@@ -75,10 +140,10 @@ class SplitNetwork(nn.Module):
 
     def _prepared(self, images: Tensor) -> Tensor:
         """Bring pixels to the backbone's channels, size and scale."""
-        return (as_seen(images.to(self.pixel_mean.dtype), self.spec) - self.pixel_mean) / self.pixel_std
+        return (backbone_pixels(images.to(self.pixel_mean.dtype), self.spec) - self.pixel_mean) / self.pixel_std
 
 
-def as_seen(images: Tensor, spec: ModelSpec) -> Tensor:
+def backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
     """Return float pixels 0..255 in the channels and the size of a backbone; it sees them shifted and scaled."""
     pixels = images
     if (images.shape[1], spec.channels) == (1, 3):
@@ -109,13 +174,13 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
         backbone, width = new_backbone(spec.architecture, spec.channels, spec.image_size)
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
-        layers = [*standardising(width, spec), *dense]
+        layers = [*standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()
     if spec.weights is not None:
         copy_into_backbone(backbone, read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256))
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         make_grouped(backbone)
-    adapt(backbone, spec.train)
+    add_low_rank(backbone, spec.train)
     refuse_all_trained(backbone, spec)
     rows = initial_head(class_names, spec.neck or width, seed)
     head = head_of(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
@@ -143,7 +208,7 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     if spec.weights is None:
         return []
     try:
-        plain = outline(spec.architecture, spec.channels, spec.image_size).module
+        plain = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
         read_backbone_weights(plain, base / spec.weights, spec.weights_sha256)
     except BadInput as bad:
         return [replace(fault, where=f"model.weights ({spec.weights})") for fault in bad.faults]
@@ -151,20 +216,20 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
 
 
 def adapted_outline(spec: ModelSpec) -> nn.Module:
-    """Return a backbone to be looked at, with what ``model.train`` adds to it; see :func:`outline`.
+    """Return a backbone to be looked at, with what ``model.train`` adds to it; see :func:`meta_backbone`.
 
     Raises:
         BadInput: If it cannot be made, or has nothing to adapt.
     """
-    backbone = outline(spec.architecture, spec.channels, spec.image_size).module
-    adapt(backbone, spec.train)
+    backbone = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
+    add_low_rank(backbone, spec.train)
     return backbone
 
 
 def unfreeze(network: SplitNetwork) -> None:
     """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`: all is trained that ``model.train`` names."""
     network.requires_grad_(True).train()
-    forget_batches(network)
+    reset_statistics(network)
     _keep_frozen(network)
 
 
@@ -221,3 +286,105 @@ def head_of(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 def _per_channel(values: Sequence[float]) -> Tensor:
     return 255 * torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
+
+
+# ---------------------------------------------------------------------- outputs
+
+EVALUATION_BATCH = 256
+Precision = Literal["auto", "float32", "bf16", "fp16", "fastest"]
+HALF_ON = ("cuda",)
+"""Kinds of device on which all kinds of half precision are used."""
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+"""CPUs with one of these have instructions that multiply bfloat16; others emulate it."""
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
+def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
+    """Return labels for these head rows, float32 ``(n, rows)``; NaN for classes the images have no column for."""
+    position = {name: column for column, name in enumerate(images.class_names)}
+    matrix = torch.full((len(images), len(class_names)), float("nan"))
+    for row, name in enumerate(class_names):
+        if name in position:
+            matrix[:, row] = torch.from_numpy(images.labels[:, position[name]])
+    return matrix
+
+
+@torch.no_grad()
+def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
+    """Return logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
+    network.eval()
+    parts = []
+    for batch in _batches(images):
+        with autocast(batch.device, precision):
+            parts.append(never_alone(network, batch.float()).float())
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def features_and_logits(
+    network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Return what the head sees ``(n, features)`` and says ``(n, rows)``, of uint8 images, in evaluation mode."""
+    network.eval()
+    features = []
+    for batch in _batches(images):
+        with autocast(batch.device, precision):
+            features.append(never_alone(network.features, batch.float()).float())
+    seen = torch.cat(features)
+    return seen, network.head(seen)
+
+
+def never_alone(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+    """Apply a network to a batch, and to one image as to two: some layers fail on a single value a channel."""
+    return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
+
+
+def _batches(images: Tensor | Pixels) -> Iterable[Tensor]:
+    return images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
+
+
+def probabilities(logits: Tensor, task: Task) -> Tensor:
+    """Return probabilities ``(n, rows)``: one yes or no a class, or one of the rows an image."""
+    return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
+
+
+def scores_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> NDArray[np.float32]:
+    """:func:`probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
+    scores = probabilities(logits_of(network, images, precision), network.spec.task)
+    return scores.cpu().numpy()
+
+
+def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[None]:
+    """Compute in the precision of :func:`precision_on`; parameters, sums of losses and steps stay float32."""
+    if (kind := precision_on(device.type, precision)) == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.float16 if kind == "fp16" else torch.bfloat16)
+
+
+def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16", "fp16"]:
+    """Return what a precision means on ``cpu`` or ``cuda``.
+
+    ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that a CPU's runs are the same on each. ``bf16`` is float32
+    on a CPU without instructions for it, ``fp16`` on any CPU. ``fastest`` has to be chosen by measurement before it
+    gets here (:mod:`strategies.local.arithmetic`); where nobody has, it is ``auto``.
+    """
+    if device in HALF_ON and precision != "float32":
+        return "fp16" if precision == "fp16" else "bf16"
+    return "bf16" if precision == "bf16" and device == "cpu" and cpu_has_bf16() else "float32"
+
+
+def cpu_has_bf16() -> bool:
+    """Return whether this machine's CPU has instructions for bfloat16; false where the system does not tell."""
+    return bool(cpu_facts()[1])
+
+
+@lru_cache(maxsize=1)
+def cpu_facts() -> tuple[str, frozenset[str]]:
+    """Return the CPU's name, and which of :data:`BF16_FLAGS` it has; both empty where the system does not tell."""
+    try:
+        lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return "", frozenset()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return name, BF16_FLAGS.intersection(flags)

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 
 from common.errors import BadInput, Fault
-from common.models.files import DESCRIPTION, TENSORS, unreadable
 from common.models.network import SplitNetwork, build
 from common.models.state import (
     Array,
@@ -19,11 +18,11 @@ from common.models.state import (
     layout_of,
     named_tensors,
     read_state,
-    state_of_named,
+    state_from_tensors,
     state_sha256,
     write_state,
 )
-from common.models.zoo.spec import ModelSpec, Sha256
+from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec, Sha256, unreadable_model
 from common.system.files import write_atomically
 from common.system.toml import error_text
 
@@ -106,7 +105,7 @@ def load_model(folder: Path) -> SplitNetwork:
     frozen = {name: tensors.pop(name) for name in frozen_tensors(network) if name in tensors}
     try:
         _write_frozen(network, frozen)
-        state = state_of_named(tensors, layout, network.class_names)
+        state = state_from_tensors(tensors, layout, network.class_names)
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
         raise BadInput([Fault(str(folder / TENSORS), problem, _WRITTEN_TOGETHER)]) from None
@@ -165,4 +164,4 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput([unreadable(path, error)]) from None
+        raise BadInput([unreadable_model(path, error)]) from None

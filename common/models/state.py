@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.models.head import Head as Head
 from common.models.network import BATCH_NORM, SplitNetwork, build
+from common.models.network import Head as Head
 from common.models.zoo.spec import ModelSpec
 
 Array = NDArray[np.float32]
@@ -163,7 +163,7 @@ def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
     }
 
 
-def state_of_named(tensors: Mapping[str, Array], layout: Layout, class_names: Sequence[str]) -> ModelState:
+def state_from_tensors(tensors: Mapping[str, Array], layout: Layout, class_names: Sequence[str]) -> ModelState:
     """Undo :func:`named_tensors`; returns copies.
 
     Raises:
@@ -281,7 +281,7 @@ def _check_size(group: str, flat: Array | None, tensors: Mapping[str, Tensor]) -
         raise ValueError(f"{group} of this network is flat and holds {expected} values, got shape {flat.shape}")
 
 
-NOT_HERE = "the frozen part of the model is not on this site's disk"
+FROZEN_PART_MISSING = "the frozen part of the model is not on this site's disk"
 """What a site says where it needs the coordinator to send it again."""
 
 
@@ -328,7 +328,7 @@ def frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in network.state_dict().items() if name in network.frozen}
 
 
-def built_frozen(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | None:
+def initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | None:
     """Return the frozen part of a new network of this kind; None where everything is trained.
 
     Raises:
@@ -337,6 +337,6 @@ def built_frozen(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | None:
     return None if spec.train == "all" else FrozenPart.of(build(spec, ("",), seed, base))
 
 
-def naming(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
+def with_frozen_hash(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
     """Return the model that names its frozen part by the hash."""
     return spec if frozen is None else spec.model_copy(update={"frozen_sha256": frozen.sha256})

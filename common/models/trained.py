@@ -44,7 +44,7 @@ class LowRank(nn.Module):
         return weight + (self.up.weight @ self.down).view(weight.shape)
 
 
-def adapt(backbone: nn.Module, train: str) -> None:
+def add_low_rank(backbone: nn.Module, train: str) -> None:
     """Give the weights of a backbone their trained products, in place, where ``model.train`` is ``lora:RANK``.
 
     Every dense layer and every convolution that is not grouped is adapted, if it has more rows and columns than the
@@ -71,15 +71,15 @@ def trained_factors(backbone: nn.Module) -> Iterator[str]:
             yield f"{name}.up"
 
 
-def merge(backbone: nn.Module) -> None:
+def merge_low_rank(backbone: nn.Module) -> None:
     """Write the products into the weights and take them off, in place: the same network without adaptation."""
     for module in list(backbone.modules()):
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
-def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a network after :func:`merge`, by their names then; those that do not fit together stay."""
+def merged_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by name as after :func:`merge_low_rank`; factors that do not fit together stay as they are."""
     plain = dict(tensors)
     for name in tensors:
         stem = name.removesuffix("original")
@@ -168,7 +168,7 @@ class Standardised(nn.BatchNorm1d):
         return super().forward(features)
 
 
-def forget_batches(network: nn.Module) -> None:
+def reset_statistics(network: nn.Module) -> None:
     """Begin the means over batches anew, so that they follow from the images that are seen from now on alone."""
     for module in network.modules():
         if isinstance(module, Standardised) and module.num_batches_tracked is not None:
@@ -187,11 +187,11 @@ class Scaled(nn.Module):
         return features / self.divisor
 
 
-def standardising(width: int, spec: ModelSpec) -> list[nn.Module]:
+def standardising_layers(width: int, spec: ModelSpec) -> list[nn.Module]:
     """Return the layers that bring a frozen backbone's features to mean 0 and variance 1; none for other networks.
 
     Batch normalisation without parameters. After each round's training a site's mean and variance are those over the
-    round's batches, see :func:`forget_batches`; they are averaged over the sites as all batch normalisation is. With
+    round's batches, see :func:`reset_statistics`; they are averaged over the sites as all batch normalisation is. With
     ``norm = "group"`` each image's features are standardised by themselves. For a head alone they are divided by the
     root of their number: a vector has length 1 then, and the head's biases, which first have to learn how rare the
     classes are, move as fast as all its weights together.

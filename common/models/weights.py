@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from common.data.base.decoded_size import largest_content, refuse_larger
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.models.trained import merged
-from common.models.zoo.registry import CLASSIFIERS, first_convolution, outline
+from common.models.trained import merged_tensors
+from common.models.zoo.registry import CLASSIFIERS, first_convolution, meta_backbone
 from common.models.zoo.spec import Architecture, traits_of
 from common.system.files import write_atomically
 
@@ -61,7 +61,7 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
         # Counters, neck and head are passed over; any other name without the prefix stays and is called unknown below.
         tensors = {
             name.removeprefix(_PREFIX): tensor
-            for name, tensor in merged(safetensors.torch.load(content)).items()
+            for name, tensor in merged_tensors(safetensors.torch.load(content)).items()
             if not name.startswith(("neck.", "head.")) and not name.endswith(_COUNTER)
         }
     except SafetensorError as error:
@@ -125,7 +125,7 @@ def _write_weights(
     # The checkpoint's first weight of four dimensions says how many channels it takes.
     first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
     channels = 1 if first is not None and first.shape[1] == 1 else 3
-    backbone = outline(architecture, channels, image_size or traits_of(architecture).minimum_size).module
+    backbone = meta_backbone(architecture, channels, image_size or traits_of(architecture).minimum_size).module
     own = backbone.state_dict()
     kept = {
         name: tensor.contiguous()

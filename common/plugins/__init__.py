@@ -18,8 +18,8 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.plugins.files import PluginFiles, files_of, forged_caches, is_hashed, unhashed_modules
-from common.system.fingerprint import fingerprint
-from common.system.formatting import shortened
+from common.system.hashing import fingerprint
+from common.system.plain_text import shortened
 from common.system.toml import Section
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
@@ -66,13 +66,13 @@ class PluginStamp(Section):
         return f"{self.name} of {self.package} {self.version} (files {self.sha256[:12]})"
 
 
-def found(group: str, name: str) -> EntryPoint:
+def find_entry_point(group: str, name: str) -> EntryPoint:
     """Return the installed entry point of this name.
 
     Raises:
         BadInput: If there is none, or several packages bring one.
     """
-    if is_offered(name):
+    if is_local_name(name):
         problem = "was given to polyclinic.simulate in another process."
         raise BadInput([Fault(f"plugin:{name}", problem, "Give it again, or make it a package: docs/experiments.md.")])
     installed = entry_points(group=group)
@@ -88,7 +88,7 @@ def found(group: str, name: str) -> EntryPoint:
     raise BadInput([Fault(f"plugin:{name}", problem, did_you_mean(name, names))])
 
 
-def offered(group: str, part: Any) -> str:
+def register_local(group: str, part: Any) -> str:
     """Have this process find a part without a package, under the name that is returned; hospitals never do.
 
     The name is that of the part with the hash of its code and of the values that it holds, so that the same part has
@@ -100,12 +100,12 @@ def offered(group: str, part: Any) -> str:
     return name
 
 
-def is_offered(name: str) -> bool:
-    """Return whether a name can only be one of :func:`offered`."""
+def is_local_name(name: str) -> bool:
+    """Return whether a name can only be one of :func:`register_local`."""
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
-def loaded(group: str, name: str) -> Any:
+def load_entry_point(group: str, name: str) -> Any:
     """Import the entry point of this name, from the very files that :func:`stamp_of` has hashed.
 
     Raises:
@@ -115,7 +115,7 @@ def loaded(group: str, name: str) -> Any:
         return _offered[group, name]
     if (group, name) in _loaded:  # before the entry points are searched, which takes milliseconds
         return _loaded[group, name].part
-    point = found(group, name)
+    point = find_entry_point(group, name)
     try:
         return _load(point)
     except BadInput:
@@ -157,7 +157,7 @@ def stamp_of(group: str, name: str) -> PluginStamp:
         return PluginStamp(group=group, name=name, package="this program", version="0", sha256=sha256)
     if (group, name) in _loaded:  # files that changed since are not what runs
         return _loaded[group, name].stamp
-    stamp = _hashed(found(group, name))[1]
+    stamp = _hashed(find_entry_point(group, name))[1]
     _latest[group, name] = stamp
     return stamp
 

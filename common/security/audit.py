@@ -12,7 +12,7 @@ line is told from one that somebody spoiled.
 Nothing here is secret: who may write to the folder can write the whole chain anew, head included. Against that helps
 only what somebody else holds: the coordinator's receipt names the hash of every record that it received.
 
-:func:`check` finds out whether an audit is what was written: every entry there, in order, unchanged; and where not.
+:func:`check_audit` checks that an audit is what was written: every entry there, in order, unchanged.
 """
 
 import datetime as dt
@@ -39,7 +39,7 @@ Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Torn:
+class TornLine:
     """What a killed process left behind the last whole entry."""
 
     bytes: int
@@ -57,7 +57,7 @@ class Audit:
         self.folder, self.durable = folder, durable
         self._written: tuple[_FileState, _End] | None = None
 
-    def append(self, **facts: Any) -> Torn | None:
+    def append(self, **facts: Any) -> TornLine | None:
         """Write one entry; return what a killed process had left before it, if anything."""
         end = self._end()
         entry: dict[str, Any] = {
@@ -78,9 +78,9 @@ class Audit:
 
     def entries(self) -> Iterator[Entry]:
         """Yield the entries that can be read, oldest first, unchecked."""
-        for path in files(self.folder):
+        for path in audit_files(self.folder):
             for line in path.read_bytes().split(b"\n"):
-                if (entry := parsed(line)) is not None:
+                if (entry := parse_entry(line)) is not None:
                     yield entry
 
     def _write(self, line: bytes, first: bytes) -> "_FileState":
@@ -111,8 +111,8 @@ class Audit:
             if self._written is not None and self._written[0] == state and state.size < ROTATED_AT_BYTES:
                 return self._written[1]  # as this object left it: nothing to read
             if state.size >= ROTATED_AT_BYTES:
-                active.rename(self.folder / f"audit-{len(files(self.folder)):06d}.jsonl")
-        for path in reversed(files(self.folder)):
+                active.rename(self.folder / f"audit-{len(audit_files(self.folder)):06d}.jsonl")
+        for path in reversed(audit_files(self.folder)):
             last, behind = _last_in(path)
             if path == active and path.stat().st_size > 0:
                 with path.open("rb") as file:
@@ -134,7 +134,7 @@ class _End:
 
     entries: int
     sha256: str
-    torn: Torn | None = None
+    torn: TornLine | None = None
     cut: bool = False
 
 
@@ -178,24 +178,24 @@ def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
     """Return the last line that is an entry, and the bytes after it."""
     lines = data.split(b"\n")
     for place in range(len(lines) - 1, -1, -1):
-        if parsed(lines[place]) is not None:
+        if parse_entry(lines[place]) is not None:
             return lines[place], b"\n".join(lines[place + 1 :])
     return None, data
 
 
-def torn_of(debris: bytes) -> Torn | None:
+def torn_of(debris: bytes) -> TornLine | None:
     """Describe bytes that are no entry; None where there are none."""
     debris = debris.removesuffix(b"\n")
-    return Torn(len(debris), line_sha256(debris)) if debris else None
+    return TornLine(len(debris), line_sha256(debris)) if debris else None
 
 
-def files(folder: Path) -> list[Path]:
+def audit_files(folder: Path) -> list[Path]:
     """Return the files of an audit that are there, oldest first."""
     active = folder / FILE
     return [*sorted(folder.glob("audit-*.jsonl")), *([active] if active.exists() else [])]
 
 
-def parsed(line: bytes) -> Entry | None:
+def parse_entry(line: bytes) -> Entry | None:
     """Return an entry, or None for a line that is none."""
     try:
         entry = json.loads(line)
@@ -248,14 +248,14 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def check(folder: Path) -> Findings:
+def check_audit(folder: Path) -> Findings:
     """Go through an audit from its first entry to its head."""
     findings, debris, where_torn, last = Findings(), b"", "", ""
     for where, line in _lines(folder):
         if not line:
             findings.faults.append(Fault(where, "is empty: inserted."))
             continue
-        entry = parsed(line)
+        entry = parse_entry(line)
         if entry is None:
             debris, where_torn = debris + line + b"\n", where_torn or where
             continue
@@ -270,12 +270,12 @@ def check(folder: Path) -> Findings:
 
 
 def _lines(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in files(folder):
+    for path in audit_files(folder):
         lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
         yield from ((f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if lines != [b""])
 
 
-def _check_torn(findings: Findings, entry: Entry, there: Torn | None, where: str) -> None:
+def _check_torn(findings: Findings, entry: Entry, there: TornLine | None, where: str) -> None:
     stated = entry.get("torn")
     actual = None if there is None else {"bytes": there.bytes, "sha256": there.sha256}
     if stated == actual:

@@ -14,8 +14,7 @@ from typing import Any
 from common.errors import Fault
 from common.security.identity import same_key
 from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, Signed, verified_reply
-from common.system.formatting import counted, listed
-from common.system.plain_text import shown
+from common.system.plain_text import counted, listed, printable
 
 FILE = "receipt.json"
 TRAINED = "TrainReply"
@@ -80,16 +79,16 @@ def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str], own: O
     for site, entry in receipt["sites"].items():
         key = " ".join(entry["public_key"].split()[:2])
         if key and key in names:
-            problem = f"{shown(names[key])} and {shown(site)} have the same public key: forged."
+            problem = f"{printable(names[key])} and {printable(site)} have the same public key: forged."
             findings.faults.append(Fault(f"{FILE}: sites", problem))
         names[key] = site
     for site in receipt["sites"]:
         _check_site(findings, receipt, site, keys.get(site, ""), own)
     for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
-        findings.faults.append(Fault(f"{FILE}: replies", f"names {shown(site)}, which does not take part: forged."))
+        findings.faults.append(Fault(f"{FILE}: replies", f"names {printable(site)}, which does not take part: forged."))
     for entry in receipt["rounds"]:
         for site in sorted(entry["sites"].keys() - receipt["sites"].keys()):
-            problem = f"round {entry['round']} counts {shown(site)}, which does not take part: forged."
+            problem = f"round {entry['round']} counts {printable(site)}, which does not take part: forged."
             findings.faults.append(Fault(f"{FILE}: rounds", problem))
     if not findings.faults:
         findings.right.append(
@@ -220,7 +219,7 @@ def _name(statement: ReplyStatement) -> str:
 def _reasons(receipt: Mapping[str, Any], site: str) -> str:
     """Return what the coordinator says about the site's absence, which nobody else has signed."""
     reasons = [f"{absence['where']}: {absence['reason']}" for absence in receipt["absences"] if absence["site"] == site]
-    reasons = [shown(reason, 100) for reason in reasons[:3]]
+    reasons = [printable(reason, 100) for reason in reasons[:3]]
     reasons += [f"the run was resumed {counted(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
     return f"The coordinator states: {'; '.join(reasons)}." if reasons else "The coordinator states no reason."
 

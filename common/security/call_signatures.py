@@ -27,7 +27,9 @@ def key_bytes(public_key: ec.EllipticCurvePublicKey) -> bytes:
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def headers(key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str) -> Sequence[tuple[str, str | bytes]]:
+def signed_headers(
+    key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str
+) -> Sequence[tuple[str, str | bytes]]:
     """Return the headers of one call, signed now.
 
     Args:
@@ -39,7 +41,7 @@ def headers(key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str) ->
     return ((PUBLIC_KEY, public_key), (TIME, now), (SIGNATURE, signature), (PROCESS, process))
 
 
-def signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
+def is_signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
     """Return whether a key, in the form of :func:`key_bytes`, signed this time. False for bytes that are no EC key."""
     try:
         key = serialization.load_pem_public_key(public_key)
@@ -51,6 +53,6 @@ def signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
     return True
 
 
-def wait_of(said: str) -> float | None:
+def requested_wait_s(said: str) -> float | None:
     """Return the seconds in the header :data:`WAIT`, at most :data:`LONGEST_WAIT_S`; None without a number."""
     return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,3}(\.\d{1,3})?", said, re.ASCII) else None

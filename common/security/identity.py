@@ -21,14 +21,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import field_validator
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import is_file, named_if_full, write_atomically
+from common.system.files import is_file, naming_file, write_atomically
 from common.system.plain_text import PLAIN_NAME
 from common.system.toml import M, Section, read_toml, toml_text, validated
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init makes a new one, to be admitted anew."
 _KEY_KIND = "ecdsa-sha2-nistp256"
-MAX_NAME, MAX_NAME_BYTES = 100, 200
+MAX_NAME_CHARACTERS, MAX_NAME_BYTES = 100, 200
 SIGNS_REQUESTS = x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")
 """The purpose of the coordinator's certificate for signing: documents (RFC 9336)."""
 UNREADABLE_CERTIFICATE = (
@@ -48,8 +48,8 @@ def checked_name(name: str) -> str:
     Raises:
         ValueError: Saying what is allowed.
     """
-    if len(name) > MAX_NAME:
-        raise ValueError(f"use at most {MAX_NAME} characters")
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise ValueError(f"use at most {MAX_NAME_CHARACTERS} characters")
     if not PLAIN_NAME.fullmatch(name):
         raise ValueError("use letters, digits, spaces, dots, dashes and underscores, beginning with a letter or digit")
     if len(name.encode()) > MAX_NAME_BYTES:
@@ -207,7 +207,7 @@ def write_secret(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with named_if_full(path), os.fdopen(descriptor, "wb") as file:
+        with naming_file(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

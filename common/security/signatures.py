@@ -152,7 +152,7 @@ def signature_of(content: RecordDict) -> tuple[Signed, bytes]:
         raise SignatureFault("its signature is not in the form of this release") from None
 
 
-def stated(content: RecordDict) -> Signed | None:
+def attached_signature(content: RecordDict) -> Signed | None:
     """Return the signature that travels with a record, not verified; None where none can be read."""
     try:
         return signature_of(content)[0]
@@ -219,7 +219,7 @@ def refuse_another_record(statement: ReplyStatement | RequestStatement, content:
         raise SignatureFault("its statement is about another record")
 
 
-def about(content: RecordDict) -> tuple[str, int, str]:
+def record_context(content: RecordDict) -> tuple[str, int, str]:
     """Run, round and kind of one of our records, unchecked; as they are stated."""
     fields = small_fields(content)
     run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")

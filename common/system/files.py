@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from common.errors import Fault, did_you_mean
-from common.system.stopping import removed_if_stopped, wait_if_ending
+from common.system.stopping import block_if_stopping, removed_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """The disk, the user's share of it, or the size that a file may have."""
@@ -31,14 +31,14 @@ NO_PLACE_TO_WRITE = {
 _RELATIVE = "Paths are relative to the folder of this file."
 
 
-def no_room(error: BaseException | None) -> bool:
+def is_disk_full(error: BaseException | None) -> bool:
     """Return whether this is an answer of a disk that holds no more."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
-def no_room_left(error: BaseException) -> str:
+def disk_full_message(error: BaseException) -> str:
     """Return what to tell a person of a disk that holds no more; empty where the error is another."""
-    if not isinstance(error, OSError) or not no_room(error):
+    if not isinstance(error, OSError) or not is_disk_full(error):
         return ""
     path = error.filename2 or error.filename  # of a copy the second is what is written
     where = f" of {path}" if path else ", where files are written"
@@ -46,7 +46,7 @@ def no_room_left(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def named_if_full(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """Within it, an error of the system that names no file, as that of a full disk, is told to be of this one."""
     try:
         yield
@@ -82,7 +82,7 @@ def missing_folder(where: str, path: Path) -> list[Fault]:
     return [] if there else [Fault(where, f"there is no folder {path}.", _RELATIVE)]
 
 
-def no_such_file(path: Path) -> Fault:
+def missing_input_fault(path: Path) -> Fault:
     """Return a file that a person named and that is not there; its neighbours of the same kind are compared by name.
 
     Where something else has this name, a folder for instance, that is said.
@@ -103,7 +103,7 @@ def no_such_file(path: Path) -> Fault:
     return Fault(str(path), "there is no such file.", hint.replace('"?', f'{path.suffix}"?'))
 
 
-def taken(destination: Path) -> list[Fault]:
+def output_file_faults(destination: Path) -> list[Fault]:
     """Return why ``--out`` cannot be a new file there; empty where it can."""
     if os.path.lexists(destination):  # a link to nowhere too
         return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
@@ -112,13 +112,13 @@ def taken(destination: Path) -> list[Fault]:
     return []
 
 
-def there_already(destination: Path) -> list[Fault]:
+def existing_output_faults(destination: Path) -> list[Fault]:
     """Return why ``--out`` cannot be a new file there, whose folder may be made; empty where it can."""
     problem, remedy = f"{destination} is there already.", "Name another file, or remove it."
     return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
 
 
-def not_empty(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
+def output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
     """Return why ``--out`` cannot be a new folder there; empty where it can.
 
     Args:
@@ -143,14 +143,14 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
     Args:
         private: Only its owner may read it, at no instant anybody else.
     """
-    wait_if_ending()  # nobody would remove what is begun now and is half done when the program ends
+    block_if_stopping()  # nobody would remove what is begun now and is half done when the program ends
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = part_of(path)
+    temporary = partial_path(path)
     remove = partial(temporary.unlink, missing_ok=True)
     with removed_if_stopped(remove):  # from before it is there until it has its own name
         try:
             descriptor = _new_file(temporary, 0o600 if private else 0o666)
-            with named_if_full(path), os.fdopen(descriptor, "wb") as file:
+            with naming_file(path), os.fdopen(descriptor, "wb") as file:
                 file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 if durable:
@@ -186,7 +186,7 @@ def atomic_outputs(*made: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
     try:
-        with named_if_full(made[0]), removed_if_stopped(remove):
+        with naming_file(made[0]), removed_if_stopped(remove):
             yield
     except BaseException:
         remove()
@@ -224,12 +224,12 @@ def private_folder(path: Path) -> bool:
     return open_to_others
 
 
-def part_of(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
     """Return the name under which this thread writes a file until it is whole."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
-def remove_parts(folder: Path, *, below: bool = False) -> None:
+def remove_partial_files(folder: Path, *, below: bool = False) -> None:
     """Remove what processes that were killed while they wrote left in a folder; for a process that begins.
 
     Args:

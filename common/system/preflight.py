@@ -73,7 +73,7 @@ def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
     return []
 
 
-def place_faults(folder: Path) -> list[Fault]:
+def writable_folder_faults(folder: Path) -> list[Fault]:
     """Return why nothing can be written into a folder, which need not exist yet; empty where it can."""
     way = (folder, *folder.absolute().parents)
     place = next((one for one in way if one.exists() or one.is_symlink()), Path("/"))
@@ -95,7 +95,7 @@ def place_faults(folder: Path) -> list[Fault]:
 _OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml": "a coordinator"}
 
 
-def others_folder_faults(out: Path) -> list[Fault]:
+def foreign_folder_faults(out: Path) -> list[Fault]:
     """Find out whether ``--out`` is the folder of a run, a hospital or a coordinator, where nothing else belongs."""
     owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
     problem = "is the folder of {}, and nothing else is written into it."

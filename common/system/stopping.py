@@ -2,7 +2,7 @@
 
 A thread of its own ends the program, for an exception raised in the main thread waits there for Flower's threads, which
 wait for Ray. All that a run has to keep is on the disk at any instant, so nothing needs to be closed. A program that
-tells others that it leaves (:func:`closed_first`) has some seconds for that, and is ended after them.
+tells others that it leaves (:func:`graceful_shutdown`) has some seconds for that, and is ended after them.
 
 A terminal and Kubernetes send the signal to a group of processes, Slurm and systemd to every process of the job. A
 process in the middle may so end before this one looks for its children; its own are then handed to this one, by Linux.
@@ -53,7 +53,7 @@ _closing: list[_Closing] = []
 
 
 @contextmanager
-def stopped_at_once() -> Iterator[None]:
+def stop_on_signals() -> Iterator[None]:
     """Within it, SIGINT, SIGTERM and SIGHUP end this process and all that it started.
 
     A signal that this process was started to ignore stays so: shells do that with SIGINT of what runs in the
@@ -92,7 +92,7 @@ def _has_come(reading: int) -> bool:
 
 
 @contextmanager
-def closed_first(code: int, ask: Callable[[], object] | None = None) -> Iterator[None]:
+def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Iterator[None]:
     """Within it, a signal lets the program close what is open; what lasts longer than ``CLOSING_S`` is ended.
 
     A second signal changes nothing: it would break into the closing.
@@ -114,13 +114,13 @@ def closed_first(code: int, ask: Callable[[], object] | None = None) -> Iterator
             _closing.remove(closing)
 
 
-def wait_if_ending() -> None:
+def block_if_stopping() -> None:
     """Stay here where the program was told to stop: what has ended since needs nothing else in its place."""
     if _ending.is_set():
         time.sleep(2 * ENDING_S)
 
 
-def go_on_with(line: Callable[[], str]) -> None:
+def set_resume_hint(line: Callable[[], str]) -> None:
     """Remember what gives the command line that goes on; it is asked and printed if the program is stopped."""
     _how_to_go_on[:] = [line]
 
@@ -161,7 +161,7 @@ def _adopt_orphans(wanted: bool) -> None:
 
 
 def _is_within() -> bool:
-    """Whether signals come to the thread of :func:`stopped_at_once`."""
+    """Whether signals come to the thread of :func:`stop_on_signals`."""
     return signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
 
 
@@ -234,12 +234,12 @@ def _end(code: int, *, silently: bool = False) -> None:
             with suppress(Exception):  # the program ends in any case
                 remove()
         cursor = _SHOW_CURSOR if os.isatty(person) else ""
-        os.write(person, f"{cursor}\n{last_words()}\n".encode() if not silently else b"")
+        os.write(person, f"{cursor}\n{exit_message()}\n".encode() if not silently else b"")
     finally:
         os._exit(code)
 
 
-def last_words() -> str:
+def exit_message() -> str:
     """What a program says that was stopped, with the line that goes on."""
     again = f"; to go on: {_how_to_go_on[0]()}" if _how_to_go_on else ""
     return f"stopped on request{again}"

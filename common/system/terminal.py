@@ -15,9 +15,9 @@ from rich.segment import Segment
 
 from common import __version__
 from common.errors import BadInput, Fault
-from common.system.descriptors import raise_descriptor_limit
-from common.system.files import NO_PLACE_TO_WRITE, no_room_left
-from common.system.plain_text import at_terminal, hanging, json_text
+from common.system.files import NO_PLACE_TO_WRITE, disk_full_message
+from common.system.plain_text import indent_following_lines, json_text, terminal_safe
+from common.system.resources import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -83,7 +83,7 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as rich does, and write out what is not plain in every piece of text."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=at_terminal(segment.text))
+            yield segment if segment.control else segment._replace(text=terminal_safe(segment.text))
 
 
 def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
@@ -222,7 +222,7 @@ def _run(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[
             _last_word("error", str(fault))
         sys.exit(error.exit_code)
     except OSError as error:
-        if full := no_room_left(error):
+        if full := disk_full_message(error):
             _last_word("stopped", full)
             sys.exit(1)
         if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):
@@ -240,13 +240,13 @@ def _run(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[
 def _last_word(kind: str, text: str) -> None:
     """Why the program ends, on standard error."""
     if log_form() is LogForm.json:
-        json_teller(sys.stderr)({"level": "error", "message": at_terminal(text)})
+        json_printer(sys.stderr)({"level": "error", "message": terminal_safe(text)})
     else:
         console = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
         console.print(f"[bold red]{kind}[/] {escape(text)}")
 
 
-def teller(console: Console) -> Callable[[str], None]:
+def event_printer(console: Console) -> Callable[[str], None]:
     """Return a function that prints one line an event, with date, time and zone.
 
     With ``--log-format json`` a line is an object with ``time``, ``level`` and ``message``.
@@ -255,11 +255,15 @@ def teller(console: Console) -> Callable[[str], None]:
     """
 
     if log_form() is LogForm.json:
-        write = json_teller(console.file)
-        return lambda text: write({"level": "info", "message": at_terminal(text)})
+        write = json_printer(console.file)
+        return lambda text: write({"level": "info", "message": terminal_safe(text)})
 
     def tell(text: str) -> None:
-        console.print(f"[dim]{moment()}[/]  {escape(hanging(at_terminal(text)))}", soft_wrap=True, highlight=False)
+        console.print(
+            f"[dim]{local_timestamp()}[/]  {escape(indent_following_lines(terminal_safe(text)))}",
+            soft_wrap=True,
+            highlight=False,
+        )
         console.file.flush()
 
     return tell
@@ -281,16 +285,16 @@ def progress_form(asked: ProgressForm, console: Console) -> ProgressForm:
     return (ProgressForm.bar if drawn else ProgressForm.lines) if asked is ProgressForm.auto else asked
 
 
-def json_teller(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
+def json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
     """Return a function that writes one JSON object a line, at once; its first field is ``time``."""
 
     def tell(fields: Mapping[str, Any]) -> None:
-        file.write(json_text({"time": moment(), **fields}) + "\n")
+        file.write(json_text({"time": local_timestamp(), **fields}) + "\n")
         file.flush()
 
     return tell
 
 
-def moment() -> str:
+def local_timestamp() -> str:
     """Return the present local time with the zone's offset, ISO 8601 to the second."""
     return dt.datetime.now().astimezone().isoformat(timespec="seconds")

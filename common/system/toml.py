@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted
-from common.system.files import is_file, no_such_file
+from common.system.files import is_file, missing_input_fault
 from common.system.plain_text import PLAIN_NAME
 
 
@@ -69,7 +69,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         BadInput: If there is none, or it is no TOML.
     """
     if not is_file(path):
-        raise BadInput([no_such_file(path)])
+        raise BadInput([missing_input_fault(path)])
     try:
         content = path.read_bytes()
     except PermissionError:
@@ -121,10 +121,12 @@ def validated(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise BadInput(explained(error, model, file_name)) from None
+        raise BadInput(validation_faults(error, model, file_name)) from None
 
 
-def explained(error: ValidationError, root: type[BaseModel], file_name: str, extra: Sequence[str] = ()) -> list[Fault]:
+def validation_faults(
+    error: ValidationError, root: type[BaseModel], file_name: str, extra: Sequence[str] = ()
+) -> list[Fault]:
     """Say pydantic's faults in our words: file, key, what came, what was expected.
 
     Args:

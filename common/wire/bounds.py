@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from common.errors import WireError
 from common.metrics.auroc import MOST
 from common.plugins import MOST_METRICS
-from common.system.plain_text import is_plain, shown, shown_lines
-from common.wire.errors import WireError
+from common.system.plain_text import is_plain, printable, printable_lines
 
 MOST_IMAGES = 10**9
 """Of one site: more is a slip or a lie, and would outweigh every other site."""
@@ -61,7 +61,7 @@ class Name:
             return ""
         wanted = f"must be one line of at most {self.longest} printable characters"
         came = "characters that cannot be printed" if len(value) <= self.longest else f"{len(value):,} characters"
-        return f"{wanted}; it has {came}: {shown(value, 80)}"
+        return f"{wanted}; it has {came}: {printable(value, 80)}"
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ def bounds_of(record: type) -> dict[str, Bound]:
     return {name: bound for name, marks in marks_of.items() for bound in marks if isinstance(bound, BOUNDS)}
 
 
-def harmless(record: type, values: dict[str, Any]) -> dict[str, Any]:
+def escape_words(record: type, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a record's fields, its words escaped and cut."""
     words = [name for name, bound in bounds_of(record).items() if isinstance(bound, Words)]
-    return {**values, **{name: shown_lines(values[name]) for name in words}} if words else values
+    return {**values, **{name: printable_lines(values[name]) for name in words}} if words else values
 
 
 def refuse_out_of_bounds(record: object) -> None:
@@ -157,7 +157,7 @@ def refuse_out_of_bounds(record: object) -> None:
             raise WireError(f"{kind.__name__}.{name} {fault}.")
 
 
-def refuse_unplain(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
+def refuse_unprintable(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
     """Raise :class:`WireError` if these names are too many, too long, or hold characters that cannot be seen."""
     if fault := Each(most, NAME).fault(tuple(names)):
         raise WireError(f"{what}: {fault}.")

@@ -27,7 +27,7 @@ _BYTES, _BLAKE3 = "bytes", "blake3"
 _KEPT = "_polyclinic_blake3"
 
 
-def pieces(content: RecordDict) -> Iterator[bytes]:
+def canonical_pieces(content: RecordDict) -> Iterator[bytes]:
     """Yield the form, piece by piece: an array of a model is not copied."""
     line, held = _first_line(content)
     yield line
@@ -35,7 +35,7 @@ def pieces(content: RecordDict) -> Iterator[bytes]:
 
 
 def record_sha256(content: RecordDict, but: Collection[str] = ()) -> str:
-    """SHA-256 of the first line of :func:`pieces`, in hexadecimal digits.
+    """SHA-256 of the first line of :func:`canonical_pieces`, in hexadecimal digits.
 
     Args:
         but: How the names of records and small fields begin that do not count.
@@ -43,8 +43,8 @@ def record_sha256(content: RecordDict, but: Collection[str] = ()) -> str:
     return hashlib.sha256(_first_line(content, but)[0]).hexdigest()
 
 
-def of_bytes(data: bytes) -> RecordDict:
-    """Invert :func:`pieces`.
+def parse_canonical(data: bytes) -> RecordDict:
+    """Invert :func:`canonical_pieces`.
 
     Raises:
         ValueError: If the bytes are not in this form, or are not those that the first line names.
@@ -106,13 +106,13 @@ def _array_hash(array: Array) -> str:
     return str(cached[1])
 
 
-def kept_hash(array: Array) -> str:
+def cached_hash(array: Array) -> str:
     """Return the hash that is kept on an array; empty where there is none, or the bytes are others now."""
     data, known = vars(array).get(_KEPT, (None, ""))
     return str(known) if data is array.data else ""
 
 
-def keep_hash(array: Array, known: str) -> None:
+def cache_hash(array: Array, known: str) -> None:
     """Keep the hash of its bytes on an array that this process did not hash itself, but one of the same run did."""
     vars(array)[_KEPT] = array.data, known
 

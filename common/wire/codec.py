@@ -21,18 +21,26 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from common.models.state import Head
-from common.wire.bounds import MOST_IMAGES, MOST_SITES, MOST_STATISTIC, harmless, refuse_out_of_bounds, refuse_unplain
+from common.errors import WireError, WireVersionError
+from common.models.network import Head
+from common.wire.bounds import (
+    MOST_IMAGES,
+    MOST_SITES,
+    MOST_STATISTIC,
+    escape_words,
+    refuse_out_of_bounds,
+    refuse_unprintable,
+)
 from common.wire.canonical_bytes import SIGNATURE, WIDTH
-from common.wire.errors import WireError, WireVersionError
-from common.wire.hello import WIRE_VERSION
-from common.wire.quantization import FORMS, Form, packed, packed_bytes, packed_counts, unpacked, unpacked_counts
+from common.wire.fleet_protocol import WIRE_VERSION
 from common.wire.records import (
+    FORMS,
     Arrays,
     BenefitReply,
     BenefitRequest,
     EvaluateReply,
     EvaluateRequest,
+    Form,
     Groups,
     Refusal,
     RefusalNoted,
@@ -43,10 +51,7 @@ from common.wire.records import (
     TrainRequest,
     no_scores,
 )
-from common.wire.secure_aggregation import (
-    Integers,
-    MaskingRecord,
-)
+from common.wire.secure_aggregation import Integers, MaskingRecord
 
 Record = (
     RollCall
@@ -108,13 +113,13 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
         elif kind == Arrays:
             fields[f"{name}.names"] = sorted(value)
             for key, array in value.items():
-                fields[f"{name}/{key}"] = packed(array.astype(np.float32, copy=False), "float32")
+                fields[f"{name}/{key}"] = pack(array.astype(np.float32, copy=False), "float32")
                 fields[f"{name}/{key}/shape"] = list(array.shape)
         elif kind == Integers:
             content[name] = vector = ArrayRecord()
             vector[_VECTOR] = Array("uint32", value.shape, RAW, value.astype("<u4", copy=False).tobytes())
         else:
-            fields[name], width = packed_counts(value)
+            fields[name], width = pack_counts(value)
             if len(value):
                 fields[f"{name}/{WIDTH}"] = width
     content[_FIELDS] = fields
@@ -124,7 +129,7 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
 def decode(content: RecordDict, expected: type[R]) -> R:
     """Translate Flower's records into the one typed record expected here.
 
-    Text for a person comes out escaped and cut (:func:`common.wire.bounds.harmless`).
+    Text for a person comes out escaped and cut (:func:`common.wire.bounds.escape_words`).
 
     Raises:
         WireError: Naming what came and what was expected.
@@ -147,7 +152,7 @@ def decode(content: RecordDict, expected: type[R]) -> R:
             values[key] = _counts(fields, key, name)
     if fields:
         raise WireError(f"{name} does not have {', '.join(sorted(fields))}.")
-    record = expected(**harmless(expected, values))
+    record = expected(**escape_words(expected, values))
     refuse_out_of_bounds(record)
     return record
 
@@ -211,23 +216,23 @@ def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
 def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: Written) -> None:
     if (trunk := groups.trunk) is not None:
         if id(trunk) not in written:
-            array = Array(dtype=groups.form, shape=trunk.shape, stype=RAW, data=packed(trunk, groups.form))
+            array = Array(dtype=groups.form, shape=trunk.shape, stype=RAW, data=pack(trunk, groups.form))
             written[id(trunk)] = (trunk, array)
         content[name] = record = ArrayRecord()  # which would copy an array that it is made from
         record[_TRUNK] = written[id(trunk)][1]
     if groups.norm is not None:
-        fields[f"{name}.norm"] = packed(groups.norm, "float32")
+        fields[f"{name}.norm"] = pack(groups.norm, "float32")
     fields[f"{name}.classes"] = list(groups.head.class_names) if groups.head else []
     if groups.head:
-        fields[f"{name}.weight"] = packed(groups.head.weight, "float32")
-        fields[f"{name}.bias"] = packed(groups.head.bias, "float32")
+        fields[f"{name}.weight"] = pack(groups.head.weight, "float32")
+        fields[f"{name}.bias"] = pack(groups.head.bias, "float32")
 
 
 def _arrays(fields: dict[str, Any], name: str) -> Arrays:
     keys = fields.pop(f"{name}.names", None)
     if not isinstance(keys, list) or not set(map(type, keys)) <= {str} or "/" in "".join(keys):
         raise WireError(f"{name} must name its arrays.")
-    refuse_unplain(keys, f"names of {name}", MOST_SITES)
+    refuse_unprintable(keys, f"names of {name}", MOST_SITES)
     return {key: _array(fields, f"{name}/{key}") for key in keys}
 
 
@@ -253,7 +258,7 @@ def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
     class_names = fields.pop(f"{name}.classes", None)
     if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
         raise WireError(f"class names of {name} must be a list of str.")
-    refuse_unplain(class_names, f"class names of {name}")
+    refuse_unprintable(class_names, f"class names of {name}")
     norm, weight, bias = [_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL]
     if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
         raise WireError(f"{name} has head rows without class names, or class names without head rows.")
@@ -280,10 +285,10 @@ def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, 
         raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
     form = array.dtype
     one_length = len(array.shape) == 1 and type(array.shape[0]) is int
-    if not one_length or len(array.data) != packed_bytes(array.shape[0], form):
+    if not one_length or len(array.data) != packed_size(array.shape[0], form):
         raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
     try:
-        return unpacked(array.data, array.shape[0], form), form
+        return unpack(array.data, array.shape[0], form), form
     except ValueError as error:
         raise WireError(f"{where}: {error}.") from error
 
@@ -307,7 +312,7 @@ def _counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
     if not isinstance(data, bytes) or type(width) is not int:
         raise WireError(f"{record}.{name} must be the bytes of counts, with how many bytes each takes.")
     try:
-        counts = unpacked_counts(data, width)
+        counts = unpack_counts(data, width)
     except ValueError as error:
         raise WireError(f"{record}.{name}: {error}.") from error
     if counts.max(initial=0) > MOST_IMAGES:
@@ -344,3 +349,111 @@ def payload_bytes(content: RecordDict) -> int:
             else:
                 words[name] = value
     return size + len(json.dumps(words))
+
+
+# ---------------------------------------------------------------------- numbers in fewer bytes
+# Rounding and packing are two steps. What has been rounded is still float32, and packs and unpacks without any change:
+# the site knows to the bit what the coordinator will add, and can carry what was lost into its next update.
+#
+# int8: blocks of BLOCK numbers, each of which is a whole number from -127 to 127 times the block's scale, a power of
+# two, so that scale and numbers are found again from the product exactly. A packed array holds the scales' exponents,
+# one int8 a block, and then the numbers.
+
+Float32 = NDArray[np.float32]
+
+Counts = NDArray[np.int64]
+WIDTHS = (1, 2, 4)
+"""Bytes of a count."""
+
+BLOCK = 1024
+_LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
+
+
+def round_to_form(values: Float32, form: Form) -> Float32:
+    """Return the nearest numbers that the form can hold, ``(n,)``; in float16 what is too large becomes its largest."""
+    if form == "float16":
+        largest = np.finfo(np.float16).max
+        return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
+    if form == "int8":
+        exponents = _exponents(values)
+        return _times(_whole(values, exponents), exponents)
+    return values
+
+
+def pack(values: Float32, form: Form) -> bytes:
+    """Return the bytes of numbers that were :func:`round_to_form`, little-endian."""
+    if form == "float16":
+        return values.astype("<f2").tobytes()
+    if form == "int8":
+        exponents = _exponents(values)
+        return exponents.tobytes() + _whole(values, exponents).tobytes()
+    return np.ascontiguousarray(values, "<f4").tobytes()
+
+
+def unpack(data: bytes, n: int, form: Form) -> Float32:
+    """Invert :func:`pack`.
+
+    Raises:
+        ValueError: If that many numbers take another number of bytes, or a block's scale is no float32.
+    """
+    if len(data) != (expected := packed_size(n, form)):
+        raise ValueError(f"{n} numbers as {form} take {expected} bytes, not {len(data)}")
+    if form == "float16":
+        return np.frombuffer(data, "<f2").astype(np.float32)
+    if form == "int8":
+        blocks = _blocks(n)
+        exponents = np.frombuffer(data, np.int8, blocks)
+        if (exponents < _LOWEST).any() or (exponents > 127 - 7).any():
+            raise ValueError(f"the scale of a block is 2**{_LOWEST} to 2**120")
+        return _times(np.frombuffer(data, np.int8, n, blocks), exponents)
+    return np.frombuffer(data, "<f4")
+
+
+def packed_size(n: int, form: Form) -> int:
+    """Count the bytes that ``n`` numbers take."""
+    return {"float32": 4 * n, "float16": 2 * n, "int8": n + _blocks(n)}[form]
+
+
+def pack_counts(counts: Counts) -> tuple[bytes, int]:
+    """Return the bytes of counts from 0 to 2**32 - 1, little-endian, and how many bytes each takes."""
+    largest = int(counts.max(initial=0))
+    width = next(width for width in WIDTHS if largest < 256**width)
+    return counts.astype(f"<u{width}").tobytes(), width
+
+
+def unpack_counts(data: bytes, width: int) -> Counts:
+    """Invert :func:`pack_counts`.
+
+    Raises:
+        ValueError: If no count takes so many bytes, or these are not a whole number of counts.
+    """
+    if width not in WIDTHS or len(data) % width:
+        raise ValueError(f"{len(data)} bytes are no counts of {width} bytes each")
+    return np.frombuffer(data, f"<u{width}").astype(np.int64)
+
+
+def _blocks(n: int) -> int:
+    return -(-n // BLOCK)
+
+
+def _exponents(values: Float32) -> NDArray[np.int8]:
+    """Return, for each block, the smallest power of two of which 127 reach its largest number."""
+    if not len(values):
+        return np.zeros(0, np.int8)
+    largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK)).astype(np.float64)
+    with np.errstate(divide="ignore"):
+        exponents = np.ceil(np.log2(largest / _LARGEST))
+    return np.clip(exponents, _LOWEST, 120).astype(np.int8)
+
+
+def _whole(values: Float32, exponents: NDArray[np.int8]) -> NDArray[np.int8]:
+    whole = np.rint(np.ldexp(values, -_each(exponents, len(values))))
+    return np.clip(whole, -_LARGEST, _LARGEST).astype(np.int8)
+
+
+def _times(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Float32:
+    return np.ldexp(whole.astype(np.float32), _each(exponents, len(whole)))
+
+
+def _each(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
+    return np.repeat(exponents.astype(np.int32), BLOCK)[:n]

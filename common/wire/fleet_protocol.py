@@ -10,9 +10,12 @@ call each. A program that does not know the field steps over it and transfers ev
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from common.system.plain_text import printable
 
 SERVICE = "flwr.proto.Fleet"
 COORDINATOR = 1
@@ -76,7 +79,7 @@ _KINDS = {
 }
 
 
-def classes(package: str, messages: str) -> dict[str, Any]:
+def message_classes(package: str, messages: str) -> dict[str, Any]:
     """Make protobuf's classes from lines in the form of :data:`MESSAGES`.
 
     Args:
@@ -103,7 +106,7 @@ def classes(package: str, messages: str) -> dict[str, Any]:
     return made
 
 
-_CLASSES = {name.rpartition(".")[2]: made for name, made in classes("polyclinic.fleet", MESSAGES).items()}
+_CLASSES = {name.rpartition(".")[2]: made for name, made in message_classes("polyclinic.fleet", MESSAGES).items()}
 
 Node: Any = _CLASSES["Node"]
 ErrorFields: Any = _CLASSES["Error"]
@@ -136,7 +139,7 @@ ConfirmMessageReceivedRequest: Any = _CLASSES["ConfirmMessageReceivedRequest"]
 ConfirmMessageReceivedResponse: Any = _CLASSES["ConfirmMessageReceivedResponse"]
 
 
-def small_ones(contents: Iterable[tuple[str, int]]) -> list[str]:
+def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
     """Choose the objects that travel in the call that announces their message.
 
     Args:
@@ -150,12 +153,12 @@ def small_ones(contents: Iterable[tuple[str, int]]) -> list[str]:
     return chosen
 
 
-def named(contents: Iterable[bytes]) -> dict[str, bytes]:
+def by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
     """Return contents by their names."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
-def names_in(tree: Any) -> list[str]:
+def object_ids(tree: Any) -> list[str]:
     """Return the names of all objects of a tree, leaves first."""
     return list(_names(tree))
 
@@ -173,7 +176,7 @@ CONTENT_OF_PUSH = PushObjectRequest.DESCRIPTOR.fields_by_name["object_content"].
 CONTENT_OF_PULL = PullObjectResponse.DESCRIPTOR.fields_by_name["object_content"].number
 
 
-def cut_out(data: bytes, field: int) -> tuple[bytes, memoryview]:
+def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
     """Take one length-delimited field of the outermost message out of protobuf's wire format.
 
     Returns:
@@ -201,7 +204,7 @@ def cut_out(data: bytes, field: int) -> tuple[bytes, memoryview]:
     return b"".join(kept), content
 
 
-def with_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
+def append_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
     """Return a message as it travels, with a field of bytes added that it does not have yet."""
     return b"".join((message, _as_varint(field << 3 | LENGTH_DELIMITED), _as_varint(len(content)), content))
 
@@ -225,3 +228,32 @@ def _as_varint(value: int) -> bytes:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*out, value])
+
+
+# ---------------------------------------------------------------------- outside a run
+
+WIRE_VERSION = 16
+"""Raised whenever a record gains, loses or changes a field, or is hashed otherwise. The two sides must agree on it, and
+on nothing else: releases of one wire version work together."""
+LONGEST_RELEASE = 64
+"""Characters of the name of a release."""
+
+HELLO_SERVICE, HELLO_METHOD = "polyclinic.Coordinator", "Hello"
+
+
+class Hello(BaseModel):
+    """What a coordinator says of itself to anyone who asks outside a run, as JSON; a later release may say more.
+
+    Attributes:
+        time: Unix time on the coordinator's clock.
+        release: Of Polyclinic, there; made harmless, because a person reads it.
+        wire: Version of the wire records.
+        key: Whether the key that signed the question belongs to a site that takes part.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    time: float
+    release: Annotated[str, AfterValidator(lambda text: printable(text, LONGEST_RELEASE))]
+    wire: Annotated[int, Field(ge=0, lt=2**31)]
+    key: Literal["admitted", "unknown"]

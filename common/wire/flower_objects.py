@@ -53,7 +53,7 @@ class _Chunk(ArrayChunk):
         return self._content
 
 
-def cut(message: Message) -> None:
+def cut_arrays(message: Message) -> None:
     """Cut the arrays of a message that is about to be sent; Flower would do so several times."""
     for record in message.content.array_records.values() if message.has_content() else ():
         for array in record.values():
@@ -65,17 +65,17 @@ def cut(message: Message) -> None:
                 vars(array)["_chunks"] = [(part.object_id, part) for part in parts]
 
 
-def act_as(node_id: int, run_id: int) -> None:
+def set_identity(node_id: int, run_id: int) -> None:
     """State whose messages this process makes from now on: ``Message()`` fills its metadata from it."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, node_id
 
 
-def name_as(message: Message, name: str) -> None:
+def set_message_id(message: Message, name: str) -> None:
     """Set the name of a message."""
     message.metadata.__dict__["_message_id"] = name
 
 
-def come_from(message: Message, node_id: int) -> None:
+def set_source(message: Message, node_id: int) -> None:
     """Set the source of a message."""
     message.metadata.__dict__["_src_node_id"] = node_id
 
@@ -85,7 +85,7 @@ def metadata_of(message: Message) -> dict[str, Any]:
     return dict(vars(message.metadata))
 
 
-def made_again(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
+def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
     """Rebuild a message as it was in another process of the same run.
 
     Args:
@@ -96,7 +96,7 @@ def made_again(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Mess
     return message
 
 
-def taken_apart(message: Message) -> tuple[Any, dict[str, bytes]]:
+def split_message(message: Message) -> tuple[Any, dict[str, bytes]]:
     """Name a message, and take it apart.
 
     Returns:
@@ -104,9 +104,9 @@ def taken_apart(message: Message) -> tuple[Any, dict[str, bytes]]:
     """
     contents = dict[str, bytes]()
     with no_object_id_recompute():
-        cut(message)
+        cut_arrays(message)
         tree = _gathered(message, contents)
-    name_as(message, tree.object_id)
+    set_message_id(message, tree.object_id)
     return tree, contents
 
 
@@ -140,7 +140,7 @@ def envelope(message: Message) -> Any:
     return made
 
 
-def weight_of(content: RecordDict, most: float = math.inf) -> int:
+def array_bytes(content: RecordDict, most: float = math.inf) -> int:
     """Count the bytes of a content's arrays, each as often as it stands there; stops counting beyond ``most``."""
     weight = 0
     for record in content.array_records.values():
@@ -151,14 +151,14 @@ def weight_of(content: RecordDict, most: float = math.inf) -> int:
     return weight
 
 
-def message_of(message_id: str, contents: Mapping[str, bytes | memoryview], most: float) -> Message:
+def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], most: float) -> Message:
     """Put a message together from its objects.
 
     A part of an array travels once, and may stand in it as often as the sender says; so may an array in a record. What
     has come says nothing of the memory that the message takes.
 
     Args:
-        most: Bytes that its arrays may have together, see :func:`weight_of`.
+        most: Bytes that its arrays may have together, see :func:`array_bytes`.
 
     Raises:
         TooLarge: If they have more, or there are too many records.
@@ -174,9 +174,9 @@ def message_of(message_id: str, contents: Mapping[str, bytes | memoryview], most
         raise ValueError(f"message {message_id[:8]} cannot be put together: {error!r}") from None
     if not isinstance(message, Message):
         raise ValueError(f"object {message_id} is no message")
-    if message.has_content() and (len(message.content) > MOST_RECORDS or weight_of(message.content, most) > most):
+    if message.has_content() and (len(message.content) > MOST_RECORDS or array_bytes(message.content, most) > most):
         raise TooLarge(f"message {message_id[:8]} has too many records or arrays")
-    name_as(message, message_id)
+    set_message_id(message, message_id)
     return message
 
 

@@ -9,15 +9,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import quoted
+from common.errors import WireError, quoted
 from common.metrics.benefit import MODELS
 from common.metrics.score_histograms import ScoreHistogram, histograms_of
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.wire.bounds import (
     COUNT,
     COUNT_OR_UNKNOWN,
@@ -44,9 +45,11 @@ from common.wire.bounds import (
     Text,
     Words,
 )
-from common.wire.errors import WireError
-from common.wire.hello import LONGEST_RELEASE
-from common.wire.quantization import Form
+from common.wire.fleet_protocol import LONGEST_RELEASE
+
+Form = Literal["float32", "float16", "int8"]
+"""How the trunk travels: in four bytes a number, two, or one and a scale a block."""
+FORMS: tuple[Form, ...] = ("float32", "float16", "int8")
 
 REFUSALS = ("name", "version", "labels")
 
@@ -151,12 +154,12 @@ class Groups:
         )
 
 
-def below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def arrays_under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the arrays called ``prefix/name``, by that name: groups of arrays lie so on disk."""
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
 
 
-def is_run(run: str) -> bool:
+def is_run_name(run: str) -> bool:
     """Check whether a run may have this name: a site keeps its memory in a folder of it, which must not lead elsewhere.
 
     No capital letters: to some disks two names are one that differ in these only.
@@ -176,9 +179,9 @@ def check_rows(head: Head | None, class_names: Sequence[str]) -> None:
         raise WireError("the model's head has other rows, or in another order, than the request names.")
 
 
-def check_run(run: str) -> None:
+def check_run_name(run: str) -> None:
     """Raise :class:`WireError` unless a run may have this name."""
-    if not is_run(run):
+    if not is_run_name(run):
         raise WireError(f"run must be small letters, digits, dashes and underscores, not {run[:80]!r}.")
 
 
@@ -193,7 +196,7 @@ class RollCall:
     plan: PlanText
 
     def __post_init__(self) -> None:
-        check_run(self.run)
+        check_run_name(self.run)
 
 
 @dataclass(frozen=True)
@@ -294,7 +297,7 @@ class Request:
     frozen: Groups = field(default=Groups(), kw_only=True)
 
     def __post_init__(self) -> None:
-        check_run(self.run)
+        check_run_name(self.run)
         check_rows(self.model.head, self.class_names)
 
 

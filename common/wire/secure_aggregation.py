@@ -11,15 +11,15 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import WireError
 from common.wire.bounds import MOST_SITES, Each, Name, Range, RoundNumber, SiteNames, Text
-from common.wire.errors import WireError
 
 Integers = NDArray[np.uint32]
 """A flat vector modulo 2**32."""
 
 KEY_LINE = Name(1_000)
 """One line of a public key, with its comment."""
-OneASegment = Annotated[tuple[str, ...], Each(10**6, Name())]
+SegmentNames = Annotated[tuple[str, ...], Each(10**6, Name())]
 """One entry a site and segment."""
 Numbers = Annotated[int, Range(0, 2**40)]
 TEST_ROUND = 0
@@ -143,8 +143,8 @@ class RevealAnswer(_Step):
     """
 
     site: Text
-    owners: OneASegment
-    segments: OneASegment
+    owners: SegmentNames
+    segments: SegmentNames
     shares: tuple[bytes, ...]
     gone: SiteNames
     key_shares: tuple[bytes, ...]

@@ -5,7 +5,7 @@ import difflib
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from common.models.head import Head
+from common.models.network import Head
 
 
 def near(head: str, layers: list[str]) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from common.config import ExperimentFile
 from common.errors import Fault, quoted, stop_on
-from common.system.preflight import flower_faults, place_faults, port_faults
+from common.system.preflight import flower_faults, port_faults, writable_folder_faults
 from server.coordinator.admission import members
 from server.coordinator.authority import certificate_faults
 from server.coordinator.control_socket import takes_connections
@@ -14,7 +14,9 @@ from server.coordinator.folder import Coordinator, at_work
 def faults_of_start(coordinator: Coordinator) -> list[Fault]:
     """Check certificates, rights, room and Flower's release; and the port, unless another one is at work."""
     faults = [*certificate_faults(coordinator), *flower_faults()]
-    faults += [fault for folder in (coordinator.state, coordinator.log.parent) for fault in place_faults(folder)]
+    faults += [
+        fault for folder in (coordinator.state, coordinator.log.parent) for fault in writable_folder_faults(folder)
+    ]
     if at_work(coordinator, "start"):
         return [*faults, Fault(str(coordinator.folder), "another flwr-server start is at work in this folder.")]
     return list(dict.fromkeys([*faults, *port_faults_of(coordinator)]))
@@ -26,7 +28,7 @@ def faults_of_run(coordinator: Coordinator, out: Path, *, resume: bool) -> list[
     Args:
         resume: A run that goes on waits for what serves the sites, which may be starting again too.
     """
-    faults = [*certificate_faults(coordinator), *place_faults(out), *flower_faults()]
+    faults = [*certificate_faults(coordinator), *writable_folder_faults(out), *flower_faults()]
     return faults if resume or takes_connections(coordinator.state) else [*faults, not_started(coordinator)]
 
 

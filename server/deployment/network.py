@@ -14,7 +14,7 @@ from common.data.base.image_set import ImageSet, Splits
 from common.data.load import external_images, load
 from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
-from common.system.files import private_folder, remove_parts
+from common.system.files import private_folder, remove_partial_files
 from server.coordinator.admission import admitted_sites, claims_of
 from server.coordinator.before_start import expected_sites, not_started
 from server.coordinator.connections import read_sign_offs
@@ -90,7 +90,7 @@ class Hospitals:
         """Run the rounds over the network."""
         coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
         for written in (coordinator.state, object_folder(coordinator)):
-            remove_parts(written)
+            remove_partial_files(written)
         keep_private(coordinator, self.tell)
         if private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")

@@ -25,10 +25,9 @@ from common.errors import BadInput, Fault, quoted, stop_on
 from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class
 from common.metrics.bootstrap import Interval, Intervals, auroc_intervals
 from common.metrics.calibration import Decisions, decisions
-from common.models.inference import label_matrix
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, label_matrix
 from common.models.saved import load_model
-from common.system.formatting import counted, listed, number
+from common.system.plain_text import counted, listed, number
 from server.export.prediction import Cell, picture_scores, table_text
 from server.export.preflight import (
     LabelledInput,

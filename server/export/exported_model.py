@@ -19,12 +19,11 @@ from common.config import Experiment
 from common.data.base.image_set import ImageSet
 from common.data.load import load
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
-from common.models.inference import probabilities
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, probabilities
 from common.models.saved import SavedModel, load_model, read_description
-from common.models.trained import merge
+from common.models.trained import merge_low_rank
 from common.models.zoo.spec import ModelSpec
-from common.system.files import atomic_outputs, part_of, taken, write_atomically
+from common.system.files import atomic_outputs, output_file_faults, partial_path, write_atomically
 from server.export.pictures import read_pictures
 from server.export.prediction import form_for
 from server.export.preflight import ExportFormat, data_of_experiment, file_of
@@ -92,11 +91,11 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     problem = f"needs {', '.join(missing)}, not installed here."
     faults = [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
     saved = read_description(folder)
-    stop_on([*faults, *taken(destination)])
+    stop_on([*faults, *output_file_faults(destination)])
     network = load_model(folder)
-    merge(network.backbone)
+    merge_low_rank(network.backbone)
     model = FromPixels(network).eval().requires_grad_(False)
-    part = part_of(destination)
+    part = partial_path(destination)
     with atomic_outputs(destination, part):
         run = _WRITERS[form](model, metadata(saved), part)
         worst = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays

@@ -19,10 +19,9 @@ from common.data.images.pixels import Pixels, channels_first
 from common.data.images.reading import ImageForm
 from common.errors import BadInput, stop_on
 from common.models.gpu import on_device
-from common.models.inference import scores_of
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, scores_of
 from common.models.saved import load_model
-from common.system.files import is_file, taken, write_atomically
+from common.system.files import is_file, output_file_faults, write_atomically
 from common.system.plain_text import escaped
 from server.export.pictures import Pictures, nothing_readable, read_pictures
 from server.runs.reader import read_run
@@ -63,7 +62,7 @@ def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rende
     Raises:
         BadInput: If the model or no image at all can be read, or the destination exists.
     """
-    stop_on(taken(destination))
+    stop_on(output_file_faults(destination))
     network = load_model(folder)
     pictures, probabilities = scores_of_files(network, data, form_for(folder, network, rendering))
     header = ["image", *network.class_names, "unreadable"]

@@ -14,8 +14,8 @@ from common.data.sources.npz import key_faults
 from common.data.sources.npz_file import Header, read_headers
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.models.files import DESCRIPTION, faults_of_folder
-from common.system.files import is_file, no_such_file, taken
+from common.models.zoo.spec import DESCRIPTION, model_folder_faults
+from common.system.files import is_file, missing_input_fault, output_file_faults
 
 
 class ExportFormat(StrEnum):
@@ -57,8 +57,8 @@ def refuse_early(folder: Path, data: Path | None = None, out: Path | None = None
     if folder.suffix == ".toml":
         remedy = f"To write its simulated sites' folders: flwr-sim sites {folder}"
         raise BadInput([Fault(str(folder), "is an experiment; the folder of a trained model is needed.", remedy)])
-    nothing = [] if data is None or data.exists() else [no_such_file(data)]
-    stop_on([*faults_of_folder(folder), *nothing, *(taken(out) if out else [])])
+    nothing = [] if data is None or data.exists() else [missing_input_fault(data)]
+    stop_on([*model_folder_faults(folder), *nothing, *(output_file_faults(out) if out else [])])
 
 
 class _Named(BaseModel):
@@ -222,7 +222,7 @@ def columns_of(given: LabelledInput) -> Columns:
         BadInput: If it is none, or lacks a column that is named.
     """
     if not is_file(given.data):
-        raise BadInput([no_such_file(given.data)])
+        raise BadInput([missing_input_fault(given.data)])
     columns = read_columns(given.data, str(given.data))
     named = {"--image-column": given.image_column, "--patient-column": given.patient_column}
     stop_on(column_faults(str(given.data), columns, named))

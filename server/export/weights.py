@@ -5,7 +5,7 @@ from typing import cast
 
 from common.errors import BadInput, Fault, stop_on
 from common.models.zoo.spec import Architecture, is_external
-from common.system.files import is_file, no_such_file
+from common.system.files import is_file, missing_input_fault
 
 FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 
@@ -43,7 +43,7 @@ def make_weights(architecture: str, checkpoint: Path | None, destination: Path, 
 def _checkpoint_faults(path: Path) -> list[Fault]:
     """Why a file holds no tensors, as far as its first bytes say."""
     if not is_file(path):
-        return [no_such_file(path)]
+        return [missing_input_fault(path)]
     try:
         with path.open("rb") as file:
             head = file.read(512)

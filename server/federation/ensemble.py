@@ -16,11 +16,10 @@ from common.data.base.image_set import ImageSet
 from common.data.images.pixels import pixels_of
 from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd, mean_metrics, per_class, summarise
 from common.metrics.multi_class import multi_class
-from common.models.files import DESCRIPTION
 from common.models.gpu import on_device
-from common.models.inference import Precision, label_matrix, scores_of
-from common.models.network import SplitNetwork
+from common.models.network import Precision, SplitNetwork, label_matrix, scores_of
 from common.models.saved import load_model
+from common.models.zoo.spec import DESCRIPTION
 
 NOTE = "ensemble of the owning sites' own models"
 OWN_MODELS = "mean over the owning sites' own models"

@@ -27,14 +27,13 @@ from common.metrics.bootstrap import auroc_intervals
 from common.metrics.calibration import operating_points, quality
 from common.metrics.measured import LARGEST_ERROR, Measured
 from common.metrics.multi_class import multi_class
-from common.metrics.pooled import PooledClass, SiteSample, SitesHistogram, pooled, site_sample, summed
+from common.metrics.pooled import PooledClass, SiteSample, SitesHistogram, pool_sites, site_sample, sum_histograms
 from common.metrics.score_histograms import ScoreHistogram, score_histogram
 from common.models.gpu import on_device
-from common.models.inference import Precision, label_matrix, scores_of
-from common.models.network import SplitNetwork
+from common.models.network import Precision, SplitNetwork, label_matrix, scores_of
 from common.models.saved import save_model
 from common.models.state import write_state
-from common.system.seeds import seed_of
+from common.system.hashing import seed_of
 from common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
@@ -195,14 +194,14 @@ def _with_scores(
     known, told = coordinator.sites.contract, {answer.site: answer.histograms for answer in answers}
     asked = frozenset(known.sites if coordinator.drawn_to_test is None else coordinator.drawn_to_test)
     owners = {name: [site for site in known.owners(name) if site in asked] for name in known.class_names}
-    validation = summed({answer.site: answer.validation_histograms for answer in answers}, owners)
-    sums = masked_sums or summed(told, owners)
+    validation = sum_histograms({answer.site: answer.validation_histograms for answer in answers}, owners)
+    sums = masked_sums or sum_histograms(told, owners)
     chosen_on = {name: one.histogram for name, one in validation.items()}
     tested = {name: one.histogram for name, one in sums.items()} if own is None else own
     points = operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
     # In a simulation the sites may test on the same images, which are not as many as they seem.
     generator = np.random.default_rng(seed_of(coordinator.plan.run.seed, "pooled intervals")) if real else None
-    of_all = pooled(sums, owners, generator)
+    of_all = pool_sites(sums, owners, generator)
     if own is None and masked_sums and of_all:
         test = summarise({name: result_of_sum(of_all.per_class.get(name)) for name in known.class_names}, *groups, SUMS)
     return replace(test, pooled=of_all, operating_points=points)

@@ -15,7 +15,7 @@ from common.data.load import refuse_other_classes
 from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
 from common.models.network import SplitNetwork, build
-from common.models.state import FrozenPart, built_frozen, layout_of, read_state
+from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state
 from common.wire.records import UNKNOWN_COUNT, RollCallAnswer
 from server.federation.accounting import RunTotals
 from server.federation.benefit import asked_benefits
@@ -39,7 +39,7 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watcher: W
         BadInput: If labels contradict one another or the method does not fit.
     """
     began = time.monotonic()
-    frozen = built_frozen(experiment.model, experiment.run.seed, setting.base)
+    frozen = initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
     experiment = _naming(experiment, frozen, setting)
     recorder = Recorder(experiment, setting, watcher)
     coordinator = coordinator_of(

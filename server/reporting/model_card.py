@@ -6,8 +6,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common.errors import BadInput, Fault
-from common.models.files import DESCRIPTION
 from common.models.saved import read_description
+from common.models.zoo.spec import DESCRIPTION
 from common.system import plain_text
 from common.system.files import write_atomically
 from server.reporting import wording

@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from common.system.files import write_atomically
-from common.system.pages import page_environment
+from common.system.plain_text import page_environment
 from server.reporting import wording
 
 CONTENTS = "<!-- contents -->"

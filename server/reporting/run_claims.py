@@ -7,10 +7,9 @@ from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassGrou
 from common.metrics.benefit import Benefit, Choice, benefit_sentence
 from common.metrics.bootstrap import Interval
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
-from common.system.formatting import counted, listed, number, shortened, span, spans
+from common.system.plain_text import counted, listed, number, shortened, span, spans
 from server.runs.reader import Run, RunSummary
 
-FEW = FEWEST_POSITIVES
 """Positive or negative test images below which an AUROC is said to rest on few."""
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
@@ -374,7 +373,7 @@ def few_images(name: str, positives: int, negatives: int, images: str) -> Iterat
         images: What one of them is called, such as ``"test image"``.
     """
     least = min(positives, negatives)
-    if least < FEW:
+    if least < FEWEST_POSITIVES:
         kind = "positive" if positives == least else "negative"
         yield f"The figures for “{name}” rest on {counted(least, f'{kind} {images}')}."
 
@@ -386,7 +385,7 @@ def _few_validation_images(run: Run) -> Iterator[str]:
     few = {
         site: record.validation_samples
         for site, record in run.summary.sites.items()
-        if record.validation_samples is not None and record.validation_samples < FEW
+        if record.validation_samples is not None and record.validation_samples < FEWEST_POSITIVES
     }
     if few:
         each = [f"{site} ({count})" for site, count in few.items()]

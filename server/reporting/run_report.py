@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.config import Experiment
-from common.metrics.auroc import SUMS, Summary, mean_and_sd
+from common.metrics.auroc import FEWEST_POSITIVES, SUMS, Summary, mean_and_sd
 from server.reporting import class_figures, run_claims, run_figures
 from server.reporting.page import write_page
 from server.reporting.wording import ClassGroup, class_groups, count, duration, figure, number, size, spans
@@ -180,7 +180,7 @@ def quality_section(test: Summary, groups: Sequence[ClassGroup]) -> dict[str, ob
     curves = {name: curve for name in order if (curve := all_curves.get(name)) is not None}
     decisions = {name: all_decisions[name] for name in calibrations}
     points = {name: chosen for name in order if (chosen := test.operating_points.get(name))}
-    few = run_claims.FEW
+    few = FEWEST_POSITIVES
     return {
         "pooled_only": own is None,
         "calibrations": calibrations,

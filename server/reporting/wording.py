@@ -8,7 +8,7 @@ from common.metrics.auroc import Summary
 from common.metrics.benefit import WORDS as SITE_MODELS
 from common.metrics.calibration import wilson
 from common.metrics.measured import figure
-from common.system.formatting import (
+from common.system.plain_text import (
     NOT_APPLICABLE,
     count,
     counted,

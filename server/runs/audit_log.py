@@ -15,10 +15,10 @@ from flwr.app import RecordDict
 
 from common.models.state import Layout, ModelState, state_sha256
 from common.security.audit import FILE, Audit
-from common.security.signatures import Signed, stated
+from common.security.signatures import Signed, attached_signature
 from common.system.files import write_atomically
-from common.system.plain_text import MOST_WORDS, shown
-from common.wire.canonical_bytes import pieces, record_sha256
+from common.system.plain_text import MOST_WORDS, printable
+from common.wire.canonical_bytes import canonical_pieces, record_sha256
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import TrainReply
 from strategies.engine.callbacks import RolledBack
@@ -120,7 +120,7 @@ class RunAudit:
     def left_out(self, server_round: int | str, absent: Mapping[str, str]) -> None:
         """Sites that declined, could not be taken in, or missed an exchange."""
         for site, reason in absent.items():
-            self.audit.append(event="left_out", round=server_round, site=site, reason=shown(reason))
+            self.audit.append(event="left_out", round=server_round, site=site, reason=printable(reason))
 
     def arrived(self, arrival: Arrival) -> None:
         """A reply came, good or not."""
@@ -129,7 +129,7 @@ class RunAudit:
             facts["reason"] = arrival.reason
         if (content := arrival.content) is not None:
             facts |= {"bytes": payload_bytes(content), "sha256": record_sha256(content)}
-            facts |= self._authorship(stated(content))
+            facts |= self._authorship(attached_signature(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
         if content is not None and not arrival.reason and arrival.record == TrainReply.__name__ and arrival.round:
             self._store(round_folder(arrival.round), arrival.site, content)
@@ -137,7 +137,7 @@ class RunAudit:
 
     def arrived_before(self, arrival: Arrival) -> None:
         """Note a reply that came before the run was resumed, unless it was noted then."""
-        signed = arrival.content and stated(arrival.content)
+        signed = arrival.content and attached_signature(arrival.content)
         if signed and all(entry.get("signature") != signed.signature for entry in self.audit.entries()):
             self.arrived(arrival)
 
@@ -168,14 +168,14 @@ class RunAudit:
 
     def _store(self, folder: str, site: str, content: RecordDict) -> None:
         if self.keep:
-            data = b"".join(pieces(content))
+            data = b"".join(canonical_pieces(content))
             write_atomically(self._updates / folder / record_file(site), data, durable=self.durable)
 
 
 def briefly(absent: Mapping[str, str]) -> dict[str, str]:
     """Reasons by site, cut so that all of them fit into one line of the audit; each whole one has its own line."""
     most = max(LEAST_WORDS, min(MOST_WORDS, REASONS_TOGETHER // max(len(absent), 1)))
-    return {site: shown(reason, most) for site, reason in absent.items()}
+    return {site: printable(reason, most) for site, reason in absent.items()}
 
 
 def round_folder(server_round: int) -> str:

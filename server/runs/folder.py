@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, Fault, stop_on
-from common.security.audit import files as audit_files
-from common.system.files import is_file, named_if_full, no_such_file, not_empty, remove_parts, write_atomically
+from common.security.audit import audit_files
+from common.system.files import (
+    is_file,
+    missing_input_fault,
+    naming_file,
+    output_folder_faults,
+    remove_partial_files,
+    write_atomically,
+)
 from common.system.plain_text import json_text
 from server.runs.live_status import SIGNED_OFF
 from server.runs.tracking import Tracker, round_scalars, summary_scalars
@@ -25,7 +32,7 @@ def new_folder_faults(path: Path) -> list[Fault]:
     """Return why no new run can be written into this folder; empty where it can."""
     has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
     go_on = " To go on with the run in it: --resume." if has_run else ""
-    return not_empty(path, f"Name another folder, or remove this one.{go_on}")
+    return output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
 
 
 def resumed_folder_faults(path: Path) -> list[Fault]:
@@ -62,7 +69,7 @@ def unverifiable_faults(path: Path) -> list[Fault]:
             return []
         return [Fault(str(path), "holds no run that is done.", f"Name the {RECEIPT} of a run, or the run's folder.")]
     if not is_file(path):
-        return [no_such_file(path)]
+        return [missing_input_fault(path)]
     try:
         begins = path.read_bytes().lstrip()
     except OSError as error:
@@ -111,7 +118,7 @@ class RunFolder:
 
     def take_back_what_was_cut_off(self) -> None:
         """Remove files, and the end of a line, that a kill left half written; for the process that holds the folder."""
-        remove_parts(self.path, below=True)
+        remove_partial_files(self.path, below=True)
         events = self.path / "events.jsonl"
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
             write_atomically(events, content[: content.rfind(b"\n") + 1])
@@ -188,5 +195,5 @@ class RunFolder:
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.path / name
-        with named_if_full(path), path.open("a", encoding="utf-8") as file:
+        with naming_file(path), path.open("a", encoding="utf-8") as file:
             file.write(json_text(line) + "\n")

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 from rich.text import Text
 
-from common.system.formatting import counted, duration
-from common.system.terminal import PlainConsole, ProgressForm, json_teller, progress_form, teller
+from common.system.plain_text import counted, duration
+from common.system.terminal import PlainConsole, ProgressForm, event_printer, json_printer, progress_form
 from strategies.engine.callbacks import RolledBack, exclusion_sentence
 from strategies.engine.round_record import RoundRecord, Waiting
 from strategies.engine.state import FederationState
@@ -201,8 +201,8 @@ def progress_of_run(asked: ProgressForm, console: Console, title: str) -> NullPr
     if form is ProgressForm.bar:
         return ProgressBar(console, title)
     if form is ProgressForm.lines:
-        return ProgressLines(teller(PlainConsole(stderr=True)), title)
-    return ProgressObjects(json_teller(sys.stderr), title) if form is ProgressForm.json else NullProgress(title)
+        return ProgressLines(event_printer(PlainConsole(stderr=True)), title)
+    return ProgressObjects(json_printer(sys.stderr), title) if form is ProgressForm.json else NullProgress(title)
 
 
 def _facts(record: RoundRecord) -> list[str]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.plugins import PluginStamp
-from common.security.audit import Audit, Entry, check
+from common.security.audit import Audit, Entry, check_audit
 from common.security.signatures import CHAINED
 from common.system.files import write_atomically
 from common.wire.records import RollCallAnswer, TrainReply
@@ -237,7 +237,7 @@ def _absence(entry: Entry) -> ReceiptAbsence:
 
 def write_receipt(audit: Audit) -> str:
     """Make the receipt of a run that is done, beside its audit; or say why there is none."""
-    checked = check(audit.folder)
+    checked = check_audit(audit.folder)
     head = AuditHead(entries=checked.entries, sha256=checked.sha256)
     try:
         receipt = receipt_of(audit.entries()).model_copy(update={"audit": head})

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from common import __version__
 from common.system.files import write_atomically
-from common.system.formatting import counted, shortened
+from common.system.plain_text import counted, shortened
 from server.runs.live_status import FILE, Present, stopped_at
 from strategies.engine.callbacks import RolledBack, exclusion_sentence
 from strategies.engine.exchange import NOT_REGISTERED

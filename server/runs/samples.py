@@ -18,8 +18,7 @@ from common.data.images.pixels import channels_first
 from common.data.images.reading import png
 from common.metrics.score_histograms import THRESHOLD
 from common.models.gpu import on_device
-from common.models.inference import Precision, label_matrix, scores_of
-from common.models.network import SplitNetwork
+from common.models.network import Precision, SplitNetwork, label_matrix, scores_of
 from common.system.files import write_atomically
 from server.runs.reader import SAMPLES, SampleImage, Samples, SamplesOfClass
 

@@ -14,20 +14,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.config import Experiment
-from common.contract import Declaration, merge
-from common.errors import BadInput, Fault, quoted
-from common.models.files import DESCRIPTION
+from common.contract import Declaration, merge_declarations
+from common.errors import BadInput, Fault, WireError, quoted
 from common.models.network import build
 from common.models.saved import load_model, read_description
 from common.models.state import Layout, ModelState, layout_of, read_state, state_sha256
+from common.models.zoo.spec import DESCRIPTION
 from common.plugins import stamp_of
 from common.security.audit import FILE as AUDIT
-from common.security.audit import Audit, Entry, check
+from common.security.audit import Audit, Entry, check_audit
 from common.security.authorship import check_authorship
-from common.system.formatting import listed
-from common.wire.canonical_bytes import of_bytes, record_sha256
+from common.system.plain_text import listed
+from common.wire.canonical_bytes import parse_canonical, record_sha256
 from common.wire.codec import R, decode
-from common.wire.errors import WireError
 from common.wire.records import Arrays, RollCallAnswer, TrainReply, no_arrays
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, read_receipt, receipt_of
@@ -56,7 +55,7 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
     """
     path = path / FILE if path.is_dir() else path
     report = VerificationReport()
-    audit = check(path.parent)
+    audit = check_audit(path.parent)
     report.faults += audit.faults
     report.unknown += audit.notes
     if not audit.faults and audit.entries:
@@ -330,7 +329,7 @@ class Replay:
         answers = {
             site: self._answers[site] for site, one in sorted(self.receipt.sites.items()) if one.joined <= server_round
         }
-        contract = merge(
+        contract = merge_declarations(
             (
                 Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
                 for answer in answers.values()
@@ -343,7 +342,7 @@ class Replay:
     def _record(self, where: Path, sha256: str, kind: type[R]) -> R:
         data = _content(self.updates, where)
         try:
-            content = of_bytes(data)
+            content = parse_canonical(data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Altered(where, f"is no record that was kept ({error}): changed.") from None
         if (actual := record_sha256(content)) != sha256:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault, stop_on
-from common.simulation import images_of
+from common.simulation import simulated_site
 from common.system.files import atomic_outputs, write_atomically
 from common.system.toml import toml_text
 from server.simulation.simulate import checked
@@ -34,7 +34,7 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
     with atomic_outputs(out, *folders):
         for index, (one, folder) in enumerate(zip(data.parts, folders, strict=True)):
             folder.mkdir(parents=True, exist_ok=True)
-            site = images_of(data, index, "no")
+            site = simulated_site(data, index, "no")
             arrays = {"train": site.train, "val": site.validation, "test": site.test}
             named = {name: array for part, images in arrays.items() for name, array in _arrays(part, images).items()}
             np.savez(folder / "images.npz", allow_pickle=False, **named)

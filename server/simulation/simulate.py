@@ -17,11 +17,10 @@ from common.data.load import external_faults, external_images, refuse_other_clas
 from common.data.load import faults as data_faults
 from common.data.partition.partition import partition_faults
 from common.errors import BadInput, Fault, stop_on
-from common.models.gpu import shows, visible_gpus
-from common.models.inference import Precision
-from common.models.network import model_faults
+from common.models.gpu import describe_gpus, visible_gpus
+from common.models.network import Precision, model_faults
 from common.models.saved import load_model
-from common.simulation import POOLED, SimulatedData, forget, own_tests, simulated_data, whole_data
+from common.simulation import POOLED, SimulatedData, forget_data, simulated_data, site_test_images, whole_data
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
 from server.federation.recorder import CompositeWatcher, Watcher
@@ -105,7 +104,7 @@ class OneMachine:
 
     def check(self, *, resume: bool) -> None:
         """Raise :class:`BadInput` with every fault of the experiment and its data, which are read anew."""
-        forget()
+        forget_data()
         self.method, self.data = checked(self.file)
         self.external = checked_external(self.file, self.data)
 
@@ -144,7 +143,7 @@ class OneMachine:
             own=data.server,
             test=data.test,
             external=self.external,
-            site_tests=lambda: own_tests(data),
+            site_tests=lambda: site_test_images(data),
             coverage=data.contract,
             resumed=opening.resumed,
             positives=data.positives,
@@ -279,7 +278,7 @@ def _section_faults(experiment: Experiment) -> list[Fault]:
     section = experiment.simulation
     asked = section.gpus_per_site
     if asked > 0 and not section.address and asked > (seen := visible_gpus()):
-        problem = f"is {asked:g}, but {shows(seen)}"
+        problem = f"is {asked:g}, but {describe_gpus(seen)}"
         faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))
     if experiment.privacy.secure_aggregation and section.backend == "ray":
         problem = "keeps nothing in a site's memory from message to message, where the secrets of a round have to be."

@@ -26,7 +26,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.head import Head
+from common.models.network import Head
 from common.wire.records import Groups, TrainReply
 from strategies.aggregation.mean import Float32, running_sum
 

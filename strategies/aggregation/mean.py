@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.state import Head
+from common.models.network import Head
 
 Float32 = NDArray[np.float32]
 

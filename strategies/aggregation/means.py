@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.state import Array, Head, ModelState
+from common.models.network import Head
+from common.models.state import Array, ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.aggregation.mean import (
     FlatMean,

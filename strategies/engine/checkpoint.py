@@ -15,7 +15,7 @@ from common.errors import quoted
 from common.models.state import ModelState
 from common.system.files import Parts
 from common.system.toml import Section
-from common.wire.records import Groups, below
+from common.wire.records import Groups, arrays_under
 from strategies.engine.state import FederationState
 from strategies.local.site_method import Criterion
 
@@ -112,8 +112,8 @@ def of_bytes(content: bytes) -> FederationState:
             # An earlier release knew validation losses only: a run that began with them goes on with them.
             criterion=facts.criterion or ("loss" if facts.best_losses else None),
             counted=MappingProxyType(facts.counted),
-            moments=MappingProxyType(below("moments", tensors)),
-            statistics=MappingProxyType(below("statistics", tensors)),
+            moments=MappingProxyType(arrays_under("moments", tensors)),
+            statistics=MappingProxyType(arrays_under("statistics", tensors)),
             left_out=MappingProxyType(facts.left_out),
             excluded=MappingProxyType(facts.excluded),
             sound_losses=MappingProxyType(facts.sound_losses),
@@ -130,4 +130,4 @@ def _named(prefix: str, model: ModelState) -> dict[str, NDArray[Any]]:
 
 
 def _model(prefix: str, tensors: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> ModelState:
-    return Groups.of_named(below(prefix, tensors), names).model()
+    return Groups.of_named(arrays_under(prefix, tensors), names).model()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from common.wire.flower_objects import come_from
+from common.wire.flower_objects import set_source
 
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
@@ -130,7 +130,7 @@ class Outstanding:
 
     def _refuse(self, message: Message) -> None:
         refusal = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
-        come_from(refusal, message.metadata.dst_node_id)
+        set_source(refusal, message.metadata.dst_node_id)
         self.errors[message.metadata.dst_node_id] = refusal
 
     def pulled(self) -> Iterator[Message]:
@@ -142,7 +142,7 @@ class Outstanding:
             if gone and time.monotonic() >= self.deadline - CLOCKS_DIFFER_S:
                 continue  # the deadline is here; the SuperLink saw it first
             node = message.metadata.dst_node_id
-            come_from(reply, node)  # errors that the SuperLink makes come from node 1
+            set_source(reply, node)  # errors that the SuperLink makes come from node 1
             self.lost.pop(node, None)
             if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
                 self.lost[node] = message

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
-from common.contract import Declaration, LabelContract, faults_of_one, folded, merge
+from common.contract import Declaration, LabelContract, declaration_faults, fold_spelling, merge_declarations
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.timers import JOIN_DEADLINE_S
 from common.wire.records import NO_ARRAYS, Arrays, RollCall
@@ -80,7 +80,7 @@ def own_faults(declarations: Iterable[Declaration]) -> list[Fault]:
     """Return what sites got wrong by themselves: no label, one twice, two spellings of one class at one site."""
     faults = list[Fault]()
     for declaration in declarations:
-        faults += [replace(fault, site=declaration.site) for fault in faults_of_one(declaration)]
+        faults += [replace(fault, site=declaration.site) for fault in declaration_faults(declaration)]
         for spellings in _spellings([declaration]).values():
             if len(spellings) > 1:
                 problem = f"{quoted(sorted(spellings))} look like one class."
@@ -123,7 +123,7 @@ def _spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[str]]:
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
         for name in set(declaration.canonical):
-            spellings.setdefault(folded(name), Counter())[name] += 1
+            spellings.setdefault(fold_spelling(name), Counter())[name] += 1
     return spellings
 
 
@@ -218,7 +218,7 @@ class Membership:
     def _settle_labels(self) -> LabelContract:
         """Make the contract and the list of members from who is on the roll."""
         try:
-            self.contract = merge(self._declarations())
+            self.contract = merge_declarations(self._declarations())
         except BadInput as error:
             refuse_faulty(self._roll, error.faults, "labels")
             raise
@@ -276,7 +276,7 @@ class Membership:
         """Take a late joiner into the contract, whose classes are settled; or say why not."""
         declarations = [other.declaration for other in self.members.values()] + [member.declaration]
         try:
-            contract = merge(declarations, self.contract.class_names)
+            contract = merge_declarations(declarations, self.contract.class_names)
             stop_on(self.method.contract_faults(contract))
         except BadInput as error:
             return list(error.faults)

@@ -14,11 +14,10 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from common.config import Plan
-from common.errors import quoted
+from common.errors import WireError, quoted
 from common.metrics.multi_class import Tally
-from common.system.plain_text import shown
+from common.system.plain_text import printable
 from common.wire.codec import R, decode, payload_bytes
-from common.wire.errors import WireError
 from common.wire.records import Arrays, BenefitReply, EvaluateReply, Groups, TrainReply
 from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, REFUSED_REPLY
 from strategies.engine.requests import Requests, SentAt
@@ -66,18 +65,18 @@ def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
     """Return the typed reply, or the reason why there is none.
 
     Here words of a site enter, those of an error reply and those that an error of ours repeats; from here on they are
-    escaped and cut (:func:`common.system.plain_text.shown`).
+    escaped and cut (:func:`common.system.plain_text.printable`).
     """
     if message.has_error():
         if message.error.code in MESSAGE_GONE:
             return None, "the site left the federation before it replied"
         if message.error.code == NODE_UNAVAILABLE and FLOWERS_WORDS in (message.error.reason or ""):
             return None, NOT_CONNECTED
-        return None, shown(_unwrapped(message.error.reason or "")) or f"error {message.error.code}"
+        return None, printable(_unwrapped(message.error.reason or "")) or f"error {message.error.code}"
     try:
         return decode(message.content, expected), ""
     except WireError as error:
-        return None, shown(str(error))
+        return None, printable(str(error))
 
 
 def _unwrapped(reason: str) -> str:
@@ -155,7 +154,7 @@ def received(
             continue
         record, reason = decoded(message, expected)
         if record is not None:
-            reason = shown(mismatch(requests, record, site))
+            reason = printable(mismatch(requests, record, site))
             sizes[site] = payload_bytes(message.content)
         content = message.content if message.has_content() else None
         requests.frozen.note(site, reason)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from flwr.app import Message, MessageType, RecordDict
 
 from common.config import Plan
-from common.models.state import NOT_HERE, FrozenPart, ModelState
+from common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import Written, encode, payload_bytes
 from common.wire.records import Arrays, EvaluateRequest, Groups, Request, TrainRequest
@@ -61,7 +61,7 @@ class FrozenSupply:
         if not fault:
             self.held.add(site)
             self.lost.discard(site)
-        elif NOT_HERE in fault:
+        elif FROZEN_PART_MISSING in fault:
             self.lost.add(site)
 
 

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from common.contract import Declaration
 from common.errors import Fault, quoted, stop_on
-from common.security.signatures import Signed, stated
+from common.security.signatures import Signed, attached_signature
 from common.system.timers import REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
@@ -144,7 +144,7 @@ class Roll:
             self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
         else:
             sizes = payload_bytes(self._content), payload_bytes(reply.content)
-            return Member(node, answer, *sizes, stated(reply.content))
+            return Member(node, answer, *sizes, attached_signature(reply.content))
         return None
 
 

@@ -10,7 +10,7 @@ from flwr.app import MessageType, RecordDict
 from common.metrics.pooled import SitesHistogram
 from common.metrics.score_histograms import BINS, ScoreHistogram
 from common.models.state import ModelState
-from common.system.plain_text import shown
+from common.system.plain_text import printable
 from common.wire.codec import R, Record, encode, payload_bytes
 from common.wire.records import EvaluateReply, TrainReply
 from common.wire.secure_aggregation import STAGES, TEST_ROUND, KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
@@ -77,7 +77,7 @@ class Queries:
         belongs, wanted = (record.run, record.round, record.site), (self.run, self.round, site)
         if belongs == wanted:
             return ""
-        return shown(f"reply belongs to run, round, site {belongs}, expected {wanted}")
+        return printable(f"reply belongs to run, round, site {belongs}, expected {wanted}")
 
 
 class SecureAggregation(Layer):

@@ -16,7 +16,7 @@ from common.data.images.pixels import pixels_of
 from common.models.gpu import on_device
 from common.models.network import SplitNetwork, build, unfreeze
 from common.models.state import FrozenPart, ModelState, read_state, write_state
-from common.system.seeds import seed_of
+from common.system.hashing import seed_of
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.means import mixture

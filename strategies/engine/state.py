@@ -37,8 +37,8 @@ from flwr.app import Array, ArrayRecord
 
 from common.config import Plan
 from common.errors import BadInput, Fault, quoted
-from common.models.network import build
-from common.models.state import Head, ModelState, read_state, write_state
+from common.models.network import Head, build
+from common.models.state import ModelState, read_state, write_state
 from common.wire.records import Arrays, Groups, no_arrays
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.mean import running_sum

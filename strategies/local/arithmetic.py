@@ -17,8 +17,17 @@ from typing import Literal, TypeVar
 import torch
 
 from common.config import Experiment, Plan, TrainingSection
-from common.models.inference import autocast, cpu_facts, cpu_has_bf16, precision_on
-from common.models.network import MemoryFormat, SplitNetwork, build, in_format, unfreeze
+from common.models.network import (
+    MemoryFormat,
+    SplitNetwork,
+    autocast,
+    build,
+    cpu_facts,
+    cpu_has_bf16,
+    in_format,
+    precision_on,
+    unfreeze,
+)
 from common.system.files import write_atomically
 from strategies.local.training import reproducible
 

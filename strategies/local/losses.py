@@ -18,7 +18,7 @@ from common import plugins
 from common.config import BY_STEP, TrainingSection
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
-from common.plugins import PLUGIN, loaded
+from common.plugins import PLUGIN, load_entry_point
 
 Missing = Literal["masked", "negative"]
 """How a class that a site does not annotate counts: left out of the loss, or as absent."""
@@ -129,7 +129,7 @@ def chosen_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing
     if spec.loss == "plain" and not spec.class_weights:
         return plain
     if spec.loss.startswith(PLUGIN):
-        return partial(_of_plugin, spec.loss, loaded(plugins.LOSSES, spec.loss.removeprefix(PLUGIN)), missing)
+        return partial(_of_plugin, spec.loss, load_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN)), missing)
     if task == "multi_class":
         return partial(_among_classes, spec, missing, class_weights(labels) if spec.class_weights else None)
     return partial(_by_entry, spec, missing, positive_weights(labels) if spec.class_weights else None)

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from common.config import TrainingSection
 from common.errors import BadInput, Fault
-from common.models import inference
-from common.models.inference import Precision
-from common.models.network import SplitNetwork
-from common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, loaded
+from common.models import network as networks
+from common.models.network import Precision, SplitNetwork
+from common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, load_entry_point
 
 FIRST_SCALE = 1024.0
 """Of each epoch. Torch's 65536 overflows in an epoch's first steps, and a small site has no others."""
@@ -80,7 +79,7 @@ def gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.Gra
 
     A step whose gradients overflow is left out, and the scale is halved.
     """
-    enabled = inference.precision_on(device.type, precision) == "fp16"
+    enabled = networks.precision_on(device.type, precision) == "fp16"
     return torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, enabled=enabled)
 
 
@@ -120,7 +119,7 @@ def _fits(value: object, parameter: Tensor) -> bool:
 
 
 def _of_plugin(spec: TrainingSection, learning: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    factory = loaded(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
+    factory = load_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
     optimizer = factory(learning, lr=lr, weight_decay=spec.weight_decay)
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
@@ -129,7 +128,7 @@ def _of_plugin(spec: TrainingSection, learning: Sequence[nn.Parameter], lr: floa
 
 
 def _scheduled(name: str, server_round: int, rounds: int) -> float:
-    factor = loaded(SCHEDULES, name.removeprefix(PLUGIN))(server_round, rounds)
+    factor = load_entry_point(SCHEDULES, name.removeprefix(PLUGIN))(server_round, rounds)
     try:
         value = float(factor)
     except (TypeError, ValueError):

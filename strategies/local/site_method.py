@@ -14,7 +14,7 @@ from common.config import EvaluationSection, Plan, TrainingSection
 from common.contract import LabelContract
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
-from common.wire.quantization import Form
+from common.wire.records import Form
 from strategies.aggregation.means import Weighting
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer

@@ -18,9 +18,8 @@ from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
 from common.data.images.pixels import Pixels
 from common.metrics.auroc import mean_auroc
-from common.models.gpu import is_data_parallel, replayed
-from common.models.inference import Precision, autocast, label_matrix, logits_of, probabilities
-from common.models.network import SplitNetwork, train_mode
+from common.models.gpu import cuda_graphs, is_data_parallel
+from common.models.network import Precision, SplitNetwork, autocast, label_matrix, logits_of, probabilities, train_mode
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
@@ -161,7 +160,7 @@ def train_epoch(
     # over batches, or kept by an optimiser that is not ours, may lie where the next batch's graph writes.
     ours = not is_external(network.spec.architecture) and not spec.optimizer.startswith(PLUGIN)
     as_graph = spec.accumulate == 1 and ours and not is_data_parallel(network.backbone)
-    with replayed(network.backbone, device if as_graph else CPU, spec.precision) as begin_step:
+    with cuda_graphs(network.backbone, device if as_graph else CPU, spec.precision) as begin_step:
         for number, rows in enumerate(parts, start=1):
             begin_step()
             images, labels = examples.images[rows], examples.labels[rows]

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire.quantization import Form, rounded
-from common.wire.records import Groups
+from common.wire.codec import round_to_form
+from common.wire.records import Form, Groups
 
 
 def norm_of(update: Groups) -> float:
@@ -47,5 +47,5 @@ def compressed(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, Grou
     if form == "float32" or update.trunk is None:
         return update, Groups()
     wanted = update.trunk if unsent.trunk is None else update.trunk + unsent.trunk
-    sent = rounded(wanted, form)
+    sent = round_to_form(wanted, form)
     return replace(update, trunk=sent, form=form), Groups(trunk=wanted - sent)

@@ -38,10 +38,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.inference import logits_of
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, logits_of
 from common.models.state import ModelState
-from common.wire.records import Arrays, Groups, TrainReply, below
+from common.wire.records import Arrays, Groups, TrainReply, arrays_under
 from strategies.aggregation.means import Weighting, Weights, mixed
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.losses import known_entries, positive_weights
@@ -222,7 +221,7 @@ class CBAFed(Method):
         if not parameters.residual_every or place % parameters.residual_every:
             return model, moments
         if place:
-            earlier = Groups.of_named(below("earlier", moments), model.head.class_names)
+            earlier = Groups.of_named(arrays_under("earlier", moments), model.head.class_names)
             model = mixture(model, earlier, parameters.residual_stage_one if first else parameters.residual)
         named = Groups.of_model(model).named()
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}

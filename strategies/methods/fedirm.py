@@ -43,8 +43,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.models.inference import logits_of
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, logits_of
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Loss, known_entries, positive_weights

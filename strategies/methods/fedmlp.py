@@ -31,8 +31,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.inference import features_and_logits
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, features_and_logits
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.means import Weighting

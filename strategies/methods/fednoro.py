@@ -40,8 +40,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.inference import logits_of
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, logits_of
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.means import Weighting, Weights
 from strategies.aggregation.robust import Float64, distances_between, inner_products

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from common.models.state import ModelState
-from common.system.seeds import seed_of
+from common.system.hashing import seed_of
 from strategies.aggregation.means import mixture
 from strategies.local.losses import Missing
 from strategies.local.site_method import Parameters, SequentialSite

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from common.models.network import SplitNetwork
 from common.models.state import read_state, write_state
-from common.system.seeds import seed_of
-from common.wire.records import Arrays, Groups, TrainReply, below
+from common.system.hashing import seed_of
+from common.wire.records import Arrays, Groups, TrainReply, arrays_under
 from strategies.aggregation.means import Weighting, Weights
 from strategies.aggregation.robust import Float64, distances_from_mean, inner_products
 from strategies.local.losses import known_entries, positive_weights
@@ -126,7 +126,7 @@ class RSCFedRound:
     def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
         self.teacher = fixed_copy(context.network)
-        if kept := below("teacher", context.notes):
+        if kept := arrays_under("teacher", context.notes):
             groups = Groups.of_named(kept, context.network.class_names)
             write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
         self.steps = int(context.notes["steps"][0]) if kept else 0

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.state import Head
+from common.models.network import Head
 from strategies.aggregation.mean import GivenRows, HeadMean
 from strategies.local.site_method import Payload, SiteMethod
 from strategies.methods.base import Method

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from common.config import BY_STEP, Experiment, Plan, PrivacySection, TrainingSection
 from common.errors import Fault
-from common.models.network import BATCH_NORM, SplitNetwork
-from common.models.state import Head, ModelState, read_state, write_state
-from common.models.zoo.registry import outline
+from common.models.network import BATCH_NORM, Head, SplitNetwork
+from common.models.state import ModelState, read_state, write_state
+from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import ModelSpec
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import Epoch, refuse_diverged
@@ -232,5 +232,5 @@ def has_batch_norm(spec: ModelSpec) -> bool:
     """
     if spec.norm_frozen:
         return spec.backbone_frozen  # it standardises the features
-    backbone = outline(spec.architecture, spec.channels, spec.image_size).module
+    backbone = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
     return any(isinstance(module, BATCH_NORM) for module in backbone.modules())

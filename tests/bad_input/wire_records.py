@@ -9,10 +9,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from common.errors import WireError
 from common.metrics.score_histograms import BINS
-from common.models.head import Head
+from common.models.network import Head
 from common.wire.codec import RAW, WIRE_VERSION, Record, decode, encode
-from common.wire.errors import WireError
 from common.wire.records import (
     BenefitReply,
     EvaluateReply,

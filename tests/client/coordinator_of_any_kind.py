@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from common.config import Plan
 from common.data.base.image_set import ImageSet
-from common.models.head import Head
-from common.plugins import MODELS, PLUGIN, offered, stamp_of
+from common.models.network import Head
+from common.plugins import MODELS, PLUGIN, register_local, stamp_of
 from common.security.identity import public_line
 from common.wire.records import Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import (
@@ -57,7 +57,7 @@ def linear_network(channels: int, image_size: int) -> nn.Module:
     return nn.Sequential(Lit(), nn.Linear(channels * image_size**2, LAYOUT.features, bias=False))
 
 
-NETWORK = offered(MODELS, linear_network)
+NETWORK = register_local(MODELS, linear_network)
 
 
 def of_linear_network(plan: Plan) -> Plan:

@@ -13,11 +13,7 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.models.network import build
 from common.models.state import ModelState, read_state
-from common.wire.records import (
-    EvaluateRequest,
-    Groups,
-    TrainRequest,
-)
+from common.wire.records import EvaluateRequest, Groups, TrainRequest
 
 OWN = ("b", "a")
 

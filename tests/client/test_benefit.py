@@ -16,8 +16,8 @@ from client.site.policy import Policy
 from client.site.site import Site
 from client.training.privacy import ledger_of
 from common.config import Plan
+from common.errors import WireError
 from common.wire.codec import decode, encode
-from common.wire.errors import WireError
 from common.wire.records import BenefitReply, BenefitRequest, Groups, TrainRequest
 from tests.client.gates import asked, log, trained
 from tests.client.rounds import beginning, evaluation, images, plan, site

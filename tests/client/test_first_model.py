@@ -18,9 +18,9 @@ from client.site.site import Site
 from common.config import Plan
 from common.models.network import build
 from common.models.state import FrozenPart, ModelState, read_state
-from common.plugins import MODELS, PLUGIN, offered, stamp_of
+from common.plugins import MODELS, PLUGIN, register_local, stamp_of
 from common.wire.codec import encode
-from common.wire.flower_objects import act_as
+from common.wire.flower_objects import set_identity
 from common.wire.records import Groups, TrainRequest
 from tests.client.gates import asked, log
 from tests.client.rounds import OWN, beginning, plan, request, site
@@ -30,7 +30,7 @@ SURGICAL = plan("surgical", {})
 
 @pytest.fixture(autouse=True)
 def _as_in_flower() -> None:
-    act_as(1, 1)  # read by Message()
+    set_identity(1, 1)  # read by Message()
 
 
 def refusal(at: Site, content: TrainRequest) -> str:
@@ -196,7 +196,7 @@ def drawn_elsewhere(channels: int, image_size: int) -> nn.Module:
 
 
 def test_a_plug_in_that_draws_its_network_elsewhere_than_from_torch_is_refused(tmp_path: Path) -> None:
-    name = offered(MODELS, drawn_elsewhere)
+    name = register_local(MODELS, drawn_elsewhere)
     spec = SURGICAL.model.model_copy(update={"architecture": PLUGIN + name})
     of = SURGICAL.model_copy(update={"model": spec, "plugins": (stamp_of(MODELS, name),)})
     at = site(tmp_path, networks=(PLUGIN + name,))

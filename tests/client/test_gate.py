@@ -16,11 +16,10 @@ from client.site.policy import Policy
 from client.site.settings import read_settings
 from client.site.site import Site
 from common.config import Plan
-from common.errors import BadInput
-from common.security.audit import Audit, check
+from common.errors import BadInput, WireError
+from common.security.audit import Audit, check_audit
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
-from common.wire.errors import WireError
 from common.wire.fleet_protocol import ROLL_CALL
 from common.wire.records import EvaluateReply, RollCall, TrainReply
 from strategies.registry import STRATEGIES
@@ -261,7 +260,7 @@ def test_the_audit_has_what_passed_by_names_shapes_sizes_and_hash_and_no_value(t
     assert update.trunk is not None
     assert ["update/trunk", [len(update.trunk)], 4 * len(update.trunk)] in left["fields"]
     assert ["train_loss", None, len(str(reply.content["fields"]["train_loss"]))] in left["fields"]
-    assert check(tmp_path).faults == []
+    assert check_audit(tmp_path).faults == []
 
 
 def test_where_the_audit_cannot_be_written_nothing_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

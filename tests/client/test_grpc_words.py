@@ -17,7 +17,7 @@ from client.connection.exit_codes import Refused, Unreachable
 from client.connection.fleet_client import Link, RunOver
 from common.security.call_signatures import ANOTHER_PROCESS
 from common.system.plain_text import MOST_WORDS, is_plain
-from common.wire.hello import METHOD, SERVICE
+from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
 from server.coordinator.folder import Coordinator
 from tests.client.check.servers import grpc_server, tls_of
 from tests.client.handshakes import coordinator_in, listening
@@ -74,7 +74,7 @@ def aborting(coordinator: Coordinator, code: grpc.StatusCode, details: str) -> I
         context.abort(code, details)
 
     method = grpc.unary_unary_rpc_method_handler(answer)
-    handler = grpc.method_handlers_generic_handler(SERVICE, {METHOD: method})
+    handler = grpc.method_handlers_generic_handler(HELLO_SERVICE, {HELLO_METHOD: method})
     with grpc_server(handler, tls_of(coordinator)) as port, link_to(port, coordinator) as link:
         yield link
 

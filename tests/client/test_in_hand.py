@@ -44,11 +44,11 @@ from client.connection.service import WAIT_S, Service, alone_in
 from client.connection.status import Status
 from client.site.settings import open_site, read_settings
 from client.site.site_file import make_site
-from common.security.call_signatures import WAIT, wait_of
+from common.errors import WireVersionError
+from common.security.call_signatures import WAIT, requested_wait_s
 from common.security.identity import SiteKit, read_request
-from common.wire.errors import WireVersionError
-from common.wire.fleet_protocol import names_in
-from common.wire.flower_objects import message_of
+from common.wire.fleet_protocol import object_ids
+from common.wire.flower_objects import join_message
 from server.coordinator.authority import issue_server_certificate, make_authority, signing_identity
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.run_client.signing import Addressee, Signing
@@ -154,8 +154,8 @@ class Desk(FleetServicer):
     @property
     def replies(self) -> list[Message]:
         """Those of which everything has arrived."""
-        trees = [tree for tree in self._announced if self._came.keys() >= set(names_in(tree))]
-        return [message_of(tree.object_id, dict(self._came), 1e9) for tree in trees]
+        trees = [tree for tree in self._announced if self._came.keys() >= set(object_ids(tree))]
+        return [join_message(tree.object_id, dict(self._came), 1e9) for tree in trees]
 
     def _perhaps_fail(self, call: str, context: grpc.ServicerContext) -> None:
         if self.trouble.get(call):
@@ -197,7 +197,7 @@ class Desk(FleetServicer):
     def PushMessages(self, request: Any, context: grpc.ServicerContext) -> PushMessagesResponse:
         self._perhaps_fail("PushMessages", context)
         self._announced += request.message_object_trees
-        return PushMessagesResponse(objects_to_push=names_in(request.message_object_trees[0]), session_id="session")
+        return PushMessagesResponse(objects_to_push=object_ids(request.message_object_trees[0]), session_id="session")
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> PushObjectResponse:
         self._came[request.object_id] = request.object_content
@@ -423,7 +423,7 @@ def test_a_message_whose_content_is_gone_is_let_go_so_that_it_does_not_come_agai
     hospital.desk.lost = True
     assert hospital.start() == ExitCode.CLOCK
     assert (hospital.begun, hospital.desk.confirmed, hospital.left) == (0, [message.object_id], None)
-    assert [wait_of(said) for said in hospital.desk.waits] == [WAIT_S, WAIT_S]
+    assert [requested_wait_s(said) for said in hospital.desk.waits] == [WAIT_S, WAIT_S]
 
 
 def test_a_reply_that_did_not_get_through_is_sent_over_the_next_connection_without_more_work(

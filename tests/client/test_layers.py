@@ -15,7 +15,7 @@ from client.training.privacy import PrivacyBudget
 from client.training.secure_aggregation import Masks, SecureAggregation
 from common.config import Plan
 from common.wire.codec import decode, encode
-from common.wire.flower_objects import act_as
+from common.wire.flower_objects import set_identity
 from common.wire.records import RollCall, RollCallAnswer
 from strategies.registry import method_of
 from tests.client.rounds import plan, site
@@ -75,7 +75,7 @@ def test_a_plan_turns_on_the_layers_that_it_names_the_outermost_first(
 
 
 def test_a_simulated_site_without_limits_writes_no_audit_and_settles_no_plan(tmp_path: Path) -> None:
-    act_as(1, 1)  # read by Message()
+    set_identity(1, 1)  # read by Message()
     file = experiment(tmp_path)
     app = simulated_app(file.experiment.model_dump_json(), file.base, tmp_path / "run")
     of = plan("vanilla", {})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from client.site.memory import Memory, MemoryFolder, forget_other_runs
-from common.models.head import Head
+from common.models.network import Head
 from common.wire.records import Groups
 
 

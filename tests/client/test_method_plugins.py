@@ -11,7 +11,7 @@ from client.site.policy import Policy
 from common.config import plan_of
 from common.errors import BadInput
 from common.plugins import METHODS, stamp_of
-from common.wire.hello import WIRE_VERSION
+from common.wire.fleet_protocol import WIRE_VERSION
 from polyclinic.testing import check_method
 from server.runs.receipt import read_receipt
 from server.runs.verify import verify

@@ -18,7 +18,7 @@ from common.data.base.image_set import ImageSet
 from common.data.images.pixels import pixels_of
 from common.models.network import build
 from common.models.state import ModelState
-from common.plugins import MODELS, PLUGIN, offered, stamp_of
+from common.plugins import MODELS, PLUGIN, register_local, stamp_of
 from common.wire.codec import decode, encode
 from common.wire.records import BenefitReply, BenefitRequest, EvaluateReply, Groups, TrainReply
 from tests.client.gates import asked
@@ -44,7 +44,7 @@ def failing(channels: int, image_size: int) -> nn.Module:
     return nn.Sequential(Fails(), nn.Linear(channels * image_size**2, 8, bias=False))
 
 
-NETWORK = offered(MODELS, failing)
+NETWORK = register_local(MODELS, failing)
 
 
 def crafted(method: str = "surgical", **tables: Any) -> Plan:

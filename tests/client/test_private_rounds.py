@@ -25,7 +25,7 @@ from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
-from common.plugins import MODELS, offered, stamp_of
+from common.plugins import MODELS, register_local, stamp_of
 from common.wire.records import RollCall, TrainReply
 from strategies.privacy.accounting import Steps, epsilon_of
 from tests.client.rounds import beginning, evaluation, images, plan, request, site
@@ -126,7 +126,7 @@ def test_a_network_that_draws_by_itself_is_refused(tmp_path: Path) -> None:
 
         return nn.Sequential(Restless(), nn.Linear(channels * image_size**2, 8))
 
-    name = offered(MODELS, restless)
+    name = register_local(MODELS, restless)
     of = one_step(private_plan("patient"), 40, model={"architecture": f"plugin:{name}", "norm": "batch"})
     with pytest.raises(BadInput, match="draws random numbers of its own in training"):
         first_round(private_site(tmp_path), of.model_copy(update={"plugins": (stamp_of(MODELS, name),)}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from client.cli import main
-from common.wire.canonical_bytes import of_bytes
+from common.wire.canonical_bytes import parse_canonical
 from common.wire.codec import decode
 from common.wire.records import EvaluateReply, RollCallAnswer, TrainReply
 
@@ -31,7 +31,7 @@ def test_it_shows_and_writes_the_very_records_and_leaves_nothing_behind(tmp_path
         assert said in out
     seen = sorted((tmp_path / "seen").glob("*.record"))
     assert [path.name for path in seen] == ["1-RollCallAnswer.record", "2-TrainReply.record", "3-EvaluateReply.record"]
-    answer, trained, tested = (of_bytes(path.read_bytes()) for path in seen)
+    answer, trained, tested = (parse_canonical(path.read_bytes()) for path in seen)
     counted = decode(answer, RollCallAnswer)
     assert counted.train_samples == decode(trained, TrainReply).train_samples > 0
     assert (counted.positives, decode(tested, EvaluateReply).told_classes) == ((), ())
@@ -50,7 +50,7 @@ def test_what_the_policy_allows_is_seen_and_what_it_declines_has_its_reason(tmp_
     asked = ("--experiment", tmp_path / "experiment.toml", "--out", tmp_path / "seen")
     code, out = preview(capsys, tmp_path, *asked, policy="[policy]\nlabel_counts = true\nsmallest_count = 0\n")
     assert code == 0
-    first = of_bytes((tmp_path / "seen" / "1-RollCallAnswer.record").read_bytes())
+    first = parse_canonical((tmp_path / "seen" / "1-RollCallAnswer.record").read_bytes())
     assert len(decode(first, RollCallAnswer).positives) > 0
     code, out = preview(capsys, tmp_path, *asked[:2], policy='[policy]\nmethods = ["fedavg"]\n')
     assert code == 0

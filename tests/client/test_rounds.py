@@ -14,10 +14,10 @@ from client.site.site import Site
 from client.training.layers import evaluate_round, train_round
 from client.training.local_round import warm_up
 from client.training.task import LocalTask, prepare_task
-from common.models.network import build
+from common.errors import WireError
+from common.models.network import Head, build
 from common.models.saved import load_model
-from common.models.state import Head, read_state
-from common.wire.errors import WireError
+from common.models.state import read_state
 from common.wire.records import EvaluateRequest, TrainReply
 from strategies.engine.state import groups_for
 from strategies.local.optimisation import optimizer_for

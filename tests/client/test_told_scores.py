@@ -15,7 +15,7 @@ from client.training.task import prepare_task
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.metrics.score_histograms import BINS, EDGES, score_histogram
-from common.plugins import METRICS, offered, stamp_of
+from common.plugins import METRICS, register_local, stamp_of
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply
 from tests.client.gates import asked
@@ -151,7 +151,7 @@ def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(
     metric: Callable[[np.ndarray, np.ndarray], float], tmp_path: Path
 ) -> None:
     """Of hidden classes, too: an error as the answer said that a picture with one is in the test part."""
-    name, said = f"plugin:{offered(METRICS, metric)}", list[str]()
+    name, said = f"plugin:{register_local(METRICS, metric)}", list[str]()
     at = hospital(tmp_path, NAMES, several_classes_an_image(2, 8), metrics=(name,))
     at = replace(at, test=images(3, 200, NAMES), tell=said.append)
     of = plan("surgical", {})

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.security import audit
-from common.security.audit import Audit, check, files
+from common.security.audit import Audit, audit_files, check_audit
 
 ENTRIES = 6
 ROOT = Path(__file__).parents[2]
@@ -29,12 +29,12 @@ def lines(path: Path) -> list[bytes]:
 
 
 def said(folder: Path) -> list[str]:
-    return [str(fault) for fault in check(folder).faults]
+    return [str(fault) for fault in check_audit(folder).faults]
 
 
 def test_what_was_written_is_found_right_and_counted(tmp_path: Path) -> None:
     written(tmp_path)
-    found = check(tmp_path)
+    found = check_audit(tmp_path)
     assert (found.entries, found.faults, found.notes) == (ENTRIES, [], [])
     assert [entry["bytes"] for entry in Audit(tmp_path).entries()] == [100, 101, 102, 103, 104, 105]
 
@@ -54,7 +54,7 @@ def test_any_changed_byte_is_found(original: Path, place: int, data: st.DataObje
     byte = data.draw(st.integers(0, 255).filter(lambda value: value != before[at]))
     try:
         path.write_bytes(before[:at] + bytes([byte]) + before[at + 1 :])
-        found = check(original)
+        found = check_audit(original)
         lost_newline = at == len(before) - 1  # nothing of any entry: the next one begins on a line of its own
         assert found.faults or lost_newline
     finally:
@@ -67,7 +67,7 @@ def test_any_other_order_is_found(original: Path, order: list[int]) -> None:
     before = lines(path)
     try:
         path.write_bytes(b"".join(before[place] for place in order))
-        assert bool(check(original).faults) == (list(order) != sorted(order))
+        assert bool(check_audit(original).faults) == (list(order) != sorted(order))
     finally:
         path.write_bytes(b"".join(before))
 
@@ -78,7 +78,7 @@ def test_any_removed_lines_are_found_those_at_the_end_too(original: Path, gone: 
     before = lines(path)
     try:
         path.write_bytes(b"".join(line for place, line in enumerate(before) if place not in gone))
-        assert check(original).faults
+        assert check_audit(original).faults
     finally:
         path.write_bytes(b"".join(before))
 
@@ -106,11 +106,11 @@ def test_a_line_torn_by_a_kill_is_closed_off_said_and_the_chain_goes_on(cut: int
     torn = lines(path)[2][:cut]
     with path.open("ab") as file:
         file.write(torn)
-    assert check(tmp_path).faults == []
+    assert check_audit(tmp_path).faults == []
     left = Audit(tmp_path, durable=False).append(record="start")
     assert left is not None
     assert left.bytes == cut
-    found = check(tmp_path)
+    found = check_audit(tmp_path)
     assert (found.entries, found.faults) == (4, [])
     assert found.notes == ["audit.jsonl line 4 was torn by a kill; entry 4 says so."]
 
@@ -133,17 +133,17 @@ def test_a_kill_between_line_and_head_is_no_fault(kept: str, tmp_path: Path) -> 
     (tmp_path / audit.HEAD).write_bytes(head)
     if kept == "line and no newline":
         path.write_bytes(path.read_bytes().removesuffix(b"\n"))
-    assert check(tmp_path).faults == []
+    assert check_audit(tmp_path).faults == []
     Audit(tmp_path, durable=False).append(record="TrainReply")
-    found = check(tmp_path)
+    found = check_audit(tmp_path)
     assert (found.entries, found.faults, found.notes) == (5, [], [])
 
 
 def test_a_full_file_makes_way_and_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "ROTATED_AT_BYTES", 500)
     written(tmp_path, 12)
-    assert [path.name for path in files(tmp_path)][:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
-    assert (check(tmp_path).entries, said(tmp_path)) == (12, [])
+    assert [path.name for path in audit_files(tmp_path)][:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
+    assert (check_audit(tmp_path).entries, said(tmp_path)) == (12, [])
     (tmp_path / "audit-000001.jsonl").unlink()
     assert "are missing before it: removed." in said(tmp_path)[0]
 
@@ -175,7 +175,7 @@ def test_a_line_of_any_length_is_found_again_and_the_chain_goes_on(size: int, tm
     for _ in range(2):
         trail.append(reason="x" * size)
         trail.append(record="TrainReply")
-    found = check(tmp_path)
+    found = check_audit(tmp_path)
     assert (found.entries, found.faults, found.notes) == (5, [], [])
 
 
@@ -190,8 +190,8 @@ def test_a_long_line_as_an_earlier_release_wrote_it_is_found_again(tmp_path: Pat
         file.write(b"\n")
     (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.line_sha256(line)}))
     Audit(tmp_path, durable=False).append(record="start")
-    assert [one.name for one in files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
-    assert (check(tmp_path).entries, said(tmp_path)) == (5, [])
+    assert [one.name for one in audit_files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
+    assert (check_audit(tmp_path).entries, said(tmp_path)) == (5, [])
 
 
 def test_a_torn_line_longer_than_the_first_look_is_owned_up_to(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_torn_line_longer_than_the_first_look_is_owned_up_to(tmp_path: Path) -
     with path.open("ab") as file:
         file.write(b'{"n": 4, "reason": "' + b"x" * 2**20)
     Audit(tmp_path, durable=False).append(record="start")
-    found = check(tmp_path)
+    found = check_audit(tmp_path)
     assert (found.entries, found.faults) == (4, [])
     assert found.notes == ["audit.jsonl line 4 was torn by a kill; entry 4 says so."]
 
@@ -209,7 +209,7 @@ def test_processes_that_write_in_turn_continue_one_chain(durable: bool, tmp_path
     trails = [Audit(tmp_path, durable=durable) for _ in range(3)]
     for trail in [*trails, *reversed(trails), *trails]:
         trail.append(record="TrainReply")
-    found = check(tmp_path)
+    found = check_audit(tmp_path)
     assert (found.entries, found.faults, found.notes) == (9, [], [])
 
 
@@ -222,10 +222,10 @@ def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_se
     left = trail.append(record="start")
     assert left is not None
     assert left.bytes == 12
-    assert check(tmp_path).faults == []
+    assert check_audit(tmp_path).faults == []
     (tmp_path / audit.FILE).unlink()
     trail.append(record="start")
-    assert (check(tmp_path).entries, check(tmp_path).faults) == (1, [])
+    assert (check_audit(tmp_path).entries, check_audit(tmp_path).faults) == (1, [])
 
 
 APPEND = """
@@ -247,7 +247,7 @@ def test_a_kill_at_any_moment_leaves_an_audit_without_a_fault(how: str, tmp_path
             assert writer.stdout is not None
             appended = sum(bool(writer.stdout.readline()) for _ in range(20 + 17 * kill))
             writer.kill()
-        found = check(tmp_path)
+        found = check_audit(tmp_path)
         assert found.faults == []
         assert found.entries >= entries + appended
         entries = found.entries

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from common.system.plain_text import MOST_LINES, MOST_WORDS, shown
+from common.errors import WireError
+from common.system.plain_text import MOST_LINES, MOST_WORDS, printable
 from common.wire.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, reported_loss
 from common.wire.codec import Record, decode, encode, field_names
-from common.wire.errors import WireError
 from common.wire.records import BenefitRequest, EvaluateRequest, Refusal, RefusalNoted, RollCall
 from common.wire.secure_aggregation import (
     KeysAnswer,
@@ -98,7 +98,7 @@ def refusal_of(record: Any, name: str, value: object) -> tuple[str, Any]:
     try:
         return "", decode(changed(record, name, value), type(record))
     except WireError as error:
-        return shown(str(error)), None
+        return printable(str(error)), None
 
 
 def harmless(value: object, bound: object) -> bool:

@@ -17,7 +17,7 @@ from common.metrics.calibration import (
     pooled_decisions,
     quality,
 )
-from common.metrics.pooled import pooled, summed
+from common.metrics.pooled import pool_sites, sum_histograms
 from common.metrics.score_histograms import score_histogram
 
 Floats = NDArray[np.floating]
@@ -130,7 +130,7 @@ def test_pooling_adds_up_who_told_and_names_who_did_not() -> None:
     halves = {"north": slice(0, None, 2), "south": slice(1, None, 2)}
     told = {site: {"mass": score_histogram(scores[rows], labels[rows])} for site, rows in halves.items()}
     owners = {"edema": ("north", "south"), "mass": ("east", "north", "south")}
-    found = pooled(summed(told, owners), owners)
+    found = pool_sites(sum_histograms(told, owners), owners)
     assert found
     assert list(found.per_class) == ["mass"]
     of_class = found.per_class["mass"]
@@ -153,7 +153,7 @@ def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value() -> None:
         "edema": told((0.3, 1), (0.2, 0), (0.4, 0))["one"],
     }
     owners = dict.fromkeys(site, ("north",))
-    found = pooled(summed({"north": site}, owners), owners)  # type: ignore[dict-item]
+    found = pool_sites(sum_histograms({"north": site}, owners), owners)  # type: ignore[dict-item]
     assert found
     assert found.mean_auroc
     assert found.mean_auroc.value == pytest.approx(0.75)
@@ -161,4 +161,4 @@ def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value() -> None:
 
 
 def test_where_no_site_told_anything_there_is_nothing_pooled() -> None:
-    assert pooled(summed({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None
+    assert pool_sites(sum_histograms({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.wire.quantization import BLOCK, FORMS, Form, packed, packed_bytes, rounded, unpacked
+from common.wire.codec import BLOCK, pack, packed_size, round_to_form, unpack
+from common.wire.records import FORMS, Form
 
 NUMBERS = arrays.arrays(
     np.float32, st.integers(0, 40), elements=st.floats(-(2.0**110), 2.0**110, width=32, allow_subnormal=True)
@@ -15,19 +16,19 @@ NUMBERS = arrays.arrays(
 
 @given(NUMBERS, st.sampled_from(FORMS))
 def test_what_was_rounded_comes_back_bit_for_bit_and_is_not_rounded_again(values: np.ndarray, form: Form) -> None:
-    once = rounded(values, form)
-    data = packed(once, form)
-    assert len(data) == packed_bytes(len(values), form)
-    np.testing.assert_array_equal(unpacked(data, len(values), form), once)
-    np.testing.assert_array_equal(rounded(once, form), once)
+    once = round_to_form(values, form)
+    data = pack(once, form)
+    assert len(data) == packed_size(len(values), form)
+    np.testing.assert_array_equal(unpack(data, len(values), form), once)
+    np.testing.assert_array_equal(round_to_form(once, form), once)
 
 
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7])
 def test_each_block_has_a_scale_of_its_own(size: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
     values[BLOCK:] *= 1e-4
-    once = rounded(values, "int8")
-    np.testing.assert_array_equal(unpacked(packed(once, "int8"), size, "int8"), once)
+    once = round_to_form(values, "int8")
+    np.testing.assert_array_equal(unpack(pack(once, "int8"), size, "int8"), once)
     for start in range(0, size, BLOCK):
         block = slice(start, start + BLOCK)
         assert np.abs(values[block] - once[block]).max() <= np.abs(values[block]).max() / 127
@@ -35,14 +36,14 @@ def test_each_block_has_a_scale_of_its_own(size: int) -> None:
 
 def test_float16_errs_by_a_two_thousandth_and_ends_at_its_largest_number() -> None:
     values = np.array([1.0, 3.14159, -1e-3, 1e6, -1e30], np.float32)
-    once = rounded(values, "float16")
+    once = round_to_form(values, "float16")
     np.testing.assert_allclose(once[:3], values[:3], rtol=2**-11)
     np.testing.assert_array_equal(once[3:], [65504, -65504])
 
 
 def test_zeros_stay_zeros() -> None:
     for form in FORMS:
-        assert not unpacked(packed(rounded(np.zeros(2000, np.float32), form), form), 2000, form).any()
+        assert not unpack(pack(round_to_form(np.zeros(2000, np.float32), form), form), 2000, form).any()
 
 
 @pytest.mark.parametrize(
@@ -56,4 +57,4 @@ def test_zeros_stay_zeros() -> None:
 )
 def test_bytes_that_are_no_such_numbers_are_refused(data: bytes, n: int, form: Form, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        unpacked(data, n, form)
+        unpack(data, n, form)

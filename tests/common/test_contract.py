@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.contract import Declaration, merge
+from common.contract import Declaration, merge_declarations
 from common.errors import BadInput
 
 NORTH = Declaration("north", ("Effusion", "Mass"), {"Effusion": "Pleural Effusion"})
@@ -14,12 +14,12 @@ SOUTH = Declaration("south", ("Pneumonia", "Pleural Effusion"))
 
 def complaint(*declarations: Declaration, class_names: tuple[str, ...] | None = None) -> str:
     with pytest.raises(BadInput) as caught:
-        merge(declarations, class_names)
+        merge_declarations(declarations, class_names)
     return str(caught.value)
 
 
 def test_synonyms_bring_local_names_to_canonical_ones_in_the_sites_own_order() -> None:
-    contract = merge([SOUTH, NORTH])
+    contract = merge_declarations([SOUTH, NORTH])
     assert contract.class_names == ("Mass", "Pleural Effusion", "Pneumonia")
     assert dict(contract.sites) == {"north": ("Pleural Effusion", "Mass"), "south": ("Pneumonia", "Pleural Effusion")}
     assert contract.shared_classes == ("Pleural Effusion",)
@@ -29,7 +29,7 @@ def test_synonyms_bring_local_names_to_canonical_ones_in_the_sites_own_order() -
 
 
 def test_the_only_site_of_a_run_has_shared_classes_and_no_unique_ones() -> None:
-    contract = merge([SOUTH])
+    contract = merge_declarations([SOUTH])
     assert contract.shared_classes == contract.class_names
     assert contract.unique_classes == ()
 
@@ -37,15 +37,15 @@ def test_the_only_site_of_a_run_has_shared_classes_and_no_unique_ones() -> None:
 @given(st.permutations(["a", "b", "c", "d"]))
 def test_the_contract_and_its_hash_do_not_depend_on_who_answered_first(order: list[str]) -> None:
     sites = {"a": ("x", "y"), "b": ("z",), "c": ("y", "x"), "d": ("x", "z")}
-    merged = merge(Declaration(site, sites[site]) for site in order)
-    again = merge(Declaration(site, sites[site]) for site in "abcd")
+    merged = merge_declarations(Declaration(site, sites[site]) for site in order)
+    again = merge_declarations(Declaration(site, sites[site]) for site in "abcd")
     assert merged == again
     assert merged.hash == again.hash
 
 
 def test_another_owner_gives_another_hash() -> None:
-    first = merge([Declaration("a", ("x", "y")), Declaration("b", ("x",))])
-    second = merge([Declaration("a", ("x",)), Declaration("b", ("x", "y"))])
+    first = merge_declarations([Declaration("a", ("x", "y")), Declaration("b", ("x",))])
+    second = merge_declarations([Declaration("a", ("x",)), Declaration("b", ("x", "y"))])
     assert first.class_names == second.class_names
     assert first.hash != second.hash
 
@@ -57,7 +57,7 @@ def test_one_class_under_two_spellings_is_refused_with_the_two_lines_that_settle
 
 
 def test_names_that_merely_resemble_one_another_are_not_guessed_to_be_one() -> None:
-    assert merge([Declaration("a", ("Lesion",)), Declaration("b", ("Lung Lesion",))]).class_names == (
+    assert merge_declarations([Declaration("a", ("Lesion",)), Declaration("b", ("Lung Lesion",))]).class_names == (
         "Lesion",
         "Lung Lesion",
     )
@@ -98,12 +98,12 @@ def test_writing_the_two_lines_mends_the_contradiction() -> None:
     south = Declaration("south", ("pleural effusion", "Mass"))
     assert '"pleural effusion" = "Pleural_Effusion"' in complaint(north, south)
     fixed = Declaration("south", south.names, {"pleural effusion": "Pleural_Effusion"})
-    assert merge([north, fixed]).shared_classes == ("Pleural_Effusion",)
+    assert merge_declarations([north, fixed]).shared_classes == ("Pleural_Effusion",)
 
 
 @given(st.dictionaries(st.sampled_from("pqrs"), st.permutations("abc").map(lambda names: names[:2]), min_size=1))
 def test_owners_coverage_shared_and_unique_tell_one_story(sites: dict[str, list[str]]) -> None:
-    contract = merge(Declaration(site, tuple(names)) for site, names in sites.items())
+    contract = merge_declarations(Declaration(site, tuple(names)) for site, names in sites.items())
     owners = contract.coverage().sum(axis=0)  # (classes,)
     assert [len(contract.owners(name)) for name in contract.class_names] == owners.tolist()
     assert [name in contract.shared_classes for name in contract.class_names] == (owners == len(sites)).tolist()

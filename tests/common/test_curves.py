@@ -9,7 +9,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from common.metrics.calibration import POINTS, curve_of, wilson
-from common.metrics.score_histograms import EDGES, bins_of, score_histogram
+from common.metrics.score_histograms import EDGES, bin_indices, score_histogram
 
 Values = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def test_every_point_is_one_of_scikit_learns(seed: int, count: int, spread: floa
         assert curve is None
         return
     assert curve is not None
-    binned = EDGES[bins_of(scores[known]) + 1]  # images of one bin cannot be told apart
+    binned = EDGES[bin_indices(scores[known]) + 1]  # images of one bin cannot be told apart
     rates, sensitivities, _ = roc_curve(labels[known], binned, drop_intermediate=False)
     found, alarms = np.array(curve.found), np.array(curve.alarms)
     theirs = {(round(a, 9), round(b, 9)) for a, b in zip(rates, sensitivities, strict=True)}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.system.fingerprint import fingerprint
+from common.system.hashing import fingerprint
 
 FACTOR = 2
 
@@ -86,7 +86,7 @@ def test_a_global_that_a_function_reads_counts(monkeypatch: pytest.MonkeyPatch) 
 
 def test_another_process_finds_the_same() -> None:
     code = (
-        "from tests.common import test_fingerprint as t; from common.system.fingerprint import fingerprint as f;"
+        "from tests.common import test_fingerprint as t; from common.system.hashing import fingerprint as f;"
         "print(*(f(part()) for pair in t.PAIRS for part in pair))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -112,7 +112,7 @@ def test_code_without_a_file_counts_whatever_text_is_kept_under_its_name(
 
 def test_code_with_a_set_has_one_hash_in_all_processes() -> None:
     program = (
-        "from common.system.fingerprint import fingerprint\n"
+        "from common.system.hashing import fingerprint\n"
         "scope = {}\n"
         'exec(\'def f(x):\\n    return x in {"a", "b", "c", "d"}\\n\', scope)\n'
         "print(fingerprint(scope['f']))"

@@ -15,8 +15,16 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from common.wire import flower_objects
-from common.wire.fleet_protocol import names_in
-from common.wire.flower_objects import MOST_RECORDS, PER_ARRAY, TooLarge, cut, message_of, taken_apart, weight_of
+from common.wire.fleet_protocol import object_ids
+from common.wire.flower_objects import (
+    MOST_RECORDS,
+    PER_ARRAY,
+    TooLarge,
+    array_bytes,
+    cut_arrays,
+    join_message,
+    split_message,
+)
 from tests.common.flower_messages import Record, instruction, message, of_arrays
 
 ANY = float("inf")
@@ -49,7 +57,7 @@ def objects(whole: Message) -> dict[str, bytes]:
 
 
 def returned(whole: Message) -> Message:
-    return message_of(whole.object_id, objects(whole), ANY)
+    return join_message(whole.object_id, objects(whole), ANY)
 
 
 @given(records)
@@ -81,7 +89,7 @@ def test_a_large_array_comes_back_whole_from_its_chunks(large: NDArray[Any], chu
     whole = message(trunk=large, bias=np.array([-1.5, 0.25], np.float32))
     sent = objects(whole)
     assert sum(content.startswith(b"ArrayChunk") for content in sent.values()) == chunks + 1
-    came = message_of(whole.object_id, sent, ANY).content.array_records["update"]
+    came = join_message(whole.object_id, sent, ANY).content.array_records["update"]
     assert np.array_equal(came["trunk"].numpy(), large)
     assert came["bias"].numpy().tolist() == [-1.5, 0.25]
 
@@ -91,7 +99,7 @@ def test_two_arrays_of_the_same_numbers_share_one_object_and_both_come_back() ->
     whole = message(weight=same, momentum=same.copy())
     sent = objects(whole)
     assert sum(content.startswith(b"ArrayChunk") for content in sent.values()) == 1
-    came = message_of(whole.object_id, sent, ANY).content.array_records["update"]
+    came = join_message(whole.object_id, sent, ANY).content.array_records["update"]
     assert {name: array.numpy().tolist() for name, array in came.items()} == {
         "weight": [3, -2, 0.5],
         "momentum": [3, -2, 0.5],
@@ -117,7 +125,7 @@ def test_an_error_comes_back_with_its_reason() -> None:
 def test_what_was_put_together_is_taken_apart_into_the_same_objects_again() -> None:
     whole = message(trunk=np.arange(CHUNK, dtype=np.float32), bias=np.array([1], np.float32))
     sent = objects(whole)
-    back = message_of(whole.object_id, dict(sent), ANY)
+    back = join_message(whole.object_id, dict(sent), ANY)
     assert objects(instruction(back.content)) == sent
 
 
@@ -125,14 +133,14 @@ def test_the_objects_are_still_there_after_the_message_was_put_together() -> Non
     whole = message(trunk=np.array([1, -2], np.float32))
     sent = objects(whole)
     before = dict(sent)
-    message_of(whole.object_id, sent, ANY)
+    join_message(whole.object_id, sent, ANY)
     assert sent == before
 
 
 @given(records)
 def test_every_object_is_named_once_for_each_place_and_after_those_it_is_made_of(sent: dict[str, Record]) -> None:
     whole = instruction(of_arrays(sent))
-    names = names_in(get_object_tree(whole))
+    names = object_ids(get_object_tree(whole))
     assert set(names) == set(get_all_nested_objects(whole))
     assert names[-1] == whole.object_id
     for name, found in get_all_nested_objects(whole).items():
@@ -143,7 +151,7 @@ def test_every_object_is_named_once_for_each_place_and_after_those_it_is_made_of
 def test_an_object_that_is_no_message_is_refused() -> None:
     sent = objects(message(trunk=np.array([1], np.float32)))
     with pytest.raises(ValueError, match=f"object {array_in(sent)} is no message"):
-        message_of(array_in(sent), sent, ANY)
+        join_message(array_in(sent), sent, ANY)
 
 
 def array_in(sent: dict[str, bytes]) -> str:
@@ -157,7 +165,7 @@ def test_a_message_with_a_damaged_part_is_refused(damaged: bytes) -> None:
     whole = message(trunk=np.array([1, -2], np.float32))
     sent = objects(whole)
     with pytest.raises(ValueError, match=r"\w"):
-        message_of(whole.object_id, {**sent, array_in(sent): damaged}, ANY)
+        join_message(whole.object_id, {**sent, array_in(sent): damaged}, ANY)
 
 
 @pytest.mark.parametrize("kind", [b"ArrayChunk ", b"ArrayRecord ", b"RecordDict "])
@@ -165,7 +173,7 @@ def test_a_message_that_lacks_a_part_is_refused(kind: bytes) -> None:
     whole = message(trunk=np.array([1, -2], np.float32))
     rest = {name: content for name, content in objects(whole).items() if not content.startswith(kind)}
     with pytest.raises(ValueError, match=r"\w"):
-        message_of(whole.object_id, rest, ANY)
+        join_message(whole.object_id, rest, ANY)
 
 
 @pytest.mark.parametrize("made_up", [b"Array  2\0{}", b'Array  22\0{"arraychunk_ids": [3]}', b"Evil  0\0"])
@@ -173,13 +181,13 @@ def test_a_message_with_a_part_that_flower_never_makes_is_refused(made_up: bytes
     whole = message(trunk=np.array([1, -2], np.float32))
     sent = objects(whole)
     with pytest.raises(ValueError, match=r"\w"):
-        message_of(whole.object_id, {**sent, array_in(sent): made_up}, ANY)
+        join_message(whole.object_id, {**sent, array_in(sent): made_up}, ANY)
 
 
 @given(sent=records)
 def test_a_message_that_we_have_cut_is_the_one_that_flower_would_have_sent(sent: dict[str, Record]) -> None:
     theirs, ours = instruction(of_arrays(sent)), instruction(of_arrays(sent))
-    cut(ours)
+    cut_arrays(ours)
     assert get_object_tree(ours) == get_object_tree(theirs)
     assert {name: found.deflate() for name, found in get_all_nested_objects(ours).items()} == {
         name: found.deflate() for name, found in get_all_nested_objects(theirs).items()
@@ -188,26 +196,26 @@ def test_a_message_that_we_have_cut_is_the_one_that_flower_would_have_sent(sent:
 
 def test_an_array_is_cut_once_and_an_error_not_at_all() -> None:
     whole = message(trunk=np.arange(3 * CHUNK, dtype=np.float32))
-    cut(whole)
+    cut_arrays(whole)
     (before,) = [vars(array)["_chunks"] for array in whole.content.array_records["update"].values()]
-    cut(whole)
+    cut_arrays(whole)
     (after,) = [vars(array)["_chunks"] for array in whole.content.array_records["update"].values()]
     assert before is after
     assert len(before) == 13  # 12,000 bytes, and what numpy writes before them
-    cut(instruction(None, Error(1, "no")))
+    cut_arrays(instruction(None, Error(1, "no")))
 
 
 def test_parts_that_come_as_views_are_as_good_as_bytes() -> None:
     whole = message(trunk=np.arange(3 * CHUNK, dtype=np.float32))
     sent = {name: memoryview(found.deflate()) for name, found in get_all_nested_objects(whole).items()}
-    came = message_of(whole.object_id, sent, ANY)
+    came = join_message(whole.object_id, sent, ANY)
     np.testing.assert_array_equal(came.content.array_records["update"]["trunk"].numpy(), np.arange(3 * CHUNK))
 
 
 def test_what_is_large_and_no_part_of_an_array_comes_back_too() -> None:
     whole = instruction(RecordDict({"fields": ConfigRecord({"weight": bytes(3 * 2**20)})}))
     sent = {name: memoryview(found.deflate()) for name, found in get_all_nested_objects(whole).items()}
-    assert message_of(whole.object_id, sent, ANY).content.config_records["fields"]["weight"] == bytes(3 * 2**20)
+    assert join_message(whole.object_id, sent, ANY).content.config_records["fields"]["weight"] == bytes(3 * 2**20)
 
 
 # ---------------------------------------------------------------------- what takes more memory than it travels as
@@ -216,7 +224,7 @@ def test_what_is_large_and_no_part_of_an_array_comes_back_too() -> None:
 def repeated(times: int, part: bytes) -> Message:
     """A message whose array says that it has one part, which travels once, so many times."""
     made = instruction(of_arrays({"update": {"trunk": np.frombuffer(part, np.uint8)}}))
-    cut(made)
+    cut_arrays(made)
     (array,) = made.content.array_records["update"].values()
     vars(array)["_chunks"] = vars(array)["_chunks"] * times
     return made
@@ -229,7 +237,7 @@ def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_me
     tracemalloc.start()
     try:
         with pytest.raises(TooLarge):
-            message_of(whole.object_id, sent, 1_000_000)
+            join_message(whole.object_id, sent, 1_000_000)
         assert tracemalloc.get_traced_memory()[1] < 60_000_000  # together 400 MB
     finally:
         tracemalloc.stop()
@@ -237,26 +245,26 @@ def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_me
 
 def test_equal_parts_that_were_asked_for_are_put_together() -> None:
     made = instruction(of_arrays({"update": {"trunk": np.zeros(50 * CHUNK, np.uint8)}}))
-    _, sent = taken_apart(made)
-    most = weight_of(made.content)
+    _, sent = split_message(made)
+    most = array_bytes(made.content)
     assert most > 50 * CHUNK > 10 * sum(map(len, sent.values()))
-    back = message_of(made.metadata.message_id, sent, most)
+    back = join_message(made.metadata.message_id, sent, most)
     assert back.content.array_records["update"]["trunk"].numpy().sum() == 0
     with pytest.raises(TooLarge):
-        message_of(made.metadata.message_id, sent, most - 1)
+        join_message(made.metadata.message_id, sent, most - 1)
 
 
 def test_an_array_that_stands_in_a_record_many_times_counts_each_time() -> None:
     made = instruction(of_arrays({"update": {str(place): np.zeros(10, np.uint8) for place in range(1000)}}))
-    _, sent = taken_apart(made)
+    _, sent = split_message(made)
     assert len(sent) < 10
-    assert weight_of(made.content) >= 1000 * (10 + PER_ARRAY)
+    assert array_bytes(made.content) >= 1000 * (10 + PER_ARRAY)
     with pytest.raises(TooLarge):
-        message_of(made.metadata.message_id, sent, 50_000)
+        join_message(made.metadata.message_id, sent, 50_000)
 
 
 def test_a_record_that_stands_in_a_message_many_times_is_refused() -> None:
     made = instruction(RecordDict({str(place): ConfigRecord({"a": 1}) for place in range(MOST_RECORDS + 1)}))
-    _, sent = taken_apart(made)
+    _, sent = split_message(made)
     with pytest.raises(TooLarge):
-        message_of(made.metadata.message_id, sent, ANY)
+        join_message(made.metadata.message_id, sent, ANY)

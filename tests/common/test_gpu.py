@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from client.training import task
 from common.models import gpu
-from common.models.gpu import BackboneGraph, features_through, on_device, replayed
+from common.models.gpu import BackboneGraph, cuda_graphs, features_through, on_device
 from strategies.local import training
 from tests.federations import federation
 
@@ -65,7 +65,7 @@ def images(n: int = 4) -> Tensor:
 def steps(backbone: nn.Module, sizes: list[int], views: int = 1) -> list[Tensor]:
     """An epoch of these batches; the gradients of each."""
     found = []
-    with replayed(backbone, GPU, "bf16") as begin_step:
+    with cuda_graphs(backbone, GPU, "bf16") as begin_step:
         for n in sizes:
             begin_step()
             backbone.zero_grad()
@@ -122,7 +122,7 @@ def test_outside_a_step_and_without_gradients_nothing_is_replayed(graphs: Graphs
     steps(backbone, [4, 4, 4])
     before = graphs.runs
     features_through(backbone, images())
-    with replayed(backbone, GPU, "bf16") as begin_step:
+    with cuda_graphs(backbone, GPU, "bf16") as begin_step:
         begin_step()
         with torch.no_grad():
             features_through(backbone, images())
@@ -141,7 +141,7 @@ def test_a_backbone_that_is_trained_in_another_way_is_recorded_anew(graphs: Grap
     elif change == "moved":
         backbone[3].weight.data = backbone[3].weight.data.clone()
     before = graphs.runs
-    with replayed(backbone, GPU, "float32" if change == "precision" else "bf16") as begin_step:
+    with cuda_graphs(backbone, GPU, "float32" if change == "precision" else "bf16") as begin_step:
         begin_step()
         features_through(backbone, images())
     assert graphs.runs == before
@@ -152,7 +152,7 @@ def test_a_copy_has_no_graph(graphs: Graphs) -> None:
     steps(backbone, [4, 4, 4])
     other = copy.deepcopy(backbone)
     before = graphs.runs
-    with replayed(other, GPU, "bf16") as begin_step:
+    with cuda_graphs(other, GPU, "bf16") as begin_step:
         begin_step()
         features_through(other, images())
     assert graphs.runs == before
@@ -169,10 +169,10 @@ def test_what_cannot_be_recorded_is_trained_as_ever(graphs: Graphs) -> None:
 
 def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
     backbone = new_backbone()
-    with replayed(backbone, torch.device("cpu"), "float32") as begin_step:
+    with cuda_graphs(backbone, torch.device("cpu"), "float32") as begin_step:
         begin_step()
     backbone.requires_grad_(False)
-    with replayed(backbone, GPU, "float32") as begin_step:
+    with cuda_graphs(backbone, GPU, "float32") as begin_step:
         begin_step()
     assert gpu.REPLAY not in backbone.__dict__
 
@@ -199,7 +199,7 @@ def test_the_sites_and_rounds_of_a_run_share_one_graph(
     graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = federation(tmp_path, "training.batch_size=16", out="plain")
-    monkeypatch.setattr(training, "replayed", lambda backbone, device, more: replayed(backbone, GPU, more))
+    monkeypatch.setattr(training, "cuda_graphs", lambda backbone, device, more: cuda_graphs(backbone, GPU, more))
     task.cached_networks.cache_clear()
     assert federation(tmp_path, "training.batch_size=16", out="replayed")["model_sha256"] == plain["model_sha256"]
     assert len(graphs.shapes) == 1

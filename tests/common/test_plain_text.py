@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from common.system.plain_text import (
     MOST_LINES,
     MOST_WORDS,
-    at_terminal,
     escaped,
-    in_page,
     is_plain,
     json_text,
-    shown,
-    shown_lines,
+    page_safe,
+    printable,
+    printable_lines,
+    terminal_safe,
 )
 from tests.words import HOSTILE_TEXTS, raw_in
 
@@ -43,15 +43,15 @@ def test_no_hostile_text_is_a_name_but_for_its_length(text: str) -> None:
 )
 def test_names_of_any_language_are_plain(name: str) -> None:
     assert is_plain(name)
-    assert shown(name) == name
+    assert printable(name) == name
 
 
 def test_what_cannot_be_seen_is_written_out() -> None:
-    assert shown("\x1b[2Ja\nb\u202e\U000e0041") == r"\x1b[2Ja\nb\u202e\U000e0041"
+    assert printable("\x1b[2Ja\nb\u202e\U000e0041") == r"\x1b[2Ja\nb\u202e\U000e0041"
 
 
 def test_what_is_too_long_is_cut_and_says_by_how_much() -> None:
-    said = shown("x" * 14_000_000)
+    said = printable("x" * 14_000_000)
     assert len(said) == MOST_WORDS
     assert said.endswith("x ... (13,999,532 characters cut)")
     assert said.count("x") == 468
@@ -59,26 +59,26 @@ def test_what_is_too_long_is_cut_and_says_by_how_much() -> None:
 
 @given(any_text, st.integers(40, 600))
 def test_shown_text_is_plain_bounded_and_shown_once_for_all(text: str, most: int) -> None:
-    said = shown(text, most)
+    said = printable(text, most)
     assert raw_in(said, allowed="") == set()
     assert len(said) <= most
-    assert shown(said, most) == said
+    assert printable(said, most) == said
 
 
 @given(st.lists(any_text, max_size=60).map("\n".join))
 def test_lines_are_plain_few_and_none_but_the_first_begins_where_ours_do(text: str) -> None:
-    said = shown_lines(text)
+    said = printable_lines(text)
     lines = said.split("\n")
     assert raw_in(said) == set()
     assert len(lines) <= MOST_LINES
     assert all(line.startswith("    ") for line in lines[1:])
-    assert shown_lines(said) == said
+    assert printable_lines(said) == said
 
 
 @given(any_text)
 def test_at_a_terminal_and_in_a_page_nothing_but_line_feeds_stays(text: str) -> None:
-    assert raw_in(at_terminal(text)) == set()
-    assert in_page(text) == at_terminal(text)
+    assert raw_in(terminal_safe(text)) == set()
+    assert page_safe(text) == terminal_safe(text)
 
 
 @given(any_text)
@@ -90,7 +90,7 @@ def test_json_holds_the_same_text_and_no_raw_character(text: str) -> None:
 
 @given(any_text.filter(is_plain))
 def test_plain_text_stays_as_it_is_everywhere(text: str) -> None:
-    assert escaped(text) == at_terminal(text) == shown(text) == text
+    assert escaped(text) == terminal_safe(text) == printable(text) == text
     assert text in json_text({"a": text}) or '"' in text or "\\" in text
 
 
@@ -98,8 +98,8 @@ def test_plain_text_stays_as_it_is_everywhere(text: str) -> None:
 def test_an_endless_text_costs_no_time(text: str) -> None:
     """Only as much of it is looked at as is shown: a walk over 14 million characters would take seconds."""
     looked_at = _Counted(text)
-    assert len(shown(looked_at)) <= MOST_WORDS
-    assert len(shown_lines(looked_at)) <= MOST_LINES * (MOST_WORDS + 4)
+    assert len(printable(looked_at)) <= MOST_WORDS
+    assert len(printable_lines(looked_at)) <= MOST_LINES * (MOST_WORDS + 4)
     assert looked_at.most_taken <= 2 * MOST_LINES * MOST_WORDS
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from common.plugins import LOSSES, loaded, stamp_of
+from common.plugins import LOSSES, load_entry_point, stamp_of
 from tests.third_parties import forget, install_files
 
 NAMES = ("acme", "acme_more", "acme_data", "acme_hook", "shared", "other", "third")
@@ -97,10 +97,10 @@ def test_forged_byte_code_does_not_run(
     forge(site / file, mode, EVIL)
     assert stamp_of(LOSSES, "answer") == before
     with pytest.raises(BadInput, match=re.escape(str(site / file))):
-        loaded(LOSSES, "answer")
+        load_entry_point(LOSSES, "answer")
     assert "acme.losses" not in sys.modules
     shutil.rmtree(cache_of(site / file).parent)
-    assert loaded(LOSSES, "answer")() == "hashed"
+    assert load_entry_point(LOSSES, "answer")() == "hashed"
 
 
 def test_forged_byte_code_does_not_run_where_the_package_loads_a_file_by_its_path(
@@ -115,7 +115,7 @@ def test_forged_byte_code_does_not_run_where_the_package_loads_a_file_by_its_pat
     site = installed(tmp_path, monkeypatch, {**FILES, "acme/losses.py": text})
     forge(site / "acme" / "lazy.py", py_compile.PycInvalidationMode.UNCHECKED_HASH, "VALUE = 'forged'")
     with pytest.raises(BadInput, match=r"lazy\.py"):
-        loaded(LOSSES, "answer")
+        load_entry_point(LOSSES, "answer")
 
 
 def test_forged_byte_code_of_a_module_that_is_imported_late_is_found_at_the_load(
@@ -124,7 +124,7 @@ def test_forged_byte_code_of_a_module_that_is_imported_late_is_found_at_the_load
     site = installed(tmp_path, monkeypatch)
     forge(site / "acme" / "lazy.py", py_compile.PycInvalidationMode.TIMESTAMP, "VALUE = 'forged'")
     with pytest.raises(BadInput, match=r"lazy\.py"):
-        loaded(LOSSES, "late")
+        load_entry_point(LOSSES, "late")
 
 
 def test_caches_that_python_wrote_and_those_that_it_would_not_read_are_no_obstacle(
@@ -141,7 +141,7 @@ def test_caches_that_python_wrote_and_those_that_it_would_not_read_are_no_obstac
     old = site / "acme" / "lazy.py"
     py_compile.compile(str(old), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
     old.write_text("VALUE = 'hashed'  # edited by its author\n")
-    assert loaded(LOSSES, "late")() == "hashed"
+    assert load_entry_point(LOSSES, "late")() == "hashed"
 
 
 def test_a_cache_that_is_no_byte_code_is_named(tmp_path: Path, monkeypatch: Patched) -> None:
@@ -150,7 +150,7 @@ def test_a_cache_that_is_no_byte_code_is_named(tmp_path: Path, monkeypatch: Patc
     cache = cache_of(site / "acme_more.py")
     cache.write_bytes(cache.read_bytes()[:20])
     with pytest.raises(BadInput, match=r"acme_more\.py"):
-        loaded(LOSSES, "answer")
+        load_entry_point(LOSSES, "answer")
 
 
 def test_a_module_that_came_from_elsewhere_before_changes_the_hash(tmp_path: Path, monkeypatch: Patched) -> None:
@@ -263,7 +263,7 @@ def test_an_editable_installation_counts_every_module_of_the_folder_that_it_puts
     monkeypatch.syspath_prepend(str(tmp_path / "moved" / "src"))
     importlib.invalidate_caches()
     assert stamp_of(LOSSES, "answer") == before
-    assert loaded(LOSSES, "answer")() == "hashed"
+    assert load_entry_point(LOSSES, "answer")() == "hashed"
     forget(monkeypatch)
     (tmp_path / "moved" / "src" / "acme_more.py").write_text(EVIL)
     assert stamp_of(LOSSES, "answer") != before
@@ -276,7 +276,7 @@ def test_a_file_that_changes_while_it_is_imported_is_refused(tmp_path: Path, mon
     text = "from pathlib import Path\n(Path(__file__).parent / 'table.csv').write_text('3')\ndef answer(): return 1\n"
     installed(tmp_path, monkeypatch, {**FILES, "acme/losses.py": text})
     with pytest.raises(BadInput, match="changed"):
-        loaded(LOSSES, "answer")
+        load_entry_point(LOSSES, "answer")
 
 
 def test_what_was_stamped_for_a_plan_is_what_is_loaded(tmp_path: Path, monkeypatch: Patched) -> None:
@@ -284,7 +284,7 @@ def test_what_was_stamped_for_a_plan_is_what_is_loaded(tmp_path: Path, monkeypat
     stamp_of(LOSSES, "answer")
     (site / "acme_more.py").write_text(EVIL)
     with pytest.raises(BadInput, match="changed"):
-        loaded(LOSSES, "answer")
+        load_entry_point(LOSSES, "answer")
 
 
 def test_an_earlier_folder_of_the_path_that_brings_the_same_module_changes_the_hash(
@@ -320,7 +320,7 @@ def test_a_module_that_a_finder_makes_up_is_refused(tmp_path: Path, monkeypatch:
     installed(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
     with pytest.raises(BadInput, match=r"acme\.losses"):
-        loaded(LOSSES, "answer")
+        load_entry_point(LOSSES, "answer")
 
 
 def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched) -> None:
@@ -332,7 +332,7 @@ def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched
     with pytest.raises(BadInput):
         stamp_of(LOSSES, "answer")
     with pytest.raises(BadInput):
-        loaded(LOSSES, "answer")
+        load_entry_point(LOSSES, "answer")
 
 
 # -------------------------------------------------------------------------------------------- several distributions
@@ -347,7 +347,7 @@ def test_a_namespace_that_two_distributions_share_counts_only_the_files_of_the_p
     before = stamp_of(LOSSES, "answer")
     installed(tmp_path, monkeypatch, {"shared/theirs/__init__.py": "", "shared/flat.py": ""}, {}, "other")
     assert stamp_of(LOSSES, "answer") == before
-    assert loaded(LOSSES, "answer")() == "hashed"
+    assert load_entry_point(LOSSES, "answer")() == "hashed"
     forget(monkeypatch)
     (site / "shared" / "mine" / "new.py").write_text("")
     assert stamp_of(LOSSES, "answer") != before

@@ -14,9 +14,8 @@ from client.gate.policy_rules import RequestedWork, reply_rules, request_rules
 from client.site.disclosure import released_metrics
 from client.site.policy import WITHOUT_LIMITS, Policy
 from common.config import EvaluationSection, plan_of
-from common.errors import BadInput
+from common.errors import BadInput, WireError
 from common.metrics.auroc import ClassMetrics, mean_more, per_class
-from common.wire.errors import WireError
 from common.wire.records import EvaluateReply
 from strategies.registry import method_of
 from tests.federations import experiment, federation

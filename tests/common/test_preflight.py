@@ -16,7 +16,14 @@ from cryptography.x509.oid import NameOID
 
 from common.errors import BadInput, Fault
 from common.system import preflight
-from common.system.preflight import FLOWER, date_faults, delayed_exit, flower_faults, place_faults, port_faults
+from common.system.preflight import (
+    FLOWER,
+    date_faults,
+    delayed_exit,
+    flower_faults,
+    port_faults,
+    writable_folder_faults,
+)
 
 DAY = dt.timedelta(days=1)
 
@@ -49,15 +56,15 @@ def test_a_port_in_use_is_a_fault_and_any_port_is_none() -> None:
 
 def test_a_place_needs_a_folder_room_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    assert place_faults(tmp_path / "new" / "deep") == []
-    (fault,) = map(str, place_faults(tmp_path / "file" / "run"))
+    assert writable_folder_faults(tmp_path / "new" / "deep") == []
+    (fault,) = map(str, writable_folder_faults(tmp_path / "file" / "run"))
     assert fault == f"{tmp_path}/file: is a file, and no folder can be made there. Name another place."
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1_500_000))
-        (full,) = map(str, place_faults(tmp_path / "new"))
+        (full,) = map(str, writable_folder_faults(tmp_path / "new"))
         assert full.startswith(f"{tmp_path}: 1.5 MB are free on its disk; 17 MB are needed to start. Free some")
     monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write anywhere
-    (fault,) = map(str, place_faults(tmp_path / "new"))
+    (fault,) = map(str, writable_folder_faults(tmp_path / "new"))
     assert f"{tmp_path}: user {os.geteuid()} may not write there. Run: chown -R" in fault
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from common.models.head import Head
-from common.wire.canonical_bytes import RecordField, fields_of, of_bytes, pieces, record_sha256
+from common.models.network import Head
+from common.wire.canonical_bytes import RecordField, canonical_pieces, fields_of, parse_canonical, record_sha256
 from common.wire.codec import decode, encode
 from common.wire.records import Groups, TrainReply
 
@@ -21,9 +21,9 @@ def reply() -> TrainReply:
 
 def test_a_record_comes_back_from_its_bytes_and_has_their_hash() -> None:
     content = encode(reply())
-    data = b"".join(pieces(content))
-    again = of_bytes(data)
-    assert b"".join(pieces(again)) == data
+    data = b"".join(canonical_pieces(content))
+    again = parse_canonical(data)
+    assert b"".join(canonical_pieces(again)) == data
     assert decode(again, TrainReply).update.head.class_names == ("a", "b")  # type: ignore[union-attr]
     assert record_sha256(content) == hashlib.sha256(data.partition(b"\n")[0] + b"\n").hexdigest()
 
@@ -37,12 +37,12 @@ def test_an_array_whose_bytes_are_replaced_is_hashed_anew() -> None:
 
 
 def test_every_byte_of_a_kept_record_is_held_to_its_hash() -> None:
-    data = b"".join(pieces(encode(reply())))
+    data = b"".join(canonical_pieces(encode(reply())))
     begin = data.index(b"\n") + 1
     for place in range(begin, len(data)):
         changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
         with pytest.raises(ValueError, match="not those that the first line names"):
-            of_bytes(changed)
+            parse_canonical(changed)
 
 
 def test_the_order_in_which_fields_are_kept_does_not_matter() -> None:
@@ -72,4 +72,4 @@ def test_the_parts_have_names_shapes_and_sizes() -> None:
 @pytest.mark.parametrize("data", [b"", b"[]\n", b"{}", b'{"fields": {"a": {"bytes": 9}}}\n1234', b"{}\nmore"])
 def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        of_bytes(data)
+        parse_canonical(data)

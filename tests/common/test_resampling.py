@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.stats import bootstrap, norm
 from sklearn.metrics import roc_auc_score
 
-from common.metrics.bootstrap import Intervals, Ranked, auroc_intervals, pooled_interval, score_interval
+from common.metrics.bootstrap import Intervals, RankedClass, auroc_intervals, pooled_interval, score_interval
 from common.metrics.score_histograms import BINS, ScoreHistogram, score_histogram
 
 Floats = NDArray[np.floating]
@@ -32,7 +32,7 @@ def random_case(seed: int, count: int, classes: int = 1) -> tuple[Floats, Floats
 def test_a_resample_is_the_weighted_auroc_of_scikit_learn(seed: int) -> None:
     scores, labels, _ = random_case(seed, 40)
     weights = generator(seed).standard_exponential((40, 3), dtype=np.float32)
-    found = Ranked.of(scores[:, 0], labels[:, 0]).aurocs(weights)
+    found = RankedClass.of(scores[:, 0], labels[:, 0]).aurocs(weights)
     expected = [roc_auc_score(labels[:, 0], scores[:, 0], sample_weight=weights[:, r]) for r in range(3)]
     assert found == pytest.approx(expected, rel=1e-5)
 

@@ -16,7 +16,7 @@ from common.metrics.score_histograms import (
     MIDDLES,
     TENTHS,
     ScoreHistogram,
-    bins_of,
+    bin_indices,
     pooled_auroc,
     pooled_average_precision,
     score_histogram,
@@ -116,7 +116,7 @@ def test_bins_cover_the_scale_from_0_to_1_and_have_borders_at_every_tenth() -> N
     assert (np.diff(EDGES) > 0).all()
     assert set(TENTHS) <= set(EDGES)
     np.testing.assert_allclose(EDGES, 1 - EDGES[::-1], atol=1e-12)
-    np.testing.assert_array_equal(bins_of(MIDDLES), np.arange(BINS))
+    np.testing.assert_array_equal(bin_indices(MIDDLES), np.arange(BINS))
 
 
 def test_bins_are_finer_near_0_and_1_than_in_the_middle_but_nowhere_wide() -> None:
@@ -127,7 +127,7 @@ def test_bins_are_finer_near_0_and_1_than_in_the_middle_but_nowhere_wide() -> No
 
 def test_a_border_belongs_to_the_bin_below_so_that_only_scores_above_a_half_count_as_yes() -> None:
     scores = np.array([0.0, 0.5, np.nextafter(0.5, 1), 1.0])
-    assert bins_of(scores).tolist() == [0, DECIDED - 1, DECIDED, BINS - 1]
+    assert bin_indices(scores).tolist() == [0, DECIDED - 1, DECIDED, BINS - 1]
 
 
 def test_without_positives_or_without_negatives_there_is_no_value() -> None:

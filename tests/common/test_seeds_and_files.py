@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from common.config import read_experiment
 from common.errors import BadInput
 from common.system import files, stopping
-from common.system.files import no_such_file, write_atomically
-from common.system.seeds import seed_of
+from common.system.files import missing_input_fault, write_atomically
+from common.system.hashing import seed_of
 
 purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
 
@@ -114,7 +114,9 @@ def test_what_a_path_is_instead_of_a_file_is_said_and_nothing_suggested(tmp_path
         Path("/dev/null"): "is a pipe or a device, not a file.",
     }
     for path, problem in said.items():
-        assert str(no_such_file(path)) == f"{path}: {problem} Name a file."
+        assert str(missing_input_fault(path)) == f"{path}: {problem} Name a file."
         with pytest.raises(BadInput, match=problem):
             read_experiment(path)
-    assert str(no_such_file(tmp_path / "scan.toml")).endswith('there is no such file. Did you mean "scans.toml"?')
+    assert str(missing_input_fault(tmp_path / "scan.toml")).endswith(
+        'there is no such file. Did you mean "scans.toml"?'
+    )

@@ -40,21 +40,17 @@ from common.data.images.reading import ImageForm, decode_all
 from common.data.load import load
 from common.data.sources.folder import open_folder
 from common.data.tables.csv import read_columns
-from common.errors import BadInput
-from common.models.files import DESCRIPTION, TENSORS
-from common.models.head import Head
-from common.models.network import build
+from common.errors import BadInput, WireError
+from common.models.network import Head, build
 from common.models.saved import load_model, save_model
 from common.models.state import ModelState
 from common.models.weights import convert_checkpoint
-from common.models.zoo.spec import ModelSpec
+from common.models.zoo.spec import DESCRIPTION, TENSORS, ModelSpec
 from common.security.identity import checked_key, read_key, read_kit, read_request, write_toml
-from common.wire.codec import decode, encode
-from common.wire.errors import WireError
-from common.wire.fleet_protocol import cut_out, with_field
-from common.wire.flower_objects import message_of
-from common.wire.quantization import FORMS, packed, rounded, unpacked
-from common.wire.records import Groups, RefusalNoted, RollCall
+from common.wire.codec import decode, encode, pack, round_to_form, unpack
+from common.wire.fleet_protocol import append_field, extract_field
+from common.wire.flower_objects import join_message
+from common.wire.records import FORMS, Groups, RefusalNoted, RollCall
 from server.coordinator.authority import certificate_faults, issue_server_certificate, make_authority
 from server.coordinator.folder import FILE as COORDINATOR_FILE
 from server.coordinator.folder import Coordinator, CoordinatorFile, read_coordinator
@@ -147,26 +143,26 @@ def objects(data: bytes) -> None:
         contents[name.decode("latin-1")] = data[_OBJECT.size : _OBJECT.size + size]
         data = data[_OBJECT.size + size :]
     with contextlib.suppress(ValueError):
-        message_of(next(iter(contents), ""), contents, 1e9)
+        join_message(next(iter(contents), ""), contents, 1e9)
 
 
 def large_field(data: bytes) -> None:
     try:
-        rest, content = cut_out(data, 3)
+        rest, content = extract_field(data, 3)
     except ValueError:
         return
-    assert cut_out(with_field(rest, 3, content), 3) == (rest, content)
+    assert extract_field(append_field(rest, 3, content), 3) == (rest, content)
 
 
 def compact_seeds() -> list[bytes]:
     values = np.linspace(-3, 5, 40, dtype=np.float32)
-    return [bytes([place, 40]) + packed(rounded(values, form), form) for place, form in enumerate(FORMS)]
+    return [bytes([place, 40]) + pack(round_to_form(values, form), form) for place, form in enumerate(FORMS)]
 
 
 def compact(data: bytes) -> None:
     form, n = FORMS[data[0] % len(FORMS)] if data else "float32", data[1] if len(data) > 1 else 0
     try:
-        values = unpacked(data[2:], n, form)
+        values = unpack(data[2:], n, form)
     except ValueError:
         return
     assert values.shape == (n,)
@@ -499,7 +495,7 @@ def picture(data: bytes) -> None:
 TARGETS = {
     "record": Target(record_seeds, record),
     "objects": Target(object_seeds, objects),
-    "large-field": Target(lambda: [with_field(b"\x08\x01", 3, b"content")], large_field),
+    "large-field": Target(lambda: [append_field(b"\x08\x01", 3, b"content")], large_field),
     "compact": Target(compact_seeds, compact),
     "received-message": Target(received_seeds, received),
     "bundle": Target(bundle_seeds, bundle),

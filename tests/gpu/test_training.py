@@ -89,7 +89,7 @@ def equal(one: ModelState, other: ModelState) -> bool:
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Record after three steps; the shapes for which it was done."""
-    done, recorded = list[tuple[int, ...]](), gpu.recorded
+    done, recorded = list[tuple[int, ...]](), gpu.record_graph
 
     def noted(backbone: nn.Module, images: Tensor) -> Any:
         made = recorded(backbone, images)
@@ -97,7 +97,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return made
 
     monkeypatch.setattr(gpu, "RECORD_AFTER", 3)
-    monkeypatch.setattr(gpu, "recorded", noted)
+    monkeypatch.setattr(gpu, "record_graph", noted)
     return done
 
 
@@ -173,7 +173,7 @@ def test_a_backbone_that_cannot_be_recorded_is_trained_without(recordings: list[
         nn.Conv2d(1, 4, 3), Waiting(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2)
     ).cuda()
     images = torch.rand(BATCH, 1, 8, 8, device="cuda")
-    with gpu.replayed(backbone, torch.device("cuda"), "float32") as begin_step:
+    with gpu.cuda_graphs(backbone, torch.device("cuda"), "float32") as begin_step:
         for _ in range(6):
             begin_step()
             nn.functional.dropout(features_through(backbone, images), 0.5).square().sum().backward()

@@ -63,14 +63,14 @@ def of_round(messages: Any) -> bool:
 
 def half_a_file(death: Callable[[], None], module: Any, wanted: Callable[[str], bool]) -> None:
     """Write half of a file beside it, then die."""
-    from common.system.files import part_of
+    from common.system.files import partial_path
 
     original = module.write_atomically
 
     def dying(path: Path, content: Any, **options: Any) -> None:
         if wanted(path.name):
             whole = content if isinstance(content, bytes) else b"".join(content)
-            part_of(path).write_bytes(whole[: len(whole) // 2])
+            partial_path(path).write_bytes(whole[: len(whole) // 2])
             death()
         original(path, content, **options)
 

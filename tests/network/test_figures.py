@@ -19,7 +19,7 @@ from client.site.policy import Level
 from client.site.settings import open_site
 from client.site.site_file import read_file_only
 from common.data.images.pixels import pixels_of
-from common.models.inference import label_matrix, scores_of
+from common.models.network import label_matrix, scores_of
 from common.models.saved import load_model
 from tests.federations import DIGITS
 from tests.network.real import Coordinator, Site, machine, written

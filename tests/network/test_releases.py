@@ -8,7 +8,7 @@ import pytest
 
 from client.connection.exit_codes import ExitCode
 from common import __version__
-from common.wire.hello import WIRE_VERSION
+from common.wire.fleet_protocol import WIRE_VERSION
 from tests.network.conftest import Trial
 from tests.network.real import Site, flwr_server
 
@@ -20,7 +20,7 @@ OF_ANOTHER_RELEASE = (
     f"import sys, common; common.__version__ = {OTHER!r}; from client.cli import main; main(sys.argv[1:])"
 )
 OF_ANOTHER_WIRE = (
-    f"import sys, common.wire.hello; common.wire.hello.WIRE_VERSION = {WIRE_VERSION + 1}; "
+    f"import sys, common.wire.fleet_protocol; common.wire.fleet_protocol.WIRE_VERSION = {WIRE_VERSION + 1}; "
     "from client.cli import main; main(sys.argv[1:])"
 )
 

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.models.inference import cpu_has_bf16
+from common.models.network import cpu_has_bf16
 from strategies.registry import STRATEGIES, strategy_named
 from tests.federations import needs_of
 from tests.network.federated import Federation as Connected

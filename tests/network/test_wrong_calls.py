@@ -463,7 +463,7 @@ def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
 @pytest.fixture(scope="module")
 def trained(place: Place) -> Path:
     """A folder with a model, which no training has made."""
-    from common.models.network import build  # takes seconds to import
+    from common.models.network import build
     from common.models.saved import save_model
     from common.models.zoo.spec import ModelSpec
 

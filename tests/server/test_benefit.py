@@ -11,7 +11,7 @@ from client.benefit.compare import compare
 from client.site.site import Site
 from common.errors import BadInput
 from common.models.saved import read_description
-from common.system.formatting import number
+from common.system.plain_text import number
 from common.wire.records import BenefitReply, BenefitRequest
 from server.federation.benefit import deadline_s
 from server.reporting.run_claims import UNTOLD, limits, site_choices

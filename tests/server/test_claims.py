@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise
+from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.bootstrap import Intervals
 from common.metrics.calibration import Decisions, Quality
 from common.metrics.pooled import SiteSample
-from server.reporting.run_claims import FEW, NAMED, limits, run_result
+from server.reporting.run_claims import NAMED, limits, run_result
 from server.reporting.run_report import write_run_report
 from server.runs.reader import RoundLine, Run, RunSummary, read_run
 from tests.server.reports import body_text, write
@@ -32,8 +32,10 @@ AUROCS = st.sampled_from([0.2, 0.5, 0.7, 0.7, 0.9, 1.0]) | st.floats(0, 1)  # wi
 @st.composite
 def class_results(draw: st.DrawFn) -> ClassMetrics:
     """A class that was tested, or could not be for each reason there is."""
-    positives = draw(st.sampled_from([None, 0, 1, FEW - 1, FEW, 400]))
-    negatives = None if positives is None else draw(st.sampled_from([0, 1, FEW - 1, FEW, 900]))
+    positives = draw(st.sampled_from([None, 0, 1, FEWEST_POSITIVES - 1, FEWEST_POSITIVES, 400]))
+    negatives = (
+        None if positives is None else draw(st.sampled_from([0, 1, FEWEST_POSITIVES - 1, FEWEST_POSITIVES, 900]))
+    )
     if not positives or not negatives:
         return ClassMetrics(None, None, None, positives, negatives)
     auroc = draw(AUROCS)
@@ -85,7 +87,7 @@ def runs(draw: st.DrawFn) -> Run:
         "sites": {
             site: {
                 "classes": of_site,
-                "validation_samples": draw(st.sampled_from([None, 1, FEW, 400])),
+                "validation_samples": draw(st.sampled_from([None, 1, FEWEST_POSITIVES, 400])),
                 "positives": {name: draw(st.sampled_from([None, 0, 12])) for name in of_site} if tells else {},
             }
             for site, of_site in classes.items()
@@ -126,7 +128,7 @@ def aurocs(run: Run, names: Iterable[str] | None = None) -> list[float]:
 @given(runs())
 def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) -> None:
     sentence, tested = run_result(run), aurocs(run)
-    enough = {name for name, each in run.summary.test.per_class.items() if (each.positives or 0) >= FEW}
+    enough = {name for name, each in run.summary.test.per_class.items() if (each.positives or 0) >= FEWEST_POSITIVES}
     every = aurocs(run, enough)
     taking = {site for each in run.rounds for site in each.sites}
     some = f"{len(taking)} of " if run.rounds and len(taking) < len(run.summary.sites) else ""
@@ -268,7 +270,7 @@ def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run
     rest = {quoted_names(s)[0]: s for s in further if " rest on " in s}
     for name, one in run.summary.test.per_class.items():
         known = one.auroc is not None and one.positives is not None and one.negatives is not None
-        assert (name in rest) == (known and min(one.positives or 0, one.negatives or 0) < FEW)
+        assert (name in rest) == (known and min(one.positives or 0, one.negatives or 0) < FEWEST_POSITIVES)
         if name in rest:
             assert f"rest on {min(one.positives or 0, one.negatives or 0)} " in rest[name]
     assert sum(f"one run, with seed {run.summary.seed}:" in s for s in further) == 1
@@ -277,7 +279,7 @@ def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run
     taking = {site for each in run.rounds for site in each.sites}
     single = [n for n, sites in owners.items() if len(sites) == 1 and sites[0] in taking]
     chosen_on = {site: one.validation_samples for site, one in run.summary.sites.items()}
-    few = {f"{site} ({count})" for site, count in chosen_on.items() if count is not None and count < FEW}
+    few = {f"{site} ({count})" for site, count in chosen_on.items() if count is not None and count < FEWEST_POSITIVES}
     said_few = [s for s in further if s.startswith("Few validation images")]
     assert bool(said_few) == (bool(few) and run.summary.best_round is not None)
     assert all(one in said_few[0] for one in few if said_few and len(few) <= NAMED)

@@ -11,8 +11,7 @@ from common.config import read_experiment
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.models.inference import scores_of
-from common.models.network import build
+from common.models.network import build, scores_of
 from common.models.saved import load_model, save_model
 from common.models.zoo.spec import ModelSpec
 from server.federation.ensemble import ensemble_result, local_models

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from common.config import read_experiment
 from common.data.load import load
 from common.errors import BadInput
-from common.models.inference import scores_of
-from common.models.network import build
+from common.models.network import build, scores_of
 from common.models.saved import load_model, save_model
 from common.models.zoo.spec import Architecture, ModelSpec, Task
 from server.export import exported_model

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from common.data.images.pixels import channels_first
 from common.errors import BadInput
-from common.models.inference import scores_of
+from common.models.network import scores_of
 from common.models.saved import load_model
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.network import Hospitals

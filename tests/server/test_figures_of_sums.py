@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 
 from common.metrics.auroc import FIGURES, SUMS, ClassMetrics, per_class, summarise
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
-from common.metrics.pooled import pooled, summed
+from common.metrics.pooled import pool_sites, sum_histograms
 from common.metrics.score_histograms import score_histogram
 from server.federation.evaluation import result_of_sum
 from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, limits, why_undefined
@@ -45,7 +45,7 @@ def by_sums(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> ClassMe
     """The class's result where the coordinator has the sum of three sites' histograms."""
     told = {site: {"mass": score_histogram(scores[at::3], labels[at::3])} for at, site in enumerate(SITES)}
     owners = {"mass": SITES}
-    found = pooled(summed(told, owners), owners)
+    found = pool_sites(sum_histograms(told, owners), owners)
     return result_of_sum(found.per_class["mass"] if found else None)
 
 

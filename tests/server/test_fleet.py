@@ -556,7 +556,7 @@ def pulled_small(hospital: Hospital) -> dict[str, bytes]:
     """The next message's small objects by name, as they come with it."""
     answer = hospital.stub.PullMessages(PullMessagesRequest(node=hospital.node))
     ours = fleet_protocol.PullMessagesResponse.FromString(answer.SerializeToString())
-    return fleet_protocol.named(ours.small_contents)
+    return fleet_protocol.by_sha256(ours.small_contents)
 
 
 def announced_with(hospital: Hospital, reply: Message, contents: list[bytes]) -> Any:
@@ -584,8 +584,8 @@ def test_small_objects_come_with_the_message_and_large_ones_do_not(port: Port, v
 def test_the_small_objects_of_one_message_are_bounded_in_all() -> None:
     each, total = fleet_protocol.SMALL_BYTES, fleet_protocol.SMALL_BYTES_IN_ALL
     sizes = [(str(number), each) for number in range(10)]
-    assert len(fleet_protocol.small_ones(sizes)) == total // each < 10
-    assert fleet_protocol.small_ones([("empty", 0), ("large", each + 1), ("small", 1)]) == ["small"]
+    assert len(fleet_protocol.choose_small_objects(sizes)) == total // each < 10
+    assert fleet_protocol.choose_small_objects([("empty", 0), ("large", each + 1), ("small", 1)]) == ["small"]
 
 
 def test_a_reply_whose_objects_come_along_is_whole_at_once(port: Port, victim: Hospital) -> None:

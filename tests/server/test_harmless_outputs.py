@@ -22,7 +22,7 @@ from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
 from common.security.audit import Audit
 from common.system.plain_text import json_text
-from common.system.terminal import PlainConsole, run_program, teller
+from common.system.terminal import PlainConsole, event_printer, run_program
 from common.wire.canonical_bytes import RecordField
 from server.deployment import status
 from server.export.prediction import predict_to_csv
@@ -66,7 +66,7 @@ def console(screen: io.StringIO) -> Console:
 def test_what_a_program_tells_holds_no_control_character_and_forges_no_line(
     text: str, console: Console, screen: io.StringIO
 ) -> None:
-    teller(console)(f"round 1 went without north: {text}")
+    event_printer(console)(f"round 1 went without north: {text}")
     assert raw_in(screen.getvalue()) == set()
     assert not any(line.startswith("12:00:00") for line in screen.getvalue().splitlines()[1:])
 
@@ -120,7 +120,7 @@ def test_the_progress_bar_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_run_says_and_writes_down_holds_none(tmp_path: Path, console: Console, screen: io.StringIO) -> None:
-    reporter = Reporter(Present("/run", "run"), tmp_path, teller(console))
+    reporter = Reporter(Present("/run", "run"), tmp_path, event_printer(console))
     with reporter:
         reporter.waiting(Waiting("roll call", 0, (ALL,), (), 3.0))
         reporter.began([ALL], 2)

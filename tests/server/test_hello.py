@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.connection.fleet_client import Link
 from common import __version__
-from common.wire.hello import METHOD, SERVICE, WIRE_VERSION, Hello
+from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, WIRE_VERSION, Hello
 from server.coordinator.authority import issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.fleet.hello import handler
@@ -36,7 +36,7 @@ def asked(coordinator: Coordinator, *signing: SignsCalls) -> Hello:
         grpc.secure_channel(f"127.0.0.1:{port}", credentials) as raw,
     ):
         channel = grpc.intercept_channel(raw, *signing)
-        return Hello.model_validate_json(channel.unary_unary(f"/{SERVICE}/{METHOD}")(b"", timeout=20))
+        return Hello.model_validate_json(channel.unary_unary(f"/{HELLO_SERVICE}/{HELLO_METHOD}")(b"", timeout=20))
 
 
 def test_an_admitted_site_learns_that_it_is_and_time_and_release(coordinator: Coordinator) -> None:

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.wire.fleet_protocol import CONTENT_OF_PUSH, Node, PullObjectResponse, PushObjectRequest, cut_out
+from common.wire.fleet_protocol import CONTENT_OF_PUSH, Node, PullObjectResponse, PushObjectRequest, extract_field
 from server.deployment.superlink.objects import service
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.service import Answers, found, parsed_push
@@ -109,7 +109,7 @@ def test_bytes_that_are_no_request_are_refused(data: bytes, said: str) -> None:
 def test_a_field_that_a_newer_flower_may_add_does_not_disturb(content: bytes) -> None:
     newer = b"\xfa\x07" + bytes([len(b"new")]) + b"new" + b"\xf0\x07\x96\x01"  # fields 127 and 126, as text and number
     request = PushObjectRequest(object_id="a", object_content=content)
-    rest, cut = cut_out(newer + request.SerializeToString() + newer, CONTENT_OF_PUSH)
+    rest, cut = extract_field(newer + request.SerializeToString() + newer, CONTENT_OF_PUSH)
     assert bytes(cut) == content
     assert PushObjectRequest.FromString(rest).object_id == "a"
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from server.deployment.status import in_words
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present, part_of, read_present

@@ -15,7 +15,7 @@ from common.metrics.bootstrap import auroc_intervals
 from common.metrics.calibration import OperatingPoint, operating_points, quality
 from common.metrics.measured import Measured
 from common.metrics.multi_class import multi_class
-from common.metrics.pooled import pooled, summed
+from common.metrics.pooled import pool_sites, sum_histograms
 from common.metrics.score_histograms import score_histogram
 from server.reporting.run_claims import limits
 from server.reporting.run_report import mean_of_sites, write_run_report
@@ -73,7 +73,7 @@ def told_by_sites() -> Summary:
     results = per_class(scores, labels, NAMES)
     return replace(
         summarise(results, {"edema"}, set(), "mean over the sites' own test parts"),
-        pooled=pooled(summed(told, owners), owners, np.random.default_rng(4)),
+        pooled=pool_sites(sum_histograms(told, owners), owners, np.random.default_rng(4)),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from common.wire.canonical_bytes import kept_hash, record_sha256
+from common.wire.canonical_bytes import cached_hash, record_sha256
 from server.simulation.backends import frames, ray_program
 from server.simulation.backends.cluster import ClusterNode, Wanted, Workers, choose_workers, room_faults, version_faults
 from server.simulation.backends.dispatch import MOST_LOSSES, Dispatcher, Task, Worker
@@ -195,7 +195,7 @@ def test_a_message_comes_back_as_it_was_with_the_hashes_that_are_known() -> None
     assert arrays[0].data is sent.content["trunk"]["trunk"].data  # no copy
     came = unpacked(head, arrays)
     assert record_sha256(came.content) == record_sha256(sent.content)
-    assert kept_hash(came.content["trunk"]["trunk"]) == arrays[0].known_hash != ""
+    assert cached_hash(came.content["trunk"]["trunk"]) == arrays[0].known_hash != ""
     assert vars(came.metadata) == vars(sent.metadata)
     assert sent.content["trunk"]["trunk"].data  # what is packed stays as it is
 

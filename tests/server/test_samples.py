@@ -15,8 +15,7 @@ from common.config import Experiment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.errors import BadInput
-from common.models.inference import scores_of
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork, build, scores_of
 from common.models.zoo.spec import ModelSpec
 from server.reporting.run_report import write_run_report
 from server.runs.samples import BUDGET, CLASSES, wanted, write_samples

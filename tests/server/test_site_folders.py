@@ -9,7 +9,7 @@ from client.site.settings import open_site, read_settings
 from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.simulation import images_of, simulated_data
+from common.simulation import simulated_data, simulated_site
 from server.simulation.export_sites import write_sites
 from tests.federations import DIGITS, experiment
 
@@ -45,7 +45,7 @@ def test_a_hospital_reads_the_images_labels_and_patients_of_its_simulated_twin(
     data = simulated_data(file.experiment, file.base)
     assert [folder.name for folder in folders] == [part.site for part in data.parts] == ["east", "north", "west"]
     for index, folder in enumerate(folders):
-        site, twin = open_site(read_settings(folder)), images_of(data, index, "no")
+        site, twin = open_site(read_settings(folder)), simulated_site(data, index, "no")
         assert site.name == folder.name
         assert site.declaration.canonical == twin.declaration.canonical
         for part in ("train", "validation", "test"):

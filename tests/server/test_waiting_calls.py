@@ -11,7 +11,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
-from common.security.call_signatures import LONGEST_WAIT_S, wait_of
+from common.security.call_signatures import LONGEST_WAIT_S, requested_wait_s
 from server.deployment.superlink.fleet import service
 from tests.server.superlinks import Hospital, Link, Port, opened
 
@@ -70,11 +70,11 @@ def test_a_call_is_held_as_long_as_it_says_and_not_at_all_where_it_says_nothing(
 
 @pytest.mark.parametrize("said", ["", "-1", "1e9", "nan", "inf", " 5", "5s", "0x5", "٣", "9" * 4, "1.2345"])
 def test_what_is_no_number_of_seconds_is_no_wait(said: str) -> None:
-    assert wait_of(said) is None
+    assert requested_wait_s(said) is None
 
 
 def test_nobody_waits_longer_than_the_bound() -> None:
-    assert (wait_of("999"), wait_of("0"), wait_of("4.5")) == (LONGEST_WAIT_S, 0.0, 4.5)
+    assert (requested_wait_s("999"), requested_wait_s("0"), requested_wait_s("4.5")) == (LONGEST_WAIT_S, 0.0, 4.5)
 
 
 def test_where_too_many_wait_the_others_are_answered_at_once(

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.wire.records import TrainReply
 from strategies.aggregation.mean import Float32, RunningMean, running_sum
 from strategies.aggregation.means import means_of

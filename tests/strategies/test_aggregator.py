@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.engine import aggregator
 from strategies.engine.aggregator import BufferedAggregator, StreamingAggregator

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from common.config import Plan, plan_of, read_experiment
-from common.models import inference
-from common.models.inference import Precision, autocast, cpu_facts, cpu_has_bf16, precision_on
+from common.models import network as networks
+from common.models.network import Precision, autocast, cpu_facts, cpu_has_bf16, precision_on
 from strategies.local import arithmetic
 from strategies.local.arithmetic import DEFAULT, FILE, MOST_KEPT, Arithmetic, choices, chosen, fastest, step_seconds
 from tests.federations import DIGITS, federation
@@ -28,7 +28,7 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / "cpuinfo").write_text(
             f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu {request.param}\n", encoding="ascii"
         )
-    monkeypatch.setattr(inference, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(networks, "CPU_FACTS", tmp_path / "cpuinfo")
     cpu_facts.cache_clear()
     yield "bf16" in (request.param or "")
     cpu_facts.cache_clear()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models.state import Head
+from common.models.network import Head
 from strategies.aggregation.mean import WholeHeadMean, running_sum
 from tests.strategies.folds import moved_head, owners_mean, weighted_mean
 

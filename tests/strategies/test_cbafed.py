@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from common.contract import LabelContract
 from common.errors import BadInput
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.aggregation.server_optimizer import Moments

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from strategies.engine.checkpoint import _DTYPES, _parts, of_bytes, to_bytes, to_parts
 from strategies.engine.state import FederationState
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.wire.bounds import MOST_LOSS
 from strategies.engine.checkpoint import of_bytes, to_bytes
 from strategies.engine.round_record import FederationValidation

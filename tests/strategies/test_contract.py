@@ -15,7 +15,7 @@ from flwr.app import Message, RecordDict
 
 from common.config import ExperimentFile, Plan
 from common.errors import BadInput
-from common.security.audit import Audit, check
+from common.security.audit import Audit, check_audit
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
@@ -138,7 +138,7 @@ def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(meth
 def each_is_allowed_and_written_down(traffic: Traffic, sites: Path) -> None:
     """Every record that passed has a decision and a line in its site's audit, and there is no other."""
     entries = [entry for folder in sites.iterdir() for entry in Audit(folder).entries()]
-    assert [fault for folder in sites.iterdir() for fault in check(folder).faults] == []
+    assert [fault for folder in sites.iterdir() for fault in check_audit(folder).faults] == []
     for direction, passed in (("in", traffic.down), ("out", traffic.up)):
         lines = [entry for entry in entries if entry["direction"] == direction]
         assert {entry["decision"] for entry in lines} == {"allow"}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from common.models.state import Head
+from common.models.network import Head
 from common.wire.records import Groups
 from strategies.aggregation import robust
 from strategies.aggregation.robust import distances_between, distances_from_mean, inner_products

@@ -10,11 +10,10 @@ import safetensors.numpy
 
 from client.site.memory import FrozenParts
 from client.training import task
-from common.errors import BadInput
+from common.errors import BadInput, WireError
 from common.models.saved import load_model
-from common.models.state import FrozenPart, ModelState, built_frozen, read_state
+from common.models.state import FrozenPart, ModelState, initial_frozen_part, read_state
 from common.wire.codec import decode
-from common.wire.errors import WireError
 from common.wire.records import EvaluateRequest, TrainReply, TrainRequest
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.verify import verify
@@ -42,7 +41,7 @@ def methods() -> list[Any]:
 def frozen_of(folder: Path, *overrides: str) -> FrozenPart:
     """The frozen part that a run of these choices begins with."""
     file = experiment(folder, *overrides)
-    part = built_frozen(file.experiment.model, file.experiment.run.seed, folder)
+    part = initial_frozen_part(file.experiment.model, file.experiment.run.seed, folder)
     assert part is not None
     return part
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.models.head import Head
+from common.models.network import Head
 from common.security.identity import public_line
 from common.wire.codec import R, Record, decode, encode
 from common.wire.records import Groups

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from common.config import PrivacySection
-from common.models.head import Head
+from common.models.network import Head
 from common.wire.codec import R, Record
 from common.wire.records import Groups
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest

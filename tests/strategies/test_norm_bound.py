@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models.head import Head
+from common.models.network import Head
 from common.wire.records import Groups
 from strategies.aggregation.bounds import Lengths, lengths_of, medians_of, shortened
 

@@ -15,8 +15,8 @@ from torch import nn
 from common.config import PrivacySection, TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, train_mode
-from common.models.state import Head, read_state
+from common.models.network import Head, SplitNetwork, build, train_mode
+from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Groups
 from strategies.local.losses import loss_for

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.wire.records import Groups
 from strategies.aggregation import mean
 from strategies.aggregation.means import Merged, robust_means

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config import ParticipationSection, Plan
-from common.models.head import Head
+from common.models.network import Head
 from common.models.state import ModelState
 from strategies.engine.callbacks import Callbacks, RolledBack
 from strategies.engine.coordinator import Coordinator

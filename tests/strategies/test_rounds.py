@@ -11,7 +11,8 @@ from flwr.clientapp import ClientApp
 
 from common.config import ParticipationSection, Plan
 from common.errors import BadInput
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.system.plain_text import MOST_WORDS
 from common.wire.codec import decode, encode, payload_bytes
 from common.wire.records import (

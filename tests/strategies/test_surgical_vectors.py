@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from common.metrics.auroc import mean_and_sd, per_class
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.engine.state import FederationState, with_validation
 from strategies.local.losses import known_entries, missing_as_negative

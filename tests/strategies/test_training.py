@@ -11,7 +11,7 @@ import torch
 from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
-from common.models import inference
+from common.models import network as networks
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of as layout
 from common.models.state import read_state, state_sha256
@@ -285,7 +285,7 @@ def test_float16_takes_the_steps_of_float32_and_leaves_out_one_that_overflows(mo
     single = trained_by(sgd(precision="fp16"))
     assert sha256(single) == sha256(trained_by(sgd(precision="float32")))  # half precision is for GPUs
     before = read_state(build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)).trunk
-    monkeypatch.setattr(inference, "HALF_ON", ("cpu",))
+    monkeypatch.setattr(networks, "HALF_ON", ("cpu",))
     for choices in ({}, {"accumulate": 2}, {"clip_gradients": 0.5}):
         half = trained_by(sgd(precision="fp16", **choices))
         steps = [read_state(one).trunk - before for one in (half, trained_by(sgd(precision="float32", **choices)))]

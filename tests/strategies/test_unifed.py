@@ -12,7 +12,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from common.config import ParticipationSection, Plan
-from common.models.state import Head, ModelState
+from common.models.network import Head
+from common.models.state import ModelState
 from common.wire.codec import decode, encode
 from common.wire.records import (
     EvaluateReply,

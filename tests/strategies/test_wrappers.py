@@ -9,13 +9,12 @@ import torch
 
 from common.config import TrainingSection
 from common.errors import BadInput
-from common.models.network import build
+from common.models.network import Head, build
 from common.models.saved import load_model
-from common.models.state import Head, ModelState, layout_of
+from common.models.state import ModelState, layout_of
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode
-from common.wire.quantization import Form
-from common.wire.records import NO_ARRAYS, Groups, TrainReply
+from common.wire.records import NO_ARRAYS, Form, Groups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, stepped
 from strategies.engine.replies import fault_in
 from strategies.engine.state import FederationState

@@ -26,7 +26,7 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork
 from common.models.state import ModelState
 from common.wire.codec import R, Record, decode, encode
-from common.wire.flower_objects import act_as
+from common.wire.flower_objects import set_identity
 from common.wire.records import (
     BenefitReply,
     BenefitRequest,
@@ -132,7 +132,7 @@ class Adversary:
     response: ProbeResponse = field(default_factory=ProbeResponse)
 
     def __post_init__(self) -> None:
-        act_as(1, 1)  # read by Message()
+        set_identity(1, 1)  # read by Message()
         self.site = replace(self.site, folder=self.folder, durable=False, tell=lambda text: None)
         self._app = client_app(lambda context: self.site)
         self._runs = count(1)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from client.preview.attack.adversary import DENSE, Adversary, Attempt, layers_of
 from common.config import Plan, PrivacySection
 from common.data.base.image_set import ImageSet
-from common.models.network import build
-from common.models.state import Head, ModelState, layout_of, read_state, state_sha256
+from common.models.network import Head, build
+from common.models.state import ModelState, layout_of, read_state, state_sha256
 from common.models.zoo.spec import Task
 from common.wire.records import UNKNOWN_COUNT, TrainReply
 

@@ -30,7 +30,7 @@ from client.preview.attack.adversary import (
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.data.images.reading import png
-from common.models.network import SplitNetwork, as_seen, build, train_mode
+from common.models.network import SplitNetwork, backbone_pixels, build, train_mode
 from common.models.state import layout_of, read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import TrainReply
@@ -118,7 +118,7 @@ def _read_out(reply: TrainReply, network: SplitNetwork) -> Floats:
 def _seen(images: ImageSet, spec: ModelSpec) -> Floats:
     """Bring images to what they would be at the dense layer's resolution, ``(n, numbers)``, by means over pixels."""
     end = spec.image_size - CROP
-    pixels = as_seen(channels_first(images.images).float(), spec)[..., CROP:end, CROP:end]
+    pixels = backbone_pixels(channels_first(images.images).float(), spec)[..., CROP:end, CROP:end]
     return np.asarray(functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255)
 
 
@@ -158,7 +158,7 @@ def inverted(at: Adversary) -> Attempt:
     )
     network = build(plan.model, at.rows, 1)
     reply = at.trains(plan, read_state(network))
-    truth = as_seen(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
+    truth = backbone_pixels(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
     arrived = reply is not None and reply.update.trunk is not None
     found = _searched(reply, network, train) if reply is not None and arrived else np.zeros((0, truth.shape[1]))
     best, place = _best_matches(truth, found)

@@ -25,7 +25,7 @@ from common import __version__
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.system.files import write_atomically
-from common.system.pages import page_environment
+from common.system.plain_text import page_environment
 
 MOST_IMAGES = 60
 """Training images that the copy has where pictures are recovered, so that it takes seconds."""

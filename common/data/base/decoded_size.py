@@ -7,7 +7,7 @@ One key, ``data.largest_mb``, raises the bound.
 
 from functools import cache
 
-from common.system.memory_use import container_limit, physical_memory
+from common.system.resources import container_limit, physical_memory
 
 LARGEST_MB = 256
 """MiB of one decoded picture: 2^26 pixels of four bytes, which is how Pillow holds colours, and twice as many of grey

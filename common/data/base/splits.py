@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from common.data.base.image_set import UNKNOWN_PATIENT, ImageSet
 from common.data.base.spec import SPLIT_SEED
 from common.errors import Fault, quoted, stop_on
-from common.system.formatting import counted
+from common.system.plain_text import counted
 
 Names = NDArray[np.str_]
 

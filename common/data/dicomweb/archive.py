@@ -23,7 +23,7 @@ from common.data.dicomweb.client import DicomwebClient, ResponseUnusable, Server
 from common.data.dicomweb.search import SEARCHES, UID, Instance
 from common.data.images.headers import dataset_of, tags_of
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import no_room, private_folder, remove_parts, write_atomically
+from common.system.files import is_disk_full, private_folder, remove_partial_files, write_atomically
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _AT_ONCE = 200
@@ -75,7 +75,7 @@ class Cache:
                 problem = f"{self.folder} holds files that are not this cache's, which removes files."
                 raise BadInput([Fault("data.cache", problem, "Name a folder of its own, or one that does not exist.")])
             private_folder(self.folder)
-            remove_parts(self.folder)
+            remove_partial_files(self.folder)
             if not (self.folder / MARK).is_file():
                 write_atomically(self.folder / MARK, _MARK_TEXT.encode(), private=True)
         except (OSError, ValueError) as error:
@@ -245,7 +245,7 @@ class Archive:
         try:
             self.cache.keep(uid, data)
         except OSError as error:
-            reason = "the disk is full" if no_room(error) else error.strerror or "it cannot be written to"
+            reason = "the disk is full" if is_disk_full(error) else error.strerror or "it cannot be written to"
             remedy = "Make room, set a smaller data.cache_gb, or name a folder on another disk."
             self._disk = Fault("data.cache", f"{self.cache.folder}: {reason}.", remedy)
             raise

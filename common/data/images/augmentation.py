@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput, Fault
-from common.plugins import PLUGIN, TRANSFORMS, loaded
+from common.plugins import PLUGIN, TRANSFORMS, load_entry_point
 
 DRAWS = 7
 """Random numbers per image, always as many, so that turning one change off leaves the others as they were."""
@@ -41,7 +41,7 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
     images = changed(images, spec, torch.rand(DRAWS, len(images), generator=generator))
     if spec.transform is None:
         return images
-    result = loaded(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
+    result = load_entry_point(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
     if not isinstance(result, Tensor) or result.shape != images.shape or not result.is_floating_point():
         got = f"{result.dtype} {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
         problem = f'"{spec.transform}" made {got} of float pixels {tuple(images.shape)}; shape and kind must stay.'

@@ -19,7 +19,7 @@ from common.data.partition.spec import (
 )
 from common.data.tables.presets import NIH_CLASSES, unknown_faults
 from common.errors import Fault, quoted
-from common.system.formatting import counted
+from common.system.plain_text import counted
 
 ClassLists = Mapping[str, tuple[str, ...]]
 

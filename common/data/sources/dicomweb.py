@@ -24,7 +24,7 @@ from common.data.tables.labels import (
     with_parts,
 )
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.system.formatting import counted
+from common.system.plain_text import counted
 
 _KEYS = {"instance": "data.instance_column", "study": "data.study_column", "accession": "data.accession_column"}
 _LONGEST_ACCESSION = 64

@@ -15,7 +15,7 @@ from common.data.images.reading import resized
 from common.data.sources.built_in import split_images
 from common.data.tables.presets import repeated_faults
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.plugins import DATASETS, loaded, stamp_of
+from common.plugins import DATASETS, load_entry_point, stamp_of
 
 PARTS = ("train", "validation", "test")
 
@@ -61,7 +61,7 @@ def load_plugin(spec: PluginSpec, base: Path) -> Splits:
     Raises:
         BadInput: If it is not installed, raises, or returns something else than :class:`LabelledImages` that fit.
     """
-    read: DatasetPlugin = loaded(DATASETS, spec.name)
+    read: DatasetPlugin = load_entry_point(DATASETS, spec.name)
     where = f"data.name: plugin:{spec.name}"
     try:
         pictures = read(base, spec.options)

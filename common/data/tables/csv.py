@@ -17,7 +17,7 @@ from common.data.base.spec import LabelPolicy
 from common.data.base.splits import Names
 from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8_in, quoted, stop_on
 from common.system.files import missing_file
-from common.system.formatting import counted
+from common.system.plain_text import counted
 
 Columns = Mapping[str, Names]
 

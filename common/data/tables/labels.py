@@ -26,7 +26,7 @@ from common.data.base.splits import (
 from common.data.images.reading import ImageForm, ImageStore, decode_all, stop_over_budget
 from common.data.tables.csv import Columns, finding_matrix, label_matrix, part_column
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.system.formatting import counted
+from common.system.plain_text import counted
 
 
 class Reader(Protocol):

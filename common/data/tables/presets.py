@@ -26,7 +26,7 @@ from common.data.tables.labels import (
 )
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.system.files import missing_folder
-from common.system.formatting import counted
+from common.system.plain_text import counted
 
 
 def unknown_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:

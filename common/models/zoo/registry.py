@@ -27,7 +27,7 @@ from common.models.zoo.networks import (
     vgg11,
 )
 from common.models.zoo.spec import Architecture, is_external
-from common.plugins import MODELS, is_offered, loaded
+from common.plugins import MODELS, is_local_name, load_entry_point
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Sides of an image in pixels that are tried where the wanted one does not fit."""
@@ -120,7 +120,7 @@ def _refuse_missing(package: str) -> None:
 
 
 def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
-    factory = loaded(MODELS, name)
+    factory = load_entry_point(MODELS, name)
     try:
         module = factory(channels, image_size)
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
@@ -129,7 +129,7 @@ def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         problem = f"made a {type(module).__name__}, not a torch.nn.Module."
         raise BadInput([Fault(f"plugin:{name}", problem)])
-    if is_offered(name):  # somebody may hold it: training must not change it, nor make it another plug-in
+    if is_local_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
         module = copy.deepcopy(module)
     return module.float()
 
@@ -275,7 +275,7 @@ def new_backbone(architecture: Architecture, channels: int, image_size: int) -> 
     return backbone
 
 
-def outline(architecture: Architecture, channels: int, image_size: int) -> Backbone:
+def meta_backbone(architecture: Architecture, channels: int, image_size: int) -> Backbone:
     """Return a backbone to be looked at, for its names and shapes: on the meta device, whose tensors take no memory.
 
     Only a plug-in whose code looks at values, as ``item`` does, is made with memory. torch's random state stays.

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     field_validator,
 )
 
+from common.errors import Fault
 from common.plugins import NAME_PATTERN
 from common.system.toml import SHA256_PATTERN
 
@@ -200,3 +202,25 @@ class ModelSpec(BaseModel):
         traits = traits_of(self.architecture)
         default = traits.grey if self.channels == 1 else traits.colour
         return Normalisation(self.mean or default.mean, self.std or default.std)
+
+
+# ---------------------------------------------------------------------- a saved model's files
+
+TENSORS = "model.safetensors"
+DESCRIPTION = "model.json"
+
+
+def unreadable_model(path: Path, error: OSError) -> Fault:
+    """Return why one of the two cannot be read."""
+    remedy = "Name the folder of a finished run, or of a model that a site keeps."
+    return Fault(str(path), f"cannot be read: {error.strerror}.", remedy)
+
+
+def model_folder_faults(folder: Path) -> list[Fault]:
+    """Return why there is no saved model in a folder, as far as that is known without reading it."""
+    for name in (DESCRIPTION, TENSORS):
+        try:
+            (folder / name).open("rb").close()
+        except OSError as error:
+            return [unreadable_model(folder / name, error)]
+    return []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, CannotGoOn
-from common.system.files import no_room
+from common.system.files import is_disk_full
 from server.deployment.processes.supervisor import RunExit
 from strategies.engine.round_record import RunStopped
 
@@ -34,7 +34,7 @@ def led(lead: Callable[[], dict[str, Any]], out: Path, again: Sequence[str], tel
         tell(f"stopped on request; to go on: {line}")
         raise SystemExit(int(RunExit.ON_REQUEST)) from None
     except Exception as error:  # the process's edge
-        if no_room(error):
+        if is_disk_full(error):
             raise RunStopped(f"no room on the disk of {out}: free some, then go on with: {line}") from None
         traceback.print_exception(error)
         raise SystemExit(int(RunExit.CRASHED)) from None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from common.system.stopping import STOPPED_ON_REQUEST, closed_first, last_words, stopped_at_once
+from common.system.stopping import STOPPED_ON_REQUEST, exit_message, graceful_shutdown, stop_on_signals
 from server.deployment.processes.child_process import with_this_process
 
 MOST_DEATHS = 5
@@ -54,7 +54,7 @@ def supervise(
         The exit code, a :class:`RunExit`.
     """
     stop = _Stop()
-    with stopped_at_once(), closed_first(int(RunExit.ON_REQUEST), stop.ask):
+    with stop_on_signals(), graceful_shutdown(int(RunExit.ON_REQUEST), stop.ask):
         deaths, before = 0, done()
         while True:
             code = _led([*PROGRAM, *arguments, "--once", *["--resume"] * resume], stop)
@@ -74,7 +74,7 @@ def supervise(
 
 def _stopped() -> RunExit:
     """The end of a run whose leading process is gone and could not say how to go on."""
-    print(last_words(), file=sys.stderr)
+    print(exit_message(), file=sys.stderr)
     return RunExit.ON_REQUEST
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.system.descriptors import raise_descriptor_limit
+from common.system.resources import raise_descriptor_limit
 from common.system.stopping import end_with_starter
 from server.coordinator.control_socket import ControlSocket
 from server.deployment.superlink.control.service import serve_programs

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from common.metrics.auroc import Summary
 from common.metrics.measured import figure
-from common.system import formatting
-from common.system.pages import page_environment
+from common.system import plain_text
+from common.system.plain_text import page_environment
 from server.reporting.live.files import SiteStatus, Snapshot
 from server.runs.live_status import PHASES, Present
 
@@ -52,7 +52,7 @@ def changing_part(snapshot: Snapshot) -> str:
 @cache
 def _environment() -> Environment:
     environment = page_environment(_ASSETS)
-    environment.globals.update(say=formatting, mark=_mark)
+    environment.globals.update(say=plain_text, mark=_mark)
     return environment
 
 
@@ -125,17 +125,17 @@ def _activity(run: Present) -> str:
     if not run.waiting_for:
         return at
     until = time.strftime("%H:%M:%S %Z", time.localtime(run.deadline))
-    return f"{at} Waiting for {formatting.shortened(run.waiting_for, 6)}, at the latest until {until}."
+    return f"{at} Waiting for {plain_text.shortened(run.waiting_for, 6)}, at the latest until {until}."
 
 
 def _tiles(snapshot: Snapshot, run: Present, done: int) -> list[tuple[str, str]]:
     tiles = [(f"{done} of {run.rounds}" if run.rounds else "–", "rounds done")]
     if run.state == "running" and run.seconds_left is not None:
-        tiles.append((formatting.duration(run.seconds_left), "left, by the pace so far"))
+        tiles.append((plain_text.duration(run.seconds_left), "left, by the pace so far"))
     tiles.append((str(len(run.sites)), f"sites take part{f', {len(run.lost)} lost' if run.lost else ''}"))
     for name, key in (("validation loss", "validation_loss"), ("validation AUROC", "validation_auroc")):
         values = [(each.round, value) for each in snapshot.rounds if (value := getattr(each, key)) is not None]
-        tiles += [(formatting.number(value), f"{name}, round {number}") for number, value in values[-1:]]
+        tiles += [(plain_text.number(value), f"{name}, round {number}") for number, value in values[-1:]]
     test = snapshot.summary.get("test")
     if isinstance(test, Mapping):
         headline = _SUMMARY.validate_python(test).headline()

@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.stopping import closed_first
+from common.system.stopping import graceful_shutdown
 from server.coordinator.authority import certificate_faults
 from server.coordinator.folder import Coordinator
 from server.reporting.live.files import FileWatcher, Snapshot, Source, source_of
@@ -259,7 +259,7 @@ def show(coordinator: Coordinator, address: str, port: int, tell: Callable[[str]
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {sha256}")
         tell(f"for a browser that does not warn: trust {coordinator.ca_certificate}")
         server = ViewServer(listener, source_of(coordinator), token, tls_of(coordinator))
-        with closed_first(0, server.stop):
+        with graceful_shutdown(0, server.stop):
             server.serve()
 
 

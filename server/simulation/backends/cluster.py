@@ -16,7 +16,7 @@ from typing import Any
 
 from common import __version__
 from common.errors import BadInput, Fault, stop_on
-from common.system.memory_use import LARGE_BUFFERS
+from common.system.resources import LARGE_BUFFERS
 from server.simulation.backends.own_ray.raylet import own_parts
 
 BYTES_PER_WORKER = 1.5 * 2**30  # torch, Flower and a model of some 10 M parameters in one worker: an estimate

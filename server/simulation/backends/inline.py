@@ -15,8 +15,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from common.system.memory_use import keep_large_buffers
-from common.wire.flower_objects import act_as, name_as
+from common.system.resources import keep_large_buffers
+from common.wire.flower_objects import set_identity, set_message_id
 
 CLIENT_APP = "client.simulation:simulated_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
@@ -43,7 +43,7 @@ def inline(main: Main, app: ClientApp, sites: int) -> None:
 def prepare_flower() -> None:
     """What Flower needs in a process without its own runtime."""
     quiet_flower()
-    act_as(1, 1)
+    set_identity(1, 1)
 
 
 def quiet_flower() -> None:
@@ -90,7 +90,7 @@ class LocalGrid(Grid):
         found = {}
         for message in messages:
             identifier = str(next(self._numbers))
-            name_as(message, identifier)
+            set_message_id(message, identifier)
             found[identifier] = message
         return found
 

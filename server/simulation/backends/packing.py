@@ -8,8 +8,8 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from common.wire.canonical_bytes import keep_hash, kept_hash
-from common.wire.flower_objects import made_again, metadata_of
+from common.wire.canonical_bytes import cache_hash, cached_hash
+from common.wire.flower_objects import metadata_of, rebuild_message
 
 _VALUES: dict[str, type[ConfigRecord] | type[MetricRecord]] = {"config": ConfigRecord, "metrics": MetricRecord}
 _ARRAYS = "arrays"
@@ -34,7 +34,7 @@ def packed(message: Message) -> tuple[bytes, list[ArrayBytes]]:
     arrays: list[ArrayBytes] = []
     if message.has_content():
         head["records"] = [(name, *_described(record)) for name, record in message.content.items()]
-        arrays = [ArrayBytes(array.data, kept_hash(array)) for array in _arrays(message.content)]
+        arrays = [ArrayBytes(array.data, cached_hash(array)) for array in _arrays(message.content)]
     else:
         head["error"] = message.error.code, message.error.reason
     return json.dumps(head).encode(), arrays
@@ -44,13 +44,13 @@ def unpacked(head: Any, arrays: Sequence[ArrayBytes]) -> Message:
     """The inverse of :func:`packed`; the arrays share their bytes with what is given."""
     known = json.loads(bytes(head))
     if "error" in known:
-        return made_again(Error(*known["error"]), known["metadata"])
+        return rebuild_message(Error(*known["error"]), known["metadata"])
     content = RecordDict({name: _record(kind, about) for name, kind, about in known["records"]})
     for array, given in zip(_arrays(content), arrays, strict=True):
         array.data = given.data
         if given.known_hash:
-            keep_hash(array, given.known_hash)
-    return made_again(content, known["metadata"])
+            cache_hash(array, given.known_hash)
+    return rebuild_message(content, known["metadata"])
 
 
 def _described(record: Any) -> tuple[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 from flwr.app import Error, Message
 
 from common.data.base.image_set import Splits, raw, shapes, taken_apart
-from common.system.memory_use import keep_large_buffers
-from common.system.stopping import wait_if_ending
+from common.system.resources import keep_large_buffers
+from common.system.stopping import block_if_stopping
 from server.simulation.backends.frames import Frame
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.packing import ArrayBytes, packed, unpacked
@@ -168,7 +168,7 @@ class RayGrid(LocalGrid):
         Raises:
             RunStopped: If Ray has ended too often.
         """
-        wait_if_ending()
+        block_if_stopping()
         while self._starts < self._most_starts:
             self._starts += 1
             self._run.note("ray_started_again", reason=str(lost))

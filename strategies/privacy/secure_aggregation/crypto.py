@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 
-from common.wire.errors import WireError
+from common.errors import WireError
 from common.wire.secure_aggregation import Integers
 
 CURVE = ec.SECP256R1()

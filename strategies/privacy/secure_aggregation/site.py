@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
-from common.wire.errors import WireError
+from common.errors import WireError
 from common.wire.records import Groups
 from common.wire.secure_aggregation import (
     Integers,

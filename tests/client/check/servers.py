@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from common.wire.hello import METHOD, SERVICE, Hello
+from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, Hello
 from server.coordinator.folder import Coordinator
 
 Handler = Callable[[socket.socket], object]
@@ -79,7 +79,7 @@ def grpc_server(answer: Callable[[bytes], bytes] | grpc.GenericRpcHandler, crede
     server = grpc.server(ThreadPoolExecutor(2))
     if not isinstance(answer, grpc.GenericRpcHandler):
         method = grpc.unary_unary_rpc_method_handler(lambda request, context, say=answer: say(request))
-        answer = grpc.method_handlers_generic_handler(SERVICE, {METHOD: method})
+        answer = grpc.method_handlers_generic_handler(HELLO_SERVICE, {HELLO_METHOD: method})
     server.add_generic_rpc_handlers((answer,))
     address = "127.0.0.1:0"
     port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)

@@ -17,7 +17,7 @@ from client.check.machine import Gpu
 from client.connection.exit_codes import ExitCode
 from common import __version__
 from common.system.plain_text import is_plain
-from common.wire.hello import WIRE_VERSION
+from common.wire.fleet_protocol import WIRE_VERSION
 from server.coordinator.authority import issue_server_certificate
 from server.deployment.superlink.fleet import hello
 from tests.client.check.servers import (

@@ -10,7 +10,7 @@ from common.config import Experiment
 from common.data.base.image_set import put_together, taken_apart
 from common.data.partition.partition import partition
 from common.data.partition.spec import LabelSkewSpec, TasksSpec
-from common.simulation import SimulatedData, images_of, receive_data, simulated_data, whole_data
+from common.simulation import SimulatedData, receive_data, simulated_data, simulated_site, whole_data
 from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
 
 
@@ -28,15 +28,15 @@ def of_tasks() -> SimulatedData:
 
 def test_a_site_with_test_images_of_its_own_tests_on_them() -> None:
     data = own_tests()
-    images = images_of(data, 2, "no")
+    images = simulated_site(data, 2, "no")
     assert 0 < len(images.test) < len(data.splits.test)
     np.testing.assert_array_equal(images.test.patients, data.splits.test.patients[data.parts[2].test])
 
 
 def test_a_pooled_site_tests_on_what_all_sites_test_on() -> None:
     data = own_tests()
-    pooled = images_of(data, 0, "negative").test.patients.tolist()
-    single = [name for site in range(4) for name in images_of(data, site, "no").test.patients.tolist()]
+    pooled = simulated_site(data, 0, "negative").test.patients.tolist()
+    single = [name for site in range(4) for name in simulated_site(data, site, "no").test.patients.tolist()]
     assert sorted(pooled) == sorted(single)
 
 
@@ -50,7 +50,7 @@ def test_the_coordinator_tests_on_its_own_images_where_it_has_any() -> None:
 
 
 def test_a_site_of_a_task_sees_only_its_tasks_images_and_classes_in_all_three_parts() -> None:
-    images = images_of(of_tasks(), 0, "no")
+    images = simulated_site(of_tasks(), 0, "no")
     assert images.declaration.site == "photo-1"
     for part in (images.train, images.validation, images.test):
         assert set(part.sources.tolist()) == {"photo"}
@@ -60,7 +60,7 @@ def test_a_site_of_a_task_sees_only_its_tasks_images_and_classes_in_all_three_pa
 
 @pytest.mark.parametrize(("pooling", "filled"), [("negative", 0.0), ("masked", np.nan)])
 def test_pooled_tasks_take_each_others_classes_as_absent_or_unknown(pooling: Any, filled: float) -> None:
-    images = images_of(of_tasks(), 0, pooling).train
+    images = simulated_site(of_tasks(), 0, pooling).train
     photos = images.labels[images.sources == "photo"][:, :2]
     np.testing.assert_array_equal(photos, np.full_like(photos, filled))
 
@@ -103,7 +103,7 @@ def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: P
     receive_data(experiment, tmp_path, put_together(*facts_and_arrays))
     found = simulated_data(experiment, tmp_path)
     for site in range(2):
-        one, other = images_of(wanted, site, "no"), images_of(found, site, "no")
+        one, other = simulated_site(wanted, site, "no"), simulated_site(found, site, "no")
         assert one.declaration == other.declaration
         assert any(other.train.stored is array for array in facts_and_arrays[1])  # no copy for each site
         np.testing.assert_array_equal(one.train.images, other.train.images)

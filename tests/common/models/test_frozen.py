@@ -13,7 +13,15 @@ from client.site.memory import FrozenParts
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, freeze_batch_norm, model_faults, train_mode, unfreeze
 from common.models.saved import load_model, save_model
-from common.models.state import FrozenPart, built_frozen, frozen_tensors, layout_of, naming, read_state, state_sha256
+from common.models.state import (
+    FrozenPart,
+    frozen_tensors,
+    initial_frozen_part,
+    layout_of,
+    read_state,
+    state_sha256,
+    with_frozen_hash,
+)
 from common.models.trained import Standardised
 from common.models.zoo.spec import ModelSpec
 
@@ -145,7 +153,7 @@ def test_the_frozen_part_goes_from_network_to_network() -> None:
 def test_another_frozen_part_is_another_model() -> None:
     one = network("head")
     state, layout = read_state(one), layout_of(one)
-    named = layout_of(build(naming(spec("head"), FrozenPart.of(one)), NAMES, 1))
+    named = layout_of(build(with_frozen_hash(spec("head"), FrozenPart.of(one)), NAMES, 1))
     assert named.signature != layout.signature
     assert state_sha256(state, named) != state_sha256(state, layout)
 
@@ -153,7 +161,7 @@ def test_another_frozen_part_is_another_model() -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> SplitNetwork:
     chosen = spec("last:2")
-    one = build(naming(chosen, built_frozen(chosen, 1, Path())), NAMES, 1)
+    one = build(with_frozen_hash(chosen, initial_frozen_part(chosen, 1, Path())), NAMES, 1)
     save_model(tmp_path, one, label_contract_sha256="")
     return one
 
@@ -212,7 +220,7 @@ def test_weights_that_are_no_numbers_are_refused_before_anything_is_trained(tmp_
 def test_a_damaged_file_is_not_here_and_what_is_no_weights_file_is_not_read(tmp_path: Path) -> None:
     """What the roll call says decides whether the coordinator sends it."""
     part = FrozenPart.of(network("head"))
-    named = naming(spec("head"), part)
+    named = with_frozen_hash(spec("head"), part)
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "endless.safetensors").symlink_to("/dev/zero")

@@ -12,7 +12,7 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork, build, model_faults, train_mode
 from common.models.saved import load_model, save_model
 from common.models.state import FrozenPart, layout_of, read_state, write_state
-from common.models.trained import adapt, merge
+from common.models.trained import add_low_rank, merge_low_rank
 from common.models.zoo.spec import ModelSpec
 from server.export.exported_model import ExportFormat, export_model
 
@@ -49,7 +49,7 @@ def test_it_begins_as_the_network_that_it_adapts_and_can_be_merged_into_one(arch
         adapted.eval()
         moved = adapted(images())
         assert not torch.allclose(moved, plain(images()), atol=1e-3)
-        merge(adapted.backbone)
+        merge_low_rank(adapted.backbone)
         assert torch.allclose(adapted(images()), moved, atol=1e-4)
     assert adapted.backbone.state_dict().keys() == plain.backbone.state_dict().keys()
 
@@ -64,7 +64,7 @@ def test_the_mean_of_updates_is_the_update_of_the_mean_weights() -> None:
     together = build(spec("lora:4"), NAMES, 1)
     write_state(together, trunk=sum(read_state(one).trunk for one in sites) / len(sites))
     for network in (together, *sites):
-        merge(network.backbone)
+        merge_low_rank(network.backbone)
     each = [one.backbone.state_dict() for one in sites]
     for name, weight in together.backbone.state_dict().items():
         if weight.is_floating_point():
@@ -128,5 +128,5 @@ def test_a_rank_that_no_layer_has_is_a_fault() -> None:
 
 def test_a_copy_is_adapted_too() -> None:
     network = nn.Sequential(nn.Linear(8, 8))
-    adapt(network, "lora:2")
+    add_low_rank(network, "lora:2")
     assert torch.equal(copy.deepcopy(network)(torch.ones(1, 8)), network(torch.ones(1, 8)))

@@ -7,8 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.models.inference import EVALUATION_BATCH, features_and_logits, logits_of
-from common.models.network import SplitNetwork, build, freeze_backbone, freeze_batch_norm, train_mode, unfreeze
+from common.models.network import (
+    EVALUATION_BATCH,
+    SplitNetwork,
+    build,
+    features_and_logits,
+    freeze_backbone,
+    freeze_batch_norm,
+    logits_of,
+    train_mode,
+    unfreeze,
+)
 from common.models.zoo.spec import TRAITS, Architecture, ModelSpec
 
 SURGICAL = Path(__file__).parents[4] / "shared" / "vectors" / "surgical.json"

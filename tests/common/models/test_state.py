@@ -4,15 +4,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.models.head import initial_head
-from common.models.network import SplitNetwork, build
+from common.models.network import Head, SplitNetwork, build, initial_head
 from common.models.state import (
-    Head,
     ModelState,
     layout_of,
     named_tensors,
     read_state,
-    state_of_named,
+    state_from_tensors,
     state_sha256,
     write_state,
 )
@@ -154,7 +152,7 @@ def test_slices_find_a_tensor_in_its_group() -> None:
 
 def test_named_tensors_and_back_is_the_same_state() -> None:
     state, layout = read_state(network()), layout_of(network())
-    again = state_of_named(named_tensors(state, layout), layout, NAMES)
+    again = state_from_tensors(named_tensors(state, layout), layout, NAMES)
     assert state_sha256(again, layout) == state_sha256(state, layout)
 
 
@@ -162,7 +160,7 @@ def test_named_tensors_of_another_shape_are_refused_by_name() -> None:
     layout = layout_of(network())
     named = named_tensors(read_state(network()), layout) | {"head.bias": np.zeros(9, np.float32)}
     with pytest.raises(ValueError, match=r"head\.bias: expected \(5,\), got \(9,\)"):
-        state_of_named(named, layout, NAMES)
+        state_from_tensors(named, layout, NAMES)
 
 
 def test_the_hash_notices_one_changed_bit() -> None:

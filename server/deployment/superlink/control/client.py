@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from common.errors import CannotGoOn
 from common.security.call_signatures import key_bytes
-from common.wire.errors import grpc_words
+from common.system.plain_text import grpc_words
 from server.coordinator.control_socket import ControlSocket
 from server.coordinator.folder import Coordinator
 from server.deployment.superlink.control.protocol import CALLS, SERVICE, Asked, Nothing, Requests, Run, Site, pair

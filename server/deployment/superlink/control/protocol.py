@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from common.wire.fleet_protocol import Envelope, ObjectTree, classes
+from common.wire.fleet_protocol import Envelope, ObjectTree, message_classes
 
 SERVICE = "polyclinic.Control"
 MESSAGES = """
@@ -19,7 +19,7 @@ Replies: 1 Reply* replies
 """
 """Envelopes and trees travel as bytes, as the SuperLink keeps them."""
 
-_CLASSES = {name.rpartition(".")[2]: made for name, made in classes("polyclinic.control", MESSAGES).items()}
+_CLASSES = {name.rpartition(".")[2]: made for name, made in message_classes("polyclinic.control", MESSAGES).items()}
 Nothing: Any = _CLASSES["Nothing"]
 Site: Any = _CLASSES["Site"]
 Sites: Any = _CLASSES["Sites"]

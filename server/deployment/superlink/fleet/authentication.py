@@ -23,8 +23,8 @@ from common.security.call_signatures import (
     SIGNATURE,
     TIME,
     WAIT,
-    signed_by,
-    wait_of,
+    is_signed_by,
+    requested_wait_s,
 )
 from server.deployment.superlink.fleet.refused_calls import RefusedCall, RefusedCalls
 from server.deployment.superlink.port_guard.call_limits import NoRequest
@@ -173,11 +173,11 @@ class Door:
         """
         key, when, signature = signed_headers(metadata)
         caller = self.admitted.caller(key)
-        if caller is None or not signed_by(key, when, signature):
+        if caller is None or not is_signed_by(key, when, signature):
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
         if not _is_now(when):
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
-        return replace(caller, process=_process(metadata), wait_s=wait_of(_said(metadata, WAIT)))
+        return replace(caller, process=_process(metadata), wait_s=requested_wait_s(_said(metadata, WAIT)))
 
     def _abort(self, context: Any, caller: Caller | None, name: str, refused: CallRefused) -> NoReturn:
         if caller is not None and refused.noted:

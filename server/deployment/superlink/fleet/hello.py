@@ -7,8 +7,8 @@ from typing import Any, Literal
 import grpc
 
 from common import __version__
-from common.security.call_signatures import signed_by
-from common.wire.hello import METHOD, SERVICE, WIRE_VERSION, Hello
+from common.security.call_signatures import is_signed_by
+from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, WIRE_VERSION, Hello
 from server.deployment.superlink.fleet.authentication import CallRefused, signed_headers
 
 
@@ -29,7 +29,9 @@ def handler(
         return Hello(time=time.time(), release=__version__, wire=WIRE_VERSION, key=known).model_dump_json().encode()
 
     # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is taken in.
-    return grpc.method_handlers_generic_handler(SERVICE, {METHOD: grpc.stream_unary_rpc_method_handler(answer)})
+    return grpc.method_handlers_generic_handler(
+        HELLO_SERVICE, {HELLO_METHOD: grpc.stream_unary_rpc_method_handler(answer)}
+    )
 
 
 def _key(metadata: Any, node_of: Callable[[bytes], int | None]) -> Literal["admitted", "unknown"]:
@@ -38,4 +40,4 @@ def _key(metadata: Any, node_of: Callable[[bytes], int | None]) -> Literal["admi
         key, when, signature = signed_headers(metadata)
     except CallRefused:
         return "unknown"
-    return "admitted" if node_of(key) is not None and signed_by(key, when, signature) else "unknown"
+    return "admitted" if node_of(key) is not None and is_signed_by(key, when, signature) else "unknown"

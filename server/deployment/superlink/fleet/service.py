@@ -28,8 +28,8 @@ from common.wire.fleet_protocol import (
     PushObjectResponse,
     Result,
     SendNodeHeartbeatResponse,
-    named,
-    names_in,
+    by_sha256,
+    object_ids,
 )
 from server.coordinator.connections import forget_sign_off, note_sign_off
 from server.deployment.superlink.fleet.authentication import Admitted, Caller, CallRefused
@@ -151,7 +151,7 @@ class Fleet:
         if outcome is Acceptance.NOBODY_WAITS:
             reason = "nobody waits for this reply any more: its time is over, or its run"
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=said.run_id)
-        came_along, keep = named(request.small_contents), partial(self._kept, caller, said.run_id)
+        came_along, keep = by_sha256(request.small_contents), partial(self._kept, caller, said.run_id)
         wanted = [name for name in missing if name not in came_along or not keep(name, came_along[name])]
         results = [Result(key=said.message_id, value=0)]
         return PushMessagesResponse(results=results, objects_to_push=wanted, session_id=said.message_id)
@@ -302,6 +302,6 @@ def _refuse_odd_contents(contents: Sequence[bytes], run: int) -> None:
 
 def _refuse_odd_tree(tree: Any, root: str) -> None:
     """Raise :class:`CallRefused` unless a tree's root is the message, and its names are few and SHA-256."""
-    names: Collection[str] = names_in(tree)
+    names: Collection[str] = object_ids(tree)
     if tree.object_id != root or not all(map(is_name, names)) or len(names) > MOST_OBJECTS:
         raise _forged("the tree of objects is not that of the reply")

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.memory_use import LARGE_BUFFERS
+from common.system.resources import LARGE_BUFFERS
 from common.system.terminal import LogForm, log_form
 from server.coordinator.before_start import port_faults_of
 from server.coordinator.folder import Coordinator

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from common.system.files import part_of
+from common.system.files import partial_path
 
 
 def is_name(object_id: str) -> bool:
@@ -38,7 +38,7 @@ class ObjectFiles:
         path = self._folder / object_id
         if path.exists():
             return
-        part = part_of(path)
+        part = partial_path(path)
         try:
             part.write_bytes(content)
             part.replace(path)

@@ -15,8 +15,8 @@ from common.wire.fleet_protocol import (
     CONTENT_OF_PUSH,
     PullObjectResponse,
     PushObjectRequest,
-    cut_out,
-    with_field,
+    append_field,
+    extract_field,
 )
 from server.deployment.superlink.objects.files import ObjectFiles
 
@@ -34,13 +34,13 @@ class Push:
 
 def parsed_push(data: bytes) -> Push:
     """Read a request without copying its content."""
-    rest, content = cut_out(data, CONTENT_OF_PUSH)
+    rest, content = extract_field(data, CONTENT_OF_PUSH)
     return Push(PushObjectRequest.FromString(rest), content)
 
 
 def found(content: bytes | memoryview) -> bytes:
     """A PullObjectResponse with this content, as it travels."""
-    return with_field(FOUND, CONTENT_OF_PULL, content)
+    return append_field(FOUND, CONTENT_OF_PULL, content)
 
 
 class Answers:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.system.memory_use import give_back
+from common.system.resources import release_free_memory
 from server.deployment.superlink.port_guard.call_limits import CallLimits
 from server.deployment.superlink.port_guard.refusals import Refusals
 from server.deployment.superlink.port_guard.sockets import Accepted, Peer, parsed_peer
@@ -126,4 +126,4 @@ class Guard:
     def _calm(self, now: float) -> None:
         if self._closed >= FLOOD and now - self._last_closed > CALM_S:
             self._closed = 0
-            give_back()
+            release_free_memory()

@@ -11,8 +11,8 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.security.signatures import SignatureFault
-from common.wire.fleet_protocol import ROLL_CALL, names_in
-from common.wire.flower_objects import TooLarge, envelope, message_of, name_as, taken_apart, weight_of
+from common.wire.fleet_protocol import ROLL_CALL, object_ids
+from common.wire.flower_objects import TooLarge, array_bytes, envelope, join_message, set_message_id, split_message
 from server.deployment.superlink.control.client import Announced, Control
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.reply_bounds import MORE_BYTES, NOTHING, Bound, asked_for
@@ -105,13 +105,13 @@ class NetworkGrid(Grid):
         for message in messages:
             message.metadata.created_at = self._clock()
             self._signing.sign(message)
-            tree, parts = taken_apart(message)
+            tree, parts = split_message(message)
             for name, content in parts.items():
                 if name not in contents:
                     self._files.write(name, content)
             contents |= parts
             announced.append((envelope(message), tree))
-            sizes, together = [len(content) for content in parts.values()], weight_of(message.content)
+            sizes, together = [len(content) for content in parts.values()], array_bytes(message.content)
             bound = Bound.on_reply_to(sizes, together, asked_for(message.content))
             self._asked[message.metadata.message_id] = _Asked(_without_content(message), bound)
             self._signing.note_sent(message)
@@ -133,7 +133,7 @@ class NetworkGrid(Grid):
         if asked := [name for name in wanted if name not in self._announced]:
             for found in self._control.replies(self._run, asked):
                 if found.lack is None:
-                    self._announced[found.asked] = _Announced(found, names_in(found.tree))
+                    self._announced[found.asked] = _Announced(found, object_ids(found.tree))
                 else:
                     lacking.append(self._lacking(found.asked, found.lack))
         here, until = self._here(wanted), time.monotonic() + ARRIVING_S
@@ -152,10 +152,10 @@ class NetworkGrid(Grid):
         """
         for left, tree in self._left:
             name, node = left.metadata.message_id, left.metadata.src_node_id
-            objects = {part: content for part in names_in(tree) if (content := self._files.view(part)) is not None}
+            objects = {part: content for part in object_ids(tree) if (content := self._files.view(part)) is not None}
             size = sum(map(len, objects.values())) + MORE_BYTES
             with contextlib.suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
-                message = message_of(name, objects, size)
+                message = join_message(name, objects, size)
                 statement = self._signing.statement_of(node, message.content)
                 if statement.run == run:
                     yield Arrival(statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY)
@@ -195,7 +195,7 @@ class NetworkGrid(Grid):
         bound = request.bound if request else NOTHING
         try:
             contents = {one: self._files.view(one) or b"" for one in announced.names} if not fault else {}
-            message = message_of(said.message_id, contents, bound.together) if not fault else None
+            message = join_message(said.message_id, contents, bound.together) if not fault else None
         except TooLarge:
             fault = bound.weighs_more
         except ValueError as error:
@@ -227,7 +227,7 @@ class NetworkGrid(Grid):
         asked = self._asked.pop(name, None)
         if asked is None:  # nothing of this run
             asked = _Asked(Message(RecordDict(), 0, "train", ttl=1.0), NOTHING)
-            name_as(asked.message, name)
+            set_message_id(asked.message, name)
         return Message(Error(code, reason), reply_to=asked.message)
 
 
@@ -266,5 +266,5 @@ class _Announced:
 def _without_content(message: Message) -> Message:
     said = message.metadata
     kept = Message(RecordDict(), said.dst_node_id, said.message_type, ttl=said.ttl, group_id=said.group_id)
-    name_as(kept, said.message_id)
+    set_message_id(kept, said.message_id)
     return kept

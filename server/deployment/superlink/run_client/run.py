@@ -14,7 +14,7 @@ from functools import partial
 from typing import NoReturn
 
 from common.wire.fleet_protocol import COORDINATOR
-from common.wire.flower_objects import act_as
+from common.wire.flower_objects import set_identity
 from server.coordinator.admission import members
 from server.coordinator.authority import signing_identity
 from server.coordinator.connections import read_sign_offs
@@ -49,7 +49,7 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
     with closing(Control(coordinator, patience_s=LINK_PATIENCE_S)) as control:
         run, left = control.begin_run()
-        act_as(COORDINATOR, run)
+        set_identity(COORDINATOR, run)
         signing = Signing(*signing_identity(coordinator), lambda: _addressees(coordinator, control))
         files = ObjectFiles(object_folder(coordinator))
         stop = threading.Event()

@@ -17,7 +17,7 @@ from common.security.signatures import (
     ReplyStatement,
     RequestStatement,
     SignatureFault,
-    about,
+    record_context,
     refuse_another_record,
     sign,
     signature_of,
@@ -68,7 +68,7 @@ class Signing:
         site = self._site(message.metadata.dst_node_id)
         if site is None:
             return  # the SuperLink does not deliver it
-        run, server_round, record = about(message.content)
+        run, server_round, record = record_context(message.content)
         statement = RequestStatement(
             site=site.name,
             key=fingerprint(site.public_key),
@@ -84,7 +84,7 @@ class Signing:
         """Remember a request that was sent, by the name that its message has now."""
         site = self._site(message.metadata.dst_node_id)
         if site is not None:
-            run, server_round, _ = about(message.content)
+            run, server_round, _ = record_context(message.content)
             self._sent[message.metadata.message_id] = Sent(site, run, server_round)
 
     def fault(self, message_id: str, reply: Message) -> str:
@@ -129,5 +129,5 @@ def _refuse_another_answer(message_id: str, sent: Sent, reply: Message) -> None:
     stated = (statement.site, statement.run, statement.round, statement.message)
     if stated != (sent.site.name, sent.run, sent.round, message_id):
         raise SignatureFault("its statement names another site, run, round or message")
-    if statement.record != about(reply.content)[2] or (statement.number > 0) != (statement.record in CHAINED):
+    if statement.record != record_context(reply.content)[2] or (statement.number > 0) != (statement.record in CHAINED):
         raise SignatureFault("its statement names another kind of record")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from common.wire.fleet_protocol import Envelope, ObjectTree, names_in, small_ones
+from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, object_ids
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.storage.arrivals import Arrivals
 from server.deployment.superlink.storage.database import Database
@@ -71,7 +71,7 @@ class StoredMessage:
     size: int = 0
 
     def __post_init__(self) -> None:
-        self.names = frozenset(map(sys.intern, names_in(ObjectTree.FromString(self.tree))))
+        self.names = frozenset(map(sys.intern, object_ids(ObjectTree.FromString(self.tree))))
 
     def is_due(self, *, again: bool) -> bool:
         """Whether a request is to be handed to its site: the first time, or ``again`` as long as it has no reply."""
@@ -221,8 +221,8 @@ class Messages:
 
     def small_contents(self, tree: Any) -> list[bytes]:
         """The contents of a request's small objects, as far as they are written."""
-        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(names_in(tree))]
-        contents = map(self.files.read, small_ones(sizes))
+        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(object_ids(tree))]
+        contents = map(self.files.read, choose_small_objects(sizes))
         return [content for content in contents if content is not None]
 
     def answer(self, reply: StoredMessage) -> tuple[Acceptance, list[str]]:
@@ -325,7 +325,7 @@ class Messages:
         return not request.withdrawn and request.expires > self.clock() and self.runs.goes_on(request.run)
 
     def _missing(self, messages: Iterable[StoredMessage]) -> list[str]:
-        names = dict.fromkeys(name for one in messages for name in names_in(ObjectTree.FromString(one.tree)))
+        names = dict.fromkeys(name for one in messages for name in object_ids(ObjectTree.FromString(one.tree)))
         return [name for name in names if not self.files.has(name)]
 
     def _remember(self, message: StoredMessage) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.system.memory_use import importing
+from common.system.resources import uncollected_imports
 from server.simulation.backends.own_ray.ray_worker import FORKED, KILLED_FIRST
 
 LOOK_S, WITHIN_S = 0.5, 5.0
@@ -35,7 +35,7 @@ def serve(parent: int, path: str, modules: Sequence[str]) -> dict[str, Any]:
     listener.bind(beside)
     listener.listen()  # a worker that is wanted before the imports are done waits
     os.replace(beside, path)  # so that it listens as soon as it is there; that of one which was killed may be
-    with importing():  # frozen too: else a worker's first collection copies every page that it shares
+    with uncollected_imports():  # frozen too: else a worker's first collection copies every page that it shares
         for name in modules:
             importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker that has ended

@@ -1,4 +1,4 @@
-"""How a program of ours uses memory: large buffers are kept, imported modules are left out of garbage collection.
+"""Memory and open files of our programs: large buffers are kept, imported modules are not garbage collected.
 
 By default glibc's malloc asks the kernel for each buffer of megabytes and gives it back, page by page zeroed every
 time: a good part of the processor time of a large model's way. The price is that a process keeps what it once needed,
@@ -8,6 +8,7 @@ up to ``KEPT_BYTES`` beyond what it uses.
 import ctypes
 import gc
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ def keep_large_buffers() -> None:
             mallopt(option, value)
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Give the memory that nobody uses back to the kernel, also what :data:`KEPT_BYTES` would keep."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -56,7 +57,7 @@ def give_back() -> None:
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def uncollected_imports() -> Iterator[None]:
     """Within it a program imports what it works with; the garbage collector rests, and leaves that alone afterwards.
 
     Torch alone makes some hundred thousand objects that live as long as the process. To look through them again and
@@ -70,3 +71,17 @@ def importing() -> Iterator[None]:
         gc.enable()
         if not gc.get_freeze_count():  # else what else has been made since would be kept too
             gc.freeze()
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard one, which needs no rights.
+
+    Returns:
+        The limit; ``sys.maxsize`` where there is none.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # macOS sets less than it names
+        hard, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard

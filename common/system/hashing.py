@@ -1,4 +1,4 @@
-"""A hash of a Python object that says which code and which values it stands for, in every process the same."""
+"""Hashes that are the same in every process: a seed for each purpose, and the fingerprint of a Python object."""
 
 import functools
 import hashlib
@@ -8,6 +8,12 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import Any
+
+
+def seed_of(*parts: object) -> int:
+    """Derive a 63-bit seed from, for instance, (run seed, round, site, "order")."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def fingerprint(part: object) -> str:
