@@ -212,14 +212,14 @@ def check(
     planned = _given(experiment)
     if not as_json:  # its findings hold the faults of the file too
         read_with_faults(folder)  # before torch is imported
-    from client.check.run import check as checked
-    from client.check.terminal import narrow, show
+    from client.check.findings import page_console, show
+    from client.check.run import check as run_check
 
-    result, classes = checked(folder, images=None if every else images, offline=offline, experiment=planned)
+    result, classes = run_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
         print(json_text(result.as_json(), indent=2, allow_nan=True))
     else:
-        show(result, classes, narrow())
+        show(result, classes, page_console())
     raise SystemExit(int(result.exit_code))
 
 

@@ -1,179 +1,178 @@
-"""The way to the coordinator, step by step: the name, the port, TLS, the certificate, the clock, the release, the key.
+"""Checks of each step to the coordinator: host name, port, TLS, certificate, clock, release and key.
 
-The site does not sign on by it: a run that waits for sites does not take it for present.
+The site does not sign on by these checks: a run that waits for sites does not count it as present.
 """
 
+import contextlib
 import datetime as dt
-import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.check.findings import AreaFindings, Finding, fault, note, refused, warning
+from client.check.findings import Area
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.connection.fleet_client import Link
 from client.connection.tls import EXEMPTIONS, PROXY_VARIABLES, any_certificate, days_valid, proxy_for
+from client.site.site_file import Settings, read_credentials
 from common import __version__
-from common.security.identity import UNREADABLE_CERTIFICATE, SiteKit, split_address
+from common.errors import BadInput
+from common.security.identity import UNREADABLE_CERTIFICATE, SiteKit, read_key, read_kit, split_address
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import WIRE_VERSION, Hello
 
 EARLIEST_S, LATEST_S = -300.0, 5.0
-"""How far this clock may be from the coordinator's: Flower takes no call signed earlier, or later."""
+"""Flower accepts no call whose signature is older or newer than this by the coordinator's clock."""
 UNEASY_S = 2.0
 RENEWAL_DAYS = 30
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_SET_CLOCKS = (
+    "Set the clock by NTP, here or there. A site's calls are signed with the time: the coordinator takes none more than"
+    " 5 minutes old, and none more than 5 seconds from the future."
+)
 
 
-def check_connection(
-    kit: SiteKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str] = os.environ
-) -> AreaFindings:
-    """Go the way to the coordinator as far as it leads.
+def check_connection(settings: Settings, environment: Mapping[str, str], *, offline: bool) -> Area:
+    """Check key and kit, then each step to the coordinator; faults of the files do not stop the other checks."""
+    area, awaits_kit = Area("connection"), offline and not settings.kit_path.is_file()
+    try:
+        if awaits_kit:
+            read_key(settings.key_path)
+        else:
+            read_credentials(settings)
+    except BadInput as bad:
+        area.input_faults(bad)
+    if offline:
+        waiting = f"; {settings.kit_path.name} is still to come from the coordinator" if awaits_kit else ""
+        area.note(f"not looked at (--offline){waiting}.")
+        return area
+    kit = key = None
+    with contextlib.suppress(BadInput):
+        kit = read_kit(settings.kit_path)
+    with contextlib.suppress(BadInput):
+        key = read_key(settings.key_path)
+    if kit is None:
+        area.note("not looked at: without the kit the address is not known.")
+    else:
+        _check_steps(area, kit, key, environment)
+    return area
 
-    Args:
-        key: None where it cannot be read, which is another finding; then nothing is asked of the coordinator.
-    """
-    host, _ = split_address(kit.address)
-    notes, passed = _unread_variables(environment), list[str]()
-    address = {"address": kit.address}
+
+def _check_steps(
+    area: Area, kit: SiteKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str]
+) -> None:
+    host, port = split_address(kit.address)
+    area.facts["address"] = kit.address
     try:
         proxy = proxy_for(host, environment)
-        way = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
-        passed += _resolved(*(proxy or split_address(kit.address)))
-        days = days_valid(kit.address, kit.ca_certificate, environment)
-    except Refused as refusal:
-        return AreaFindings("connection", tuple(passed), (_explained(refusal, kit, environment), *notes), address)
     except Unreachable as error:
-        return AreaFindings("connection", tuple(passed), (_not_reached(error, kit, environment), *notes), address)
-    passed.append(f"{kit.address} answers {way}; its certificate is the coordinator's, for {days:.0f} more days")
-    if days < RENEWAL_DAYS:
-        remedy = "The coordinator renews it with flwr-server init DIR --renew; nothing is to be done here."
-        notes.append(note(f"the coordinator's certificate expires in {days:.0f} days.", remedy))
-    facts: dict[str, object] = {**address, "certificate_days": round(days, 1)}
-    if key is None:
-        return AreaFindings("connection", tuple(passed), tuple(notes), facts)
-    asked = _asked(kit, key)
-    return AreaFindings("connection", (*passed, *asked.passed), (*asked.findings, *notes), {**facts, **asked.facts})
-
-
-# ---------------------------------------------------------------------- the name, the port, TLS
-
-
-def _resolved(host: str, port: int) -> list[str]:
-    """Where a name leads, in a line; of an address there is nothing to say.
-
-    Raises:
-        Unreachable: Nowhere.
-    """
+        area.fault(ExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
+        return
+    days = None
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError):
-        raise _UnknownHost(f"the name {host} cannot be resolved") from None
-    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
-    return [] if host in addresses else [f"{host} is {', '.join(addresses)}"]
-
-
-class _UnknownHost(Unreachable):
-    """The first step failed already."""
-
-
-def _not_reached(error: Unreachable, kit: SiteKit, environment: Mapping[str, str]) -> Finding:
-    if isinstance(error, _UnknownHost):
-        remedy = "Ask for a DNS entry, or for one in this container's hosts file; or the kit names a wrong host."
-        return fault(ExitCode.HOST_UNKNOWN, f"{error}.", remedy)
-    host, port = split_address(kit.address)
-    through = "the proxy must let CONNECT through to it" if proxy_for(host, environment) else "no proxy is set here"
-    remedy = (
-        "Ask the coordinator whether flwr-server start runs. "
-        f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({through})."
-    )
-    return fault(ExitCode.NO_ANSWER, f"{error}.", remedy)
-
-
-def _unread_variables(environment: Mapping[str, str]) -> list[Finding]:
-    """Proxies that are set in capitals only: many programs read these, gRPC does not."""
-    if any(name in environment for name in PROXY_VARIABLES):
-        return []
-    names = [
+        if _resolves(area, *(proxy or (host, port))):
+            days = days_valid(kit.address, kit.ca_certificate, environment)
+    except Refused as refused:
+        _explain_refusal(area, refused, kit, environment)
+    except Unreachable as error:
+        through = "the proxy must let CONNECT through to it" if proxy else "no proxy is set here"
+        remedy = (
+            "Ask the coordinator whether flwr-server start runs. "
+            f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({through})."
+        )
+        area.fault(ExitCode.NO_ANSWER, f"{error}.", remedy)
+    if days is not None:
+        way = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
+        answers = f"{kit.address} answers {way}"
+        area.passed.append(f"{answers}; its certificate is the coordinator's, for {days:.0f} more days")
+        area.facts["certificate_days"] = round(days, 1)
+        if key is not None:
+            _call_coordinator(area, kit, key)
+    capitals = [
         name.upper()
         for name in (*PROXY_VARIABLES, *EXEMPTIONS)
         if environment.get(name.upper()) and name not in environment
     ]
-    if not names:
-        return []
-    remedy = f"If the way leads through it, set {', '.join(name.lower() for name in names)} too."
-    return [note(f"{', '.join(names)} is set, but gRPC reads the lower-case name only: it is not used.", remedy)]
+    if capitals and not any(name in environment for name in PROXY_VARIABLES):
+        problem = f"{', '.join(capitals)} is set, but gRPC reads the lower-case name only: it is not used."
+        lower = ", ".join(name.lower() for name in capitals)
+        area.note(problem, f"If the way leads through it, set {lower} too.")
+    if days is not None and days < RENEWAL_DAYS:
+        remedy = "The coordinator renews it with flwr-server init DIR --renew; nothing is to be done here."
+        area.note(f"the coordinator's certificate expires in {days:.0f} days.", remedy)
 
 
-def _explained(refusal: Refused, kit: SiteKit, environment: Mapping[str, str]) -> Finding:
-    """A refusal, with what is shown instead of the coordinator's certificate."""
-    if refusal.exit_code == ExitCode.NO_TLS:
-        return _without_tls(refusal, kit, environment)
+# ---------------------------------------------------------------------- host name, port, TLS
+
+
+def _resolves(area: Area, host: str, port: int) -> bool:
+    """Look up a host name and add its addresses, or a fault."""
     try:
-        shown = _Shown.of(any_certificate(kit.address, environment))
-    except (Refused, Unreachable, ValueError):
-        return refused(refusal)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        remedy = "Ask for a DNS entry, or for one in this container's hosts file; or the kit names a wrong host."
+        area.fault(ExitCode.HOST_UNKNOWN, f"the name {host} cannot be resolved.", remedy)
+        return False
+    addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
+    if host not in addresses:
+        area.passed.append(f"{host} is {', '.join(addresses)}")
+    return True
+
+
+def _explain_refusal(area: Area, refused: Refused, kit: SiteKit, environment: Mapping[str, str]) -> None:
+    """Add the fault, with facts about the certificate or the protocol that was met instead of the coordinator's."""
     host, port = split_address(kit.address)
-    if refusal.exit_code == ExitCode.OTHER_AUTHORITY:
-        return _other_authority(shown, host, port)
-    if refusal.exit_code == ExitCode.WRONG_HOST:
-        return fault(refusal.exit_code, f"{refusal.problem} It is for {shown.hosts}.", refusal.remedy)
-    now = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC"
-    dates = f"It is valid from {shown.begins} to {shown.ends}; this machine's clock says {now}."
-    return fault(refusal.exit_code, f"{refusal.problem} {dates}", refusal.remedy)
+    if refused.exit_code == ExitCode.NO_TLS:
+        protocol = "" if proxy_for(host, environment) else _protocol_spoken(host, port)
+        remedy = (
+            "Ask the coordinator which port flwr-server listens on: this is another service's, or something between"
+            " ends TLS before it (a reverse proxy must pass TCP through)."
+        )
+        area.fault(refused.exit_code, f"{refused.problem}{protocol}", remedy)
+        return
+    try:
+        certificate = any_certificate(kit.address, environment)
+        problem, remedy = _certificate_fault(refused, certificate, host, port)
+    except (Refused, Unreachable, ValueError):
+        problem, remedy = refused.problem, refused.remedy
+    area.fault(refused.exit_code, problem, remedy)
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """What stands in a certificate that was not accepted."""
+def _certificate_fault(refused: Refused, certificate: x509.Certificate, host: str, port: int) -> tuple[str, str]:
+    """Return problem and remedy of a certificate that was not accepted.
 
-    issuer: str
-    hosts: str
-    begins: str
-    ends: str
-
-    @classmethod
-    def of(cls, certificate: x509.Certificate) -> "_Shown":
+    Raises:
+        ValueError: If the certificate cannot be read.
+    """
+    if refused.exit_code == ExitCode.OTHER_AUTHORITY:
         values = [part.value for part in certificate.issuer][::-1]
-        names = [value if isinstance(value, str) else value.hex() for value in values]
+        issuer = ", ".join(value if isinstance(value, str) else value.hex() for value in values) or "nobody"
+        problem = f'{host} shows a certificate issued by "{issuer}", not by the authority of this kit.'
+        if "Polyclinic authority" in issuer:
+            return problem, (
+                "Another coordinator answers there, or the coordinator has made a new authority: ask it for a new kit."
+            )
+        return f"{problem} TLS is opened on the way: a firewall or proxy inspects it.", (
+            f"Have {host}, port {port}, exempted from TLS inspection. Trusting that authority on this machine does not"
+            " help: flwr-client trusts the kit's alone."
+        )
+    if refused.exit_code == ExitCode.WRONG_HOST:
         try:
             alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             hosts = ", ".join(str(name.value) for name in alternatives)
         except (*UNREADABLE_CERTIFICATE, x509.ExtensionNotFound):
             hosts = "no host name at all"
-        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        return cls(", ".join(names) or "nobody", hosts, f"{begins:%Y-%m-%d %H:%M}", f"{ends:%Y-%m-%d %H:%M} UTC")
+        return f"{refused.problem} It is for {hosts}.", refused.remedy
+    form = "%Y-%m-%d %H:%M"
+    dates = f"{certificate.not_valid_before_utc:{form}} to {certificate.not_valid_after_utc:{form}} UTC"
+    now = f"{dt.datetime.now(dt.UTC):{form}} UTC"
+    return f"{refused.problem} It is valid from {dates}; this machine's clock says {now}.", refused.remedy
 
 
-def _other_authority(shown: _Shown, host: str, port: int) -> Finding:
-    problem = f'{host} shows a certificate issued by "{shown.issuer}", not by the authority of this kit.'
-    if "Polyclinic authority" in shown.issuer:
-        remedy = "Another coordinator answers there, or the coordinator has made a new authority: ask it for a new kit."
-        return fault(ExitCode.OTHER_AUTHORITY, problem, remedy)
-    problem += " TLS is opened on the way: a firewall or proxy inspects it."
-    remedy = (
-        f"Have {host}, port {port}, exempted from TLS inspection. Trusting that authority on this machine does not"
-        " help: flwr-client trusts the kit's alone."
-    )
-    return fault(ExitCode.OTHER_AUTHORITY, problem, remedy)
-
-
-def _without_tls(refusal: Refused, kit: SiteKit, environment: Mapping[str, str]) -> Finding:
-    host, port = split_address(kit.address)
-    what = "" if proxy_for(host, environment) else _spoken(host, port)
-    remedy = (
-        "Ask the coordinator which port flwr-server listens on: this is another service's, or something between ends"
-        " TLS before it (a reverse proxy must pass TCP through)."
-    )
-    return fault(refusal.exit_code, f"{refusal.problem}{what}", remedy)
-
-
-def _spoken(host: str, port: int) -> str:
-    """What a server without TLS speaks, by its answer to the first bytes of HTTP/2."""
+def _protocol_spoken(host: str, port: int) -> str:
+    """Name the protocol of a server without TLS by its answer to the first bytes of HTTP/2; empty if not known."""
     try:
         with socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection:
             connection.sendall(_PREFACE)
@@ -187,70 +186,58 @@ def _spoken(host: str, port: int) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------- what the coordinator says
+# ---------------------------------------------------------------------- the coordinator's answer
 
 
-def _asked(kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> AreaFindings:
+def _call_coordinator(area: Area, kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> None:
     try:
         with Link(kit.address, kit.ca_certificate.encode(), key) as link:
-            _admitted_by_now(link)  # also pays for the connection, which the next call does not
-            asked, began = time.time(), time.monotonic()
+            # An admission may be on its way, as at flwr-client start. The first call also opens the connection, so
+            # that the next one is timed without it.
+            patience_ends = time.monotonic() + KEY_PATIENCE_S
+            while (hello := link.hello()) and hello.key == "unknown" and time.monotonic() < patience_ends:
+                time.sleep(FIRST_RETRY_S)
+            clock, began = time.time(), time.monotonic()
             hello = link.hello()
             seconds = time.monotonic() - began
     except Unreachable as error:
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
-        return AreaFindings("connection", (), (fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy),))
+        area.fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy)
+        return
     if hello is None:
-        remedy = "Install a release of the same wire version on both sides."
         problem = (
             "the coordinator's release is an older one, which tells neither its clock nor whether it knows this key."
         )
-        return AreaFindings("connection", (), (fault(ExitCode.VERSION, problem, remedy),))
-    return heard(hello, ahead_s=asked + seconds / 2 - hello.time, unsure_s=seconds / 2)
+        area.fault(ExitCode.VERSION, problem, "Install a release of the same wire version on both sides.")
+        return
+    check_hello(area, hello, ahead_s=clock + seconds / 2 - hello.time, unsure_s=seconds / 2)
 
 
-def _admitted_by_now(link: Link) -> None:
-    """Wait for an admission that is on its way, as ``flwr-client start`` does."""
-    patience_ends = time.monotonic() + KEY_PATIENCE_S
-    while (hello := link.hello()) and hello.key == "unknown" and time.monotonic() < patience_ends:
-        time.sleep(FIRST_RETRY_S)
-
-
-def heard(hello: Hello, *, ahead_s: float, unsure_s: float) -> AreaFindings:
-    """StopCriterion what the coordinator said of itself.
+def check_hello(area: Area, hello: Hello, *, ahead_s: float, unsure_s: float) -> None:
+    """Compare clocks, releases and the site's key with what the coordinator answered.
 
     Args:
-        ahead_s: This clock before the coordinator's; negative behind it.
-        unsure_s: Half of what the call took.
+        ahead_s: Seconds by which this clock is ahead of the coordinator's; negative behind it.
+        unsure_s: Half of the time that the call took.
     """
-    findings, passed = list[Finding](), list[str]()
-    words = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
+    clock = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's (± {unsure_s:.2f} s)"
     if not EARLIEST_S < ahead_s < LATEST_S:
-        findings.append(fault(ExitCode.CLOCK, f"this machine's clock is {words}.", _CLOCKS))
+        area.fault(ExitCode.CLOCK, f"this machine's clock is {clock}.", _SET_CLOCKS)
     elif ahead_s > UNEASY_S or ahead_s < EARLIEST_S / 2:
-        findings.append(warning(ExitCode.CLOCK, f"this machine's clock is {words}; calls may be refused.", _CLOCKS))
+        area.warn(ExitCode.CLOCK, f"this machine's clock is {clock}; calls may be refused.", _SET_CLOCKS)
     else:
-        passed.append(f"this clock is {words}")
+        area.passed.append(f"this clock is {clock}")
     if hello.wire != WIRE_VERSION:
         there, here = f"{hello.release} (wire {hello.wire})", f"{__version__} (wire {WIRE_VERSION})"
-        problem = f"the coordinator runs release {there}, this site {here}."
-        findings.append(
-            fault(ExitCode.VERSION, problem, f"Install release {hello.release} here, or ask which is to be.")
-        )
+        remedy = f"Install release {hello.release} here, or ask which is to be."
+        area.fault(ExitCode.VERSION, f"the coordinator runs release {there}, this site {here}.", remedy)
     elif hello.release != __version__:
         both = f"both speak wire version {hello.wire}"
-        passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {both}")
+        area.passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {both}")
     else:
-        passed.append(f"both run release {hello.release} (wire {hello.wire})")
+        area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if hello.key == "unknown":
-        findings.append(refused(Refused.key("never admitted, or revoked")))
+        area.refusal(Refused.key("never admitted, or revoked"))
     else:
-        passed.append("this site's key is admitted")
-    facts = {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}
-    return AreaFindings("connection", tuple(passed), tuple(findings), facts)
-
-
-_CLOCKS = (
-    "Set the clock by NTP, here or there. A site's calls are signed with the time: the coordinator takes none more than"
-    " 5 minutes old, and none more than 5 seconds from the future."
-)
+        area.passed.append("this site's key is admitted")
+    area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}

@@ -1,228 +1,284 @@
 """The hospital's data, as far as a machine can judge it: files, pictures, labels, patients."""
 
+import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
-from client.check.duplicates import Duplicates, duplicates
-from client.check.findings import AreaFindings, Finding, fault, note, of_input, warning
-from client.check.labels import ClassCounts, class_counts
-from client.check.pictures import FEWEST, PictureFacts, in_words, inverted_by_mode, look_at
-from client.check.source import PARTS, Source, chosen_rows, open_source
+from client.check.findings import Area, ClassCounts
+from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describe_pictures, read_pictures
+from client.check.source import Source, chosen_rows, open_source
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Policy
 from client.site.settings import data_faults_of, declaration_of
 from client.site.site_file import FILE, Settings
+from common.data.base.image_set import PARTS
+from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
 from common.data.images.syntaxes import is_readable, syntax_name
-from common.errors import BadInput
+from common.data.tables.csv import count_uncertain_and_blank
+from common.errors import BadInput, stop_on
 from common.system.plain_text import counted, listed
 
-
-@dataclass(frozen=True)
-class Data:
-    """What the other areas need of it.
-
-    Attributes:
-        source, looks: None and nothing where the data cannot be opened.
-        classes: Counts for the table.
-    """
-
-    checked: AreaFindings
-    source: Source | None = None
-    looks: tuple[PictureFacts, ...] = ()
-    classes: tuple[ClassCounts, ...] = ()
-
-
-def check_data(settings: Settings, images: int | None) -> Data:
-    """Look at a site's data.
-
-    Args:
-        images: How many to decode; None for all.
-    """
-    try:
-        if faults := data_faults_of(settings):
-            raise BadInput(faults)
-        source = open_source(settings)
-        declaration_of(settings, source.class_names)
-    except BadInput as bad:
-        unseen = note("the images were not looked at.", "Fix this first, then run the check again.")
-        return Data(AreaFindings("data", (), (*of_input(bad), unseen)))
-    empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
-    filled = np.setdiff1d(np.arange(len(source)), empty)
-    looks = look_at(source, filled[chosen_rows(len(filled), images)])
-    if faults := source.failed():
-        return Data(AreaFindings("data", (source.archive,), tuple(of_input(BadInput(faults)))))
-    good, classes = [look for look in looks if not look.reason], class_counts(source, settings)
-    # An archive is not asked for all that it has to answer a question that only all images answer.
-    same = duplicates(source, (look.row for look in good) if source.archive else (int(row) for row in filled))
-    packed = source.packed or Counter(filter(None, (look.syntax for look in looks)))
-    found = (*_parts(source), *_packed(source, packed, looks), *_lost(source, empty, looks), *_inverted(good))
-    findings = (*found, *_twice(source, same), *_notes(source, classes, settings.file.policy))
-    passed = _passed(source, good, packed, all_differ=same.compared == len(filled) and not same.groups)
-    facts = _facts(source, looks) | {
-        "empty": len(empty),
-        "transfer_syntaxes": dict(packed),
-        "classes": {one.name: one.as_json() for one in classes},
-    }
-    return Data(AreaFindings("data", tuple(passed), findings, facts), source, tuple(good), tuple(classes))
-
-
-def _facts(source: Source, looks: Sequence[PictureFacts]) -> dict[str, Any]:
-    good = [look for look in looks if not look.reason]
-    return {
-        "images": len(source),
-        "parts": dict(Counter(str(part) for part in source.parts)),
-        "decoded": len(good),
-        "looked_at": len(looks),
-        "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
-    }
-
-
-def _passed(source: Source, good: Sequence[PictureFacts], packed: Counter[str], *, all_differ: bool) -> list[str]:
-    """What was found to be in order.
-
-    Args:
-        good: The images that were decoded.
-        packed: How many DICOM files have which transfer syntax.
-        all_differ: Whether all were compared, and no two are the same.
-    """
-    counts = Counter(str(part) for part in source.parts)
-    by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
-    patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
-    passed = [f"{len(source):,} images {patients}: {by_part}"]
-    if source.patients_from:
-        passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
-    if source.archive:
-        passed.insert(0, source.archive)
-    if packed:
-        listed = (f"{count:,} {syntax_name(syntax)}" for syntax, count in packed.most_common())
-        which = f"the {packed.total():,} images looked at" if source.archive else "the DICOM files"
-        passed.append(f"transfer syntaxes of {which}: {', '.join(listed)}")
-    if good:
-        passed.append(f"{len(good):,} of them decoded: {in_words(good)}")
-    return [*passed, "no image is there twice"] if all_differ else passed
-
-
-def _parts(source: Source) -> Iterator[Finding]:
-    if not (source.parts == "train").any():
-        yield fault(ExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part.")
-    for part in PARTS[1:]:
-        if not (source.parts == part).any():
-            yield note(f"there is no {part} image: {_WITHOUT[part]}.")
-
-
+FEWEST_PATIENTS = 10
+"""Number of patients below which a count is hidden here; a policy that hides more hides more here too."""
+MOST_BYTES = 4 * 2**30
+"""Bytes read to find duplicates; files beyond that are not compared."""
 _WITHOUT = {
     "validation": "this hospital has no say in which round's model is best",
     "test": "no figure of this hospital's will be told",
 }
 
 
-def _lost(source: Source, empty: Sequence[int], looks: Sequence[PictureFacts]) -> Iterator[Finding]:
-    """Empty files, counted over all; unreadable ones, among those that were looked at."""
+@dataclass(frozen=True)
+class DataCheck:
+    """The checked data.
+
+    Attributes:
+        source: None where the data cannot be opened.
+        pictures: The pictures that were decoded.
+        classes: Counts for the label table.
+    """
+
+    area: Area
+    source: Source | None = None
+    pictures: tuple[PictureFacts, ...] = ()
+    classes: tuple[ClassCounts, ...] = ()
+
+
+def check_data(settings: Settings, images: int | None) -> DataCheck:
+    """Check a site's data.
+
+    Args:
+        images: How many images to decode; None for all.
+    """
+    area = Area("data")
+    try:
+        stop_on(data_faults_of(settings))
+        source = open_source(settings)
+        declaration_of(settings, source.class_names)
+    except BadInput as bad:
+        area.input_faults(bad)
+        area.note("the images were not looked at.", "Fix this first, then run the check again.")
+        return DataCheck(area)
+    empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
+    filled = np.setdiff1d(np.arange(len(source)), empty)
+    pictures = read_pictures(source, filled[chosen_rows(len(filled), images)])
+    if faults := source.reader_faults():
+        area.passed.append(source.archive)
+        area.input_faults(BadInput(faults))
+        return DataCheck(area)
+    decoded = [facts for facts in pictures if not facts.reason]
+    # Not every image of an archive is fetched to find duplicates.
+    compared = [facts.row for facts in decoded] if source.archive else filled.tolist()
+    duplicates = find_duplicates(source, compared)
+    syntaxes = source.syntax_counts or Counter(filter(None, (facts.syntax for facts in pictures)))
+    classes = class_counts(source, settings)
+    _check_parts(area, source)
+    _check_syntaxes(area, source, syntaxes, len(pictures))
+    _check_lost(area, source, empty, pictures)
+    _check_inversion(area, decoded)
+    _check_duplicates(area, source, duplicates)
+    _note_policy(area, source, classes, settings.file.policy)
+    _note_passed(area, source, decoded, syntaxes)
+    if duplicates.compared == len(filled) and not duplicates.groups:
+        area.passed.append("no image is there twice")
+    area.facts = {
+        "images": len(source),
+        "parts": dict(Counter(source.parts.tolist())),
+        "decoded": len(decoded),
+        "looked_at": len(pictures),
+        "modes": dict(Counter(f"{facts.kind} {facts.mode}" for facts in decoded)),
+        "empty": len(empty),
+        "transfer_syntaxes": dict(syntaxes),
+        "classes": {row.name: row.as_json() for row in classes},
+    }
+    return DataCheck(area, source, tuple(decoded), tuple(classes))
+
+
+def _note_passed(area: Area, source: Source, decoded: Sequence[PictureFacts], syntaxes: Counter[str]) -> None:
+    counts = Counter(source.parts.tolist())
+    by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
+    patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
+    if source.archive:
+        area.passed.append(source.archive)
+    area.passed.append(f"{len(source):,} images {patients}: {by_part}")
+    if source.patients_from:
+        area.passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
+    if syntaxes:
+        names = ", ".join(f"{count:,} {syntax_name(syntax)}" for syntax, count in syntaxes.most_common())
+        which = f"the {syntaxes.total():,} images looked at" if source.archive else "the DICOM files"
+        area.passed.append(f"transfer syntaxes of {which}: {names}")
+    if decoded:
+        area.passed.append(f"{len(decoded):,} of them decoded: {describe_pictures(decoded)}")
+
+
+def _check_parts(area: Area, source: Source) -> None:
+    if not (source.parts == "train").any():
+        area.fault(ExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part.")
+    for part in PARTS[1:]:
+        if not (source.parts == part).any():
+            area.note(f"there is no {part} image: {_WITHOUT[part]}.")
+
+
+def _check_syntaxes(area: Area, source: Source, syntaxes: Counter[str], decoded: int) -> None:
+    """Find transfer syntaxes for which there is no decoder."""
+    total = decoded if source.archive else len(source)
+    for syntax, count in syntaxes.items():
+        if not is_readable(syntax):
+            files = counted(count, "DICOM file")
+            problem = f"{files} packed as {syntax_name(syntax)} ({syntax}), which cannot be read."
+            remedy = (
+                "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
+            )
+            area.warn(ExitCode.UNREADABLE, problem, remedy, fatal=count > source.skip_budget * total)
+
+
+def _check_lost(area: Area, source: Source, empty: Sequence[int], pictures: Sequence[PictureFacts]) -> None:
+    """Count empty files among all files, and unreadable ones among those that were read."""
     budget, total = source.skip_budget, len(source)
     rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
     if empty:
         problem = f"{len(empty):,} of {total:,} image files are empty ({len(empty) / total:.1%})."
-        over = len(empty) > budget * total
-        remedy = rules + ("flwr-client start will end." if over else "they are left out, the rest is used.")
+        fatal = len(empty) > budget * total
+        remedy = rules + ("flwr-client start will end." if fatal else "they are left out, the rest is used.")
         remedy += " Export them again: an interrupted copy leaves empty files."
-        names = (source.names[row] for row in empty)
-        yield (fault if over else warning)(ExitCode.EMPTY_FILES, problem, remedy, names)
-    broken = [look for look in looks if look.reason]
-    lost = [f"{source.names[look.row]}: {look.reason}" for look in broken]
+        area.warn(ExitCode.EMPTY_FILES, problem, remedy, (source.names[row] for row in empty), fatal=fatal)
+    lost = [f"{source.names[facts.row]}: {facts.reason}" for facts in pictures if facts.reason]
     lost += [f"{skip.name}: {skip.reason}" for skip in source.skipped]
     if lost:
-        seen = len(looks) + len(source.skipped)
-        problem = f"{len(lost):,} of {seen:,} images that were tried cannot be read ({len(lost) / seen:.1%})."
-        over = len(lost) > budget * seen
-        remedy = rules + ("with so many flwr-client start will end." if over else "they are left out.")
-        yield (fault if over else warning)(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost)
+        tried = len(pictures) + len(source.skipped)
+        problem = f"{len(lost):,} of {tried:,} images that were tried cannot be read ({len(lost) / tried:.1%})."
+        fatal = len(lost) > budget * tried
+        remedy = rules + ("with so many flwr-client start will end." if fatal else "they are left out.")
+        area.warn(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
 
-def _packed(source: Source, packed: Counter[str], looks: Sequence[PictureFacts]) -> Iterator[Finding]:
-    """Transfer syntaxes that nothing here decodes."""
-    seen = len(looks) if source.archive else len(source)
-    for syntax, count in packed.items():
-        if not is_readable(syntax):
-            problem = (
-                f"{counted(count, 'DICOM file')} packed as {syntax_name(syntax)} ({syntax}), which cannot be read."
-            )
-            over = count > source.skip_budget * seen
-            remedy = (
-                "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
-            )
-            yield (fault if over else warning)(ExitCode.UNREADABLE, problem, remedy)
-
-
-def _inverted(looks: Sequence[PictureFacts]) -> Iterator[Finding]:
-    found = inverted_by_mode(looks)
-    if found.majority:
-        counted = f"{found.inverted:,} of the {found.telling:,} images that tell"
-        problem = f"black and white look exchanged ({found.sure}): in {counted} the border is white, the middle darker."
+def _check_inversion(area: Area, decoded: Sequence[PictureFacts]) -> None:
+    counts = InversionCounts.of(decoded)
+    modes = ", ".join(counts.modes)
+    if counts.are_most:
+        share = f"{counts.inverted:,} of the {counts.telling:,} images that tell"
+        problem = f"black and white look exchanged ({counts.confidence}): in {share} the border is white, the middle"
         remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"
-        if set(found.modes) & {"MONOCHROME1", "MONOCHROME2"}:
-            remedy += (
-                f" with the right PhotometricInterpretation (now {', '.join(found.modes)}; MONOCHROME1 is turned)."
-            )
+        if set(counts.modes) & {"MONOCHROME1", "MONOCHROME2"}:
+            remedy += f" with the right PhotometricInterpretation (now {modes}; MONOCHROME1 is turned)."
         else:
             remedy += "; a DICOM viewer's export often forgets to turn MONOCHROME1."
-        yield warning(ExitCode.INVERTED, problem, remedy)
-    elif len(found.modes) and found.inverted >= FEWEST:
-        part = f"those of mode {', '.join(found.modes)}"
-        problem = f"{found.inverted:,} of {found.telling:,} images look inverted, most of {part}."
-        yield warning(ExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
+        area.warn(ExitCode.INVERTED, f"{problem} darker.", remedy)
+    elif modes and counts.inverted >= FEWEST:
+        problem = f"{counts.inverted:,} of {counts.telling:,} images look inverted, most of those of mode {modes}."
+        area.warn(ExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
 
 
-def _twice(source: Source, same: Duplicates) -> Iterator[Finding]:
-    across = same.across([str(part) for part in source.parts])
-    within = [group for group in same.groups if group not in across]
+def _note_policy(area: Area, source: Source, classes: Sequence[ClassCounts], policy: Policy) -> None:
+    """Note consequences of the policy and of the labels that are there."""
+    if not source.patients_known:
+        problem = "no column says whose images they are: one patient's may stand on two sides of a split."
+        area.note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
+    validation = len(np.unique(source.patients[source.parts == "validation"]))
+    if 0 < validation < policy.smallest_count:
+        problem = (
+            f"validation images are of {validation} patients, fewer than policy.smallest_count = "
+            f"{policy.smallest_count}: no validation figure leaves, and a run can choose no best round by them."
+        )
+        area.note(problem)
+    area.note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
+    if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.beside_its_level.items()]:
+        problem = f"[policy] overrides that level: {listed(overridden)}."
+        area.note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
+    trains = policy.train_hidden_classes or policy.epsilon is not None
+    if (hidden := [row.name for row in classes if any(row.few)]) and not trains:
+        problem = (
+            f"{', '.join(hidden)}: fewer patients than policy.smallest_count show it, or are without it. No label of "
+            "it is trained on, also where masks cover the update: the model learns none from here."
+        )
+        remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
+        area.note(problem, remedy)
+    if source.missing:
+        area.note(f"{counted(source.missing, 'row')} of the table without an image: left out.")
+    for verb, count in (("shows", "present"), ("is without", "absent")):
+        if names := [row.name for row in classes if not getattr(row, count)]:
+            remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
+            area.note(f"no image {verb} {', '.join(names)}.", remedy)
 
-    def named(groups: Sequence[Sequence[int]]) -> list[str]:
+
+def class_counts(source: Source, settings: Settings) -> list[ClassCounts]:
+    """Count images and patients of each class that the site annotates."""
+    smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
+    cells: dict[str, tuple[int, int]] = {}
+    if isinstance(spec, LabelColumnsSpec | ChexpertSpec | MimicSpec):  # tables with one column a class
+        cells = count_uncertain_and_blank(settings.folder / spec.labels, source.class_names, spec.largest_mb)
+    rows = []
+    for name in settings.labels or source.class_names:
+        column = source.labels[:, source.class_names.index(name)]
+        with_class, without = (0 < len(np.unique(source.patients[column == kind])) < smallest for kind in (1, 0))
+        counts = int((column == 1).sum()), int((column == 0).sum()), int(np.isnan(column).sum())
+        rows.append(ClassCounts(name, *counts, (with_class, without), smallest, *cells.get(name, (None, None))))
+    return rows
+
+
+# ---------------------------------------------------------------------- duplicates
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Groups of rows whose images are the same, and the number of images that were compared."""
+
+    groups: tuple[tuple[int, ...], ...]
+    compared: int
+
+
+def find_duplicates(source: Source, rows: Sequence[int]) -> Duplicates:
+    """Compare images bit by bit: files by their bytes and only with files of the same size, arrays by their pixels."""
+    if not source.files:
+        with source.opened():
+            return Duplicates(_equal_rows(source, rows), len(rows))
+    by_size = defaultdict[int, list[int]](list)
+    for row in rows:
+        by_size[source.files[row].stat().st_size].append(row)
+    bytes_left, to_read, compared = MOST_BYTES, list[int](), 0
+    for size, same_size in by_size.items():
+        if len(same_size) == 1:
+            compared += 1
+        elif size * len(same_size) <= bytes_left:
+            bytes_left -= size * len(same_size)
+            compared += len(same_size)
+            to_read += same_size
+    return Duplicates(_equal_rows(source, to_read), compared)
+
+
+def _equal_rows(source: Source, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    by_digest = defaultdict[bytes, list[int]](list)
+    for row in rows:
+        content = source.read(row)
+        if isinstance(content, Path):
+            with content.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256")
+        else:
+            digest = hashlib.sha256(content if isinstance(content, bytes) else content.tobytes())
+        by_digest[digest.digest()].append(row)
+    return tuple(tuple(group) for group in by_digest.values() if len(group) > 1)
+
+
+def _check_duplicates(area: Area, source: Source, duplicates: Duplicates) -> None:
+    across = [group for group in duplicates.groups if len(set(source.parts[list(group)])) > 1]
+    within = [group for group in duplicates.groups if group not in across]
+
+    def names(groups: Sequence[Sequence[int]]) -> list[str]:
         part = {row: f" ({source.parts[row]})" if source.files else "" for group in groups for row in group}
         return [" = ".join(f"{source.names[row]}{part[row]}" for row in group) for group in groups]
 
     if across:
-        problem = f"{_images(len(across))} in two parts of the split under different names."
+        images = "1 image stands" if len(across) == 1 else f"{len(across):,} images stand"
+        problem = f"{images} in two parts of the split under different names."
         remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient."
-        yield warning(ExitCode.DUPLICATES, problem, remedy, named(across))
+        area.warn(ExitCode.DUPLICATES, problem, remedy, names(across))
     if within:
-        copies = sum(len(group) - 1 for group in within)
-        problem = f"{copies:,} exact {'copy' if copies == 1 else 'copies'} of other images."
-        yield warning(ExitCode.DUPLICATES, problem, "Remove the copies; they count twice.", named(within))
-
-
-def _images(count: int) -> str:
-    return "1 image stands" if count == 1 else f"{count:,} images stand"
-
-
-def _notes(source: Source, classes: Sequence[ClassCounts], policy: Policy) -> Iterator[Finding]:
-    if not source.patients_known:
-        problem = "no column says whose images they are: one patient's may stand on two sides of a split."
-        yield note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
-    validation = len(np.unique(source.patients[source.parts == "validation"]))
-    if 0 < validation < (fewest := policy.smallest_count):
-        problem = f"validation images are of {validation} patients, fewer than policy.smallest_count = {fewest}:"
-        yield note(f"{problem} no validation figure leaves, and a run can choose no best round by them.")
-    yield note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
-    if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.beside_its_level.items()]:
-        problem = f"[policy] overrides that level: {listed(overridden)}."
-        yield note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
-    trains = policy.train_hidden_classes or policy.epsilon is not None
-    if (hidden := [one.name for one in classes if any(one.small)]) and not trains:
-        problem = f"{', '.join(hidden)}: fewer patients than policy.smallest_count show it, or are without it. No label"
-        lost = "of it is trained on, also where masks cover the update: the model learns none from here."
-        remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
-        yield note(f"{problem} {lost}", remedy)
-    if source.missing:
-        yield note(f"{counted(source.missing, 'row')} of the table without an image: left out.")
-    for what, names in (
-        ("shows", [one.name for one in classes if not one.present]),
-        ("is without", [one.name for one in classes if not one.absent]),
-    ):
-        if names:
-            remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
-            yield note(f"no image {what} {', '.join(names)}.", remedy)
+        copies = counted(sum(len(group) - 1 for group in within), "exact copy", "exact copies")
+        area.warn(
+            ExitCode.DUPLICATES, f"{copies} of other images.", "Remove the copies; they count twice.", names(within)
+        )

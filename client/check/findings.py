@@ -1,19 +1,31 @@
-"""What the check found: one thing at a time, with its exit code and what to do about it."""
+"""The result of a check: findings by area, printed on one screen or as JSON."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
 from client.connection.exit_codes import ExitCode, Refused
 from common.errors import BadInput, Cause
+from common.system.terminal import PlainConsole
 
 SCHEMA = 1
-Area = Literal["connection", "machine", "data", "training"]
+AreaName = Literal["connection", "machine", "data", "training"]
+_CODES: Mapping[Cause, ExitCode] = {
+    "": ExitCode.BAD_INPUT,
+    "column": ExitCode.COLUMN,
+    "patients": ExitCode.PATIENTS,
+    "unreadable": ExitCode.UNREADABLE,
+}
 
 
 class Severity(IntEnum):
-    """How bad a finding is."""
+    """How much a finding matters."""
 
     NOTE = 0
     """Worth knowing; the exit code stays 0."""
@@ -25,10 +37,10 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault or note of the check.
+    """One fault, warning or note of the check.
 
     Attributes:
-        names: Files and the like that it is about, for this hospital only.
+        names: The files that the finding is about, for this hospital only.
     """
 
     severity: Severity
@@ -48,63 +60,92 @@ class Finding:
         }
 
 
-def note(problem: str, remedy: str = "") -> Finding:
-    return Finding(Severity.NOTE, ExitCode.STOPPED, problem, remedy)
+@dataclass
+class Area:
+    """One area of the check, to which the checks of this area add their results.
 
+    Attributes:
+        passed: One line for each thing that is as it should be.
+        facts: Measured values, for ``--json``.
+    """
 
-def warning(exit_code: ExitCode, problem: str, remedy: str, names: Iterable[str] = ()) -> Finding:
-    return Finding(Severity.WARNING, exit_code, problem, remedy, tuple(names))
+    name: AreaName
+    passed: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
+    def note(self, problem: str, remedy: str = "") -> None:
+        """Add a note."""
+        self.findings.append(Finding(Severity.NOTE, ExitCode.STOPPED, problem, remedy))
 
-def fault(exit_code: ExitCode, problem: str, remedy: str, names: Iterable[str] = ()) -> Finding:
-    return Finding(Severity.FAULT, exit_code, problem, remedy, tuple(names))
+    def warn(
+        self, exit_code: ExitCode, problem: str, remedy: str, names: Iterable[str] = (), *, fatal: bool = False
+    ) -> None:
+        """Add a warning, or a fault where it is fatal."""
+        severity = Severity.FAULT if fatal else Severity.WARNING
+        self.findings.append(Finding(severity, exit_code, problem, remedy, tuple(names)))
 
+    def fault(self, exit_code: ExitCode, problem: str, remedy: str) -> None:
+        """Add a fault."""
+        self.findings.append(Finding(Severity.FAULT, exit_code, problem, remedy))
 
-def refused(refusal: Refused) -> Finding:
-    """A refusal, as ``flwr-client start`` would end with it."""
-    return fault(refusal.exit_code, refusal.problem, refusal.remedy)
+    def refusal(self, refused: Refused) -> None:
+        """Add a refusal with which ``flwr-client start`` would end."""
+        self.fault(refused.exit_code, refused.problem, refused.remedy)
 
-
-_CODES: Mapping[Cause, ExitCode] = {
-    "": ExitCode.BAD_INPUT,
-    "column": ExitCode.COLUMN,
-    "patients": ExitCode.PATIENTS,
-    "unreadable": ExitCode.UNREADABLE,
-}
-
-
-def of_input(bad: BadInput) -> list[Finding]:
-    """The faults of files that people wrote."""
-    return [fault(_CODES[one.cause], f"{one.where}: {one.problem}", one.remedy) for one in bad.faults]
+    def input_faults(self, bad: BadInput) -> None:
+        """Add the faults of files that people wrote."""
+        for fault in bad.faults:
+            self.fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
 
 
 @dataclass(frozen=True)
-class AreaFindings:
-    """One area.
+class ClassCounts:
+    """Images of one class in all parts together.
 
     Attributes:
-        passed: What is as it should be, a line each.
-        facts: What was measured, for ``--json``.
+        name: The hospital's own name of the class.
+        unknown: Images that count as neither present nor absent.
+        few: True where fewer than ``smallest`` patients show the class, and where fewer are without it.
+        uncertain, blank: Cells of the table; None where the table has no such cells.
     """
 
-    area: Area
-    passed: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    name: str
+    present: int
+    absent: int
+    unknown: int
+    few: tuple[bool, bool]
+    smallest: int
+    uncertain: int | None = None
+    blank: int | None = None
+
+    @property
+    def printable(self) -> tuple[str, str]:
+        """Present and absent images; a count of few patients is hidden, and so is the other one, except a zero."""
+        present, absent = (
+            f"<{self.smallest}" if few else "not told" if any(self.few) and count else f"{count:,}"
+            for few, count in zip(self.few, (self.present, self.absent), strict=True)
+        )
+        return present, absent
+
+    def as_json(self) -> dict[str, object]:
+        present, absent = self.printable
+        row: dict[str, object] = {"present": present, "absent": absent, "unknown": self.unknown}
+        return row if self.blank is None else {**row, "uncertain": self.uncertain, "blank": self.blank}
 
 
 @dataclass(frozen=True)
 class Result:
-    """All areas, in the order in which they are told."""
+    """The findings of all areas, in the order in which they are printed."""
 
     site: str
-    areas: tuple[AreaFindings, ...]
+    areas: tuple[Area, ...]
 
     @property
     def most_severe(self) -> Finding | None:
-        """The first of the most severe findings; None where there are but notes."""
-        found = [finding for area in self.areas for finding in area.findings if finding.severity]
-        return max(found, key=lambda finding: finding.severity, default=None)
+        """The first of the most severe findings; None where there are only notes."""
+        findings = [finding for area in self.areas for finding in area.findings if finding.severity]
+        return max(findings, key=lambda finding: finding.severity, default=None)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -116,11 +157,81 @@ class Result:
             "site": self.site,
             "exit_code": int(self.exit_code),
             "areas": {
-                area.area: {
-                    "passed": list(area.passed),
+                area.name: {
+                    "passed": area.passed,
                     "findings": [finding.as_json() for finding in area.findings],
-                    "facts": dict(area.facts),
+                    "facts": area.facts,
                 }
                 for area in self.areas
             },
         }
+
+
+# ---------------------------------------------------------------------- on one screen
+
+WIDTH = 100
+MOST_NAMES = 5
+"""File names printed with a finding; ``--json`` has all."""
+_MARKS = {
+    Severity.NOTE: ("note", "cyan"),
+    Severity.WARNING: ("warn", "bold yellow"),
+    Severity.FAULT: ("FAULT", "bold red"),
+}
+_INDENT = (0, 0, 0, 8)
+
+
+def page_console(file: Any = None) -> Console:
+    """Make a console that is at most as wide as a page, in colour on a terminal."""
+    console = PlainConsole(file=file, highlight=False)
+    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    return console
+
+
+def show(result: Result, classes: Sequence[ClassCounts], console: Console) -> None:
+    """Print each area with its findings and remedies, then the finding to begin with."""
+    for area in result.areas:
+        console.print(Text(area.name, style="bold"))
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(width=5, justify="right")
+        grid.add_column(overflow="fold")
+        for line in area.passed:
+            grid.add_row(Text("ok", style="green"), Text(line))
+        for finding in sorted(area.findings, key=lambda finding: -finding.severity):
+            mark, style = _MARKS[finding.severity]
+            grid.add_row(Text(mark, style=style), _text(finding))
+        console.print(grid)
+        if area.name == "data" and classes:
+            console.print(Padding(_class_table(classes), _INDENT))
+    console.print()
+    worst = result.most_severe
+    if worst is None:
+        console.print(Text(f"{result.site}: nothing stands in the way.", style="bold green"))
+        return
+    count = sum(bool(finding.severity) for area in result.areas for finding in area.findings)
+    words = "begin with this one" if count > 1 else "one finding"
+    style = "bold red" if worst.severity == Severity.FAULT else "bold yellow"
+    console.print(Text(f"{result.site}: {words}, exit code {int(result.exit_code)}:", style=style))
+    console.print(Padding(_text(worst), _INDENT))
+
+
+def _text(finding: Finding) -> Text:
+    text = Text(finding.problem + (f" [{int(finding.exit_code)}]" if finding.severity else ""))
+    if finding.names:
+        more = len(finding.names) - MOST_NAMES
+        names = "; ".join(finding.names[:MOST_NAMES]) + (f"; and {more} more" if more > 0 else "")
+        text.append(f"\n{names}", style="dim")
+    if finding.remedy:
+        text.append(f"\n→ {finding.remedy}")
+    return text
+
+
+def _class_table(classes: Sequence[ClassCounts]) -> Table:
+    cells = any(row.blank is not None for row in classes)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("class", overflow="fold")
+    for name in ("present", "absent", "unknown", *(("uncertain", "blank") if cells else ())):
+        table.add_column(name, justify="right")
+    for row in classes:
+        extra = [f"{row.uncertain or 0:,}", f"{row.blank or 0:,}"] if cells else []
+        table.add_row(Text(row.name), *row.printable, f"{row.unknown:,}", *extra)
+    return table

@@ -1,27 +1,47 @@
-"""The machine: disk, memory, GPU, rights. What was measured is one value, so that judging it needs no such machine."""
+"""The machine and what a run needs of it: disk, memory, GPU and rights.
+
+Measuring and judging are apart, so that any machine can be judged from its numbers.
+"""
 
 import os
 import platform
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
 import psutil
 import torch
+from torch import Tensor
 
-from client.check.findings import AreaFindings, Finding, fault, note, warning
-from client.check.needs import DISK_FLOOR, Needs, in_words
+from client.check.findings import Area
 from client.connection.exit_codes import ExitCode
+from client.gate.plan_costs import activation_count
 from client.site.settings import gpus_lacking
 from client.site.site_file import Settings
 from common import __version__
+from common.config import BY_STEP, Plan
+from common.models.network import SplitNetwork
+from common.system.plain_text import size
 from common.system.resources import container_limit
+
+FLOAT = 4
+GB = 10**9
+DISK_FLOOR = 1 * GB
+"""Logs, the message at work, and room for the file system itself."""
+MEMORIES = 24
+"""Copies of the model on disk in a site's memory: two runs of two rounds with at most six copies each (own parts as
+trained, as evaluated and of the best round, the unsent rest, and the optimiser's two moments)."""
+PROGRAM = 1 * GB
+"""Python, torch and Flower without a model; on a GPU the libraries without a model."""
+COPIES = 6
+"""Copies of the model in memory: as received, network, update, the update's bytes, and the optimiser's two moments."""
+ON_GPU = 4
+"""Copies of the model on a GPU: weights, gradients and Adam's two moments."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU, and how many there are; sizes in bytes."""
+    """The first GPU with its memory in bytes, and the number of GPUs."""
 
     name: str
     total: int
@@ -31,16 +51,16 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured; bytes.
+    """Measurements of a machine; sizes are in bytes.
 
     Attributes:
-        disk_free: Where the site's folder lies.
-        memory: Of the machine, or what this container may use of it.
-        gpu: The one that would be used; None without.
-        user: Number of the user that runs this.
-        writable: Whether that user may write to the folder, and to what the program keeps in it.
-        key_mode: Rights of the private key's file; None where there is none.
-        folder_mode: Rights of the folder.
+        disk_free: Free space where the site's folder lies.
+        memory: Memory of the machine, or the part of it that this container may use.
+        gpu: The GPU that would be used; None without a GPU.
+        user: Number of the user that runs the program.
+        writable: True if that user may write to the folder and to the program's own files in it.
+        key_mode: File mode of the private key; None where there is no key.
+        folder_mode: File mode of the folder.
     """
 
     disk_free: int
@@ -54,115 +74,133 @@ class Machine:
     folder_mode: int
 
 
-def measured(settings: Settings) -> Machine:
-    """Look at this machine and this folder."""
+def measure_machine(settings: Settings) -> Machine:
+    """Measure this machine and the site's folder."""
     folder, key, memory = settings.folder, settings.key_path, psutil.virtual_memory()
-    limit = container_limit()
-    own = [folder, settings.state] if settings.state.exists() else [folder]
+    limit, gpu = container_limit(), None
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        gpu = Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
     return Machine(
         disk_free=shutil.disk_usage(folder).free,
         memory=min(memory.total, limit),
         memory_free=min(memory.available, limit),
         cores=len(os.sched_getaffinity(0)),
-        gpu=_gpu(),
+        gpu=gpu,
         user=os.geteuid(),
-        writable=all(os.access(path, os.W_OK | os.X_OK) for path in own),
+        writable=all(os.access(path, os.W_OK | os.X_OK) for path in (folder, settings.state) if path.exists()),
         key_mode=key.stat().st_mode & 0o777 if key.is_file() else None,
         folder_mode=folder.stat().st_mode & 0o777,
     )
 
 
-def _gpu() -> Gpu | None:
-    if not torch.cuda.is_available():
-        return None
-    free, total = torch.cuda.mem_get_info()
-    return Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a run needs.
+
+    Attributes:
+        model: Size of one copy of the model.
+        gpu: For training on a GPU in float32; in bfloat16 less is needed.
+    """
+
+    model: int
+    disk: int
+    memory: int
+    gpu: int
 
 
-def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> AreaFindings:
-    """StopCriterion what was measured.
+def estimate_needs(network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1) -> Needs:
+    """Estimate the disk and memory that training takes.
 
     Args:
-        needs: None where no image could be read to reckon it from; then the disk's floor alone is held against it.
+        sample: One image as it lies in memory, uint8 ``(1, channels, height, width)``.
+        images: Number of images in all parts.
+        gpus: Number of GPUs that each batch is split across.
     """
-    findings = [*_rights(machine, settings), *_room(machine, settings, needs)]
-    short = {finding.exit_code for finding in findings}
-    passed = list[str]()
-    if ExitCode.DISK not in short:
-        passed.append(f"{in_words(machine.disk_free)} free on disk{_of(needs.disk if needs else None)}")
-    if ExitCode.MEMORY not in short:
-        passed.append(f"{in_words(machine.memory)} memory, {machine.cores} cores{_of(needs.memory if needs else None)}")
-    if machine.gpu and ExitCode.GPU not in short:
-        used = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
-        used = used if settings.file.device != "cpu" else '; not used: device = "cpu"'
-        passed.append(f"{machine.gpu.name}, {in_words(machine.gpu.free)} free{_of(needs.gpu if needs else None)}{used}")
-    if ExitCode.PERMISSIONS not in short:
-        key = "; the private key is its owner's alone" if machine.key_mode is not None else ""
-        passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
-    versions = _versions()
-    passed.append(", ".join(f"{name} {number}" for name, number in versions.items()))
-    return AreaFindings(
-        "machine", tuple(passed), tuple(findings), {**asdict(machine), "versions": versions} | _asked(needs)
+    model = FLOAT * sum(tensor.numel() for tensor in network.state_dict().values())
+    resident = images * sample.numel()
+    # Each layer's output is kept for the backward pass, where its gradient is of the same size.
+    batch = 2 * plan.training.batch_size * FLOAT * activation_count(network, sample.float())
+    on_one_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # noise in each step uses one GPU
+    return Needs(
+        model=model,
+        disk=DISK_FLOOR + MEMORIES * model,
+        memory=PROGRAM + COPIES * model + resident + batch,
+        gpu=PROGRAM + ON_GPU * model + resident + on_one_gpu,
     )
 
 
-def _of(wanted: int | None) -> str:
-    return f" ({in_words(wanted)} wanted)" if wanted else ""
+def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> Area:
+    """Compare the measurements with a run's needs.
 
-
-def _asked(needs: Needs | None) -> dict[str, object]:
-    return {"needs": asdict(needs)} if needs else {}
-
-
-def _versions() -> dict[str, str]:
-    return {
+    Args:
+        needs: None where no image could be read to estimate from; then only the minimum of disk is checked.
+    """
+    area, used_gpu = Area("machine"), machine.gpu if settings.file.device != "cpu" else None
+    _check_rights(area, machine, settings)
+    _check_room(area, machine, settings, needs)
+    faulty = {finding.exit_code for finding in area.findings}
+    disk, memory, gpu = (
+        f" ({size(amount)} wanted)" if amount else ""
+        for amount in ((needs.disk, needs.memory, needs.gpu) if needs else (0, 0, 0))
+    )
+    if ExitCode.DISK not in faulty:
+        area.passed.append(f"{size(machine.disk_free)} free on disk{disk}")
+    if ExitCode.MEMORY not in faulty:
+        area.passed.append(f"{size(machine.memory)} memory, {machine.cores} cores{memory}")
+    if machine.gpu and ExitCode.GPU not in faulty:
+        used = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
+        used = used if used_gpu else '; not used: device = "cpu"'
+        area.passed.append(f"{machine.gpu.name}, {size(machine.gpu.free)} free{gpu}{used}")
+    if ExitCode.PERMISSIONS not in faulty:
+        key = "; the private key is its owner's alone" if machine.key_mode is not None else ""
+        area.passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
+    versions = {
         "Polyclinic": __version__,
         "Python": platform.python_version(),
         "torch": str(torch.__version__),
         "Flower": version("flwr"),
     }
+    area.passed.append(", ".join(f"{name} {number}" for name, number in versions.items()))
+    area.facts = {**asdict(machine), "versions": versions, **({"needs": asdict(needs)} if needs else {})}
+    return area
 
 
-def _rights(machine: Machine, settings: Settings) -> Iterator[Finding]:
+def _check_rights(area: Area, machine: Machine, settings: Settings) -> None:
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
-        yield fault(ExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
+        area.fault(ExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
     if machine.key_mode is not None and machine.key_mode & 0o077:
         problem = f"{settings.key_path.name}, the private key, may be read by others (mode {machine.key_mode:o})."
-        yield fault(ExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
+        area.fault(ExitCode.PERMISSIONS, problem, f"Run: chmod 600 {settings.key_path}")
     if machine.folder_mode & 0o002:
         problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
-        yield warning(ExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
+        area.warn(ExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
     if machine.user == 0:
-        yield note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
+        area.note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
 
 
-def _room(machine: Machine, settings: Settings, needs: Needs | None) -> Iterator[Finding]:
-    wanted = needs.disk if needs else DISK_FLOOR
-    if machine.disk_free < wanted:
-        problem = (
-            f"{in_words(machine.disk_free)} are free on the disk of {settings.folder}; {in_words(wanted)} are wanted."
-        )
+def _check_room(area: Area, machine: Machine, settings: Settings, needs: Needs | None) -> None:
+    disk, device, gpu = needs.disk if needs else DISK_FLOOR, settings.file.device, machine.gpu
+    if machine.disk_free < disk:
+        problem = f"{size(machine.disk_free)} are free on the disk of {settings.folder}; {size(disk)} are wanted."
         remedy = "Make room, or move the folder. Old runs' memory in state/memory may be deleted between runs."
-        yield fault(ExitCode.DISK, problem, remedy)
-    if settings.file.device == "cuda" and machine.gpu is None:
+        area.fault(ExitCode.DISK, problem, remedy)
+    if device == "cuda" and gpu is None:
         problem = 'device is "cuda" in site.toml, but this machine shows no GPU.'
         remedy = 'Start the container with --gpus all and the NVIDIA container toolkit, or set device = "auto".'
-        yield fault(ExitCode.GPU, problem, remedy)
-    elif lacking := gpus_lacking(settings.file, machine.gpu.count if machine.gpu else 0):
-        yield fault(ExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
-    if not needs:
-        return
-    if machine.memory_free < needs.memory:
-        problem = f"{in_words(machine.memory_free)} of memory are free; this run wants {in_words(needs.memory)}."
+        area.fault(ExitCode.GPU, problem, remedy)
+    elif lacking := gpus_lacking(settings.file, gpu.count if gpu else 0):
+        area.fault(ExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
+    if needs and machine.memory_free < needs.memory:
+        problem = f"{size(machine.memory_free)} of memory are free; this run wants {size(needs.memory)}."
         remedy = (
             "End other programs, give the container more, or ask the coordinator for a smaller training.batch_size."
         )
-        yield warning(ExitCode.MEMORY, problem, remedy)
-    gpu = machine.gpu
-    if gpu and settings.file.device != "cpu" and gpu.free < needs.gpu:
-        sizes = f"has {in_words(gpu.free)} free of {in_words(gpu.total)}; this run wants {in_words(needs.gpu)}"
+        area.warn(ExitCode.MEMORY, problem, remedy)
+    if needs and gpu and device != "cpu" and gpu.free < needs.gpu:
+        problem = f"{gpu.name} has {size(gpu.free)} free of {size(gpu.total)}; this run wants {size(needs.gpu)}."
         remedy = 'Ask the coordinator for a smaller training.batch_size, or set device = "cpu" in site.toml.'
         if gpu.total >= needs.gpu:
             remedy = "Another program has the GPU (nvidia-smi names it): end it."
-        yield fault(ExitCode.GPU, f"{gpu.name} {sizes}.", remedy)
+        area.fault(ExitCode.GPU, problem, remedy)

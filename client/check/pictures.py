@@ -1,4 +1,4 @@
-"""Pictures one by one: what kind of file, how large, how grey, and whether black and white look exchanged."""
+"""Facts about single pictures: kind of file, size, mode, and if black and white look exchanged."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,28 +24,28 @@ from common.data.images.reading import (
 )
 
 BORDER = 1 / 16
-"""Of an image's side: what counts as its border."""
+"""Width of an image's border as a share of its side."""
 DARK, BRIGHT = 64, 191
 MAJORITY = 0.8
-"""Of the images that look like radiographs at all: so many must look inverted before it is said."""
+"""Share of the telling images that must look inverted for a warning."""
 FEWEST = 10
-"""Images without which nothing is said."""
-KEPT = 512
-"""Pictures of which the pixels stay in memory, to train a step on."""
+"""Number of telling images below which there is no warning."""
+MOST_PIXELS_KEPT = 512
+"""Number of pictures whose pixels stay in memory, to train a step on."""
 
 
 @dataclass(frozen=True)
 class PictureFacts:
-    """One picture, looked at.
+    """One picture that was read.
 
     Attributes:
         kind: ``PNG``, ``JPEG``, ``DICOM``, ``NIfTI`` or ``npz``.
-        mode: As in the file: ``grey``, ``colour``, ``16 bit``, or a DICOM file's photometric interpretation.
-        inverted: Whether air looks white; None where this picture does not tell.
-        pixels: As the network is given it, uint8 ``(height, width[, 3])``; None where it cannot be read, or of the
-            many were not kept.
-        syntax: Transfer syntax of a DICOM file from an archive; empty of others, and where it cannot be found out.
-        reason: Why it cannot be read.
+        mode: ``grey``, ``colour`` or ``16 bit`` as in the file, or a DICOM file's photometric interpretation.
+        inverted: True if air looks white; None where the picture does not tell.
+        pixels: uint8 ``(height, width[, 3])`` as the network receives it; None where the picture cannot be read, or
+            :data:`MOST_PIXELS_KEPT` others are in memory.
+        syntax: Transfer syntax of a DICOM file from an archive; else empty.
+        reason: Why the picture cannot be read; empty where it can.
     """
 
     row: int
@@ -59,67 +59,68 @@ class PictureFacts:
     reason: str = ""
 
 
-def look_at(source: Source, rows: Iterable[int]) -> list[PictureFacts]:
-    """Read and decode these images on several threads; what is wrong with one is its own."""
+def read_pictures(source: Source, rows: Iterable[int]) -> list[PictureFacts]:
+    """Read and decode the images of these rows on several threads; a fault in one image does not stop the others."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
-        looks = pool.map(lambda row: _looked(source, int(row)), rows)
-        return [look if place < KEPT else replace(look, pixels=None) for place, look in enumerate(looks)]
+        pictures = pool.map(lambda row: _facts_of(source, int(row)), rows)
+        return [
+            facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in enumerate(pictures)
+        ]
 
 
-def _looked(source: Source, row: int) -> PictureFacts:
+def _facts_of(source: Source, row: int) -> PictureFacts:
     syntax = ""
     # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
     try:
-        data = source.read(row)
-        if isinstance(data, np.ndarray):
-            return _of_pixels(row, "npz", "colour" if data.ndim == 3 else "grey", data)
-        syntax = _syntax_of(data)
-        shown = picture(data, source.form.rendering if source.form else AS_IN_FILE)
-        kind, mode = _form_of(data)
-        grey = np.asarray(shown)
+        content = source.read(row)
+        if isinstance(content, np.ndarray):
+            height, width = content.shape[:2]
+            mode = "colour" if content.ndim == 3 else "grey"
+            return PictureFacts(row, "npz", width, height, mode, looks_inverted(content), content)
+        if isinstance(content, bytes) and is_dicom(content):  # of files in a folder the source knows it
+            syntax = str(dataset_of(content, []).file_meta.TransferSyntaxUID)
         form = source.form
-        pixels = shaped(shown, form) if form else grey
-        return PictureFacts(row, kind, *shown.size, mode, looks_inverted(grey), pixels, syntax=syntax)
+        image = picture(content, form.rendering if form else AS_IN_FILE)
+        kind, mode = _kind_and_mode(content)
+        decoded = np.asarray(image)
+        pixels = shaped(image, form) if form else decoded
+        return PictureFacts(row, kind, *image.size, mode, looks_inverted(decoded), pixels, syntax)
     except Exception as error:
         return PictureFacts(row, syntax=syntax, reason=why_unreadable(error))
 
 
-def _of_pixels(row: int, kind: str, mode: str, pixels: NDArray[np.uint8]) -> PictureFacts:
-    return PictureFacts(row, kind, pixels.shape[1], pixels.shape[0], mode, looks_inverted(pixels), pixels)
-
-
-def _syntax_of(content: bytes | Path) -> str:
-    """Transfer syntax of a DICOM file from an archive; those of files in a folder are known already."""
-    if isinstance(content, Path) or not is_dicom(content):
-        return ""
-    return str(dataset_of(content, []).file_meta.TransferSyntaxUID)
-
-
-def _form_of(content: bytes | Path) -> tuple[str, str]:
-    """Kind and mode of a file that could be decoded."""
-    if isinstance(content, Path) and is_nifti(head_of(content)):
-        return "NIfTI", "grey"
-    data = content.read_bytes() if isinstance(content, Path) else content
-    if is_dicom(data):
-        header = dataset_of(data, tags_of("PhotometricInterpretation"))
+def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
+    """Return kind and mode of a file that could be decoded."""
+    if isinstance(content, Path):
+        if is_nifti(head_of(content)):
+            return "NIfTI", "grey"
+        content = content.read_bytes()
+    if is_dicom(content):
+        header = dataset_of(content, tags_of("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
-    with opened_picture(data) as image:
+    with opened_picture(content) as image:
         mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"
         return str(image.format), mode
 
 
 def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
-    """Whether air looks white in a radiograph, a CT or an ultrasound image.
+    """Return True if air looks white in a radiograph, a CT or an ultrasound image.
 
-    Air, and what the beam did not reach, is black and lies at the border; the body is bright and lies in the middle.
-    A picture is taken for inverted where its border is brighter than its middle, and more of the border is nearly white
-    than nearly black; for right where both are the other way round; else, and in colour, it does not tell.
+    Air, and regions that the beam did not reach, are black and lie at the border; the body is bright and lies in the
+    middle. A picture counts as inverted where its border is brighter than its middle, and more of the border is nearly
+    white than nearly black; as right where both are the other way round. Other pictures, and those in colour, do not
+    tell: None.
     """
     if pixels.ndim == 3:
         if not (pixels[..., 0] == pixels[..., 1]).all() or not (pixels[..., 1] == pixels[..., 2]).all():
             return None
         pixels = pixels[..., 0]
-    border, middle = _border(pixels)
+    height, width = pixels.shape
+    wide = max(1, round(min(height, width) * BORDER))
+    inside = np.zeros(pixels.shape, dtype=np.bool_)
+    inside[wide : height - wide, wide : width - wide] = True
+    border = pixels[~inside]
+    middle = pixels[height // 4 : height - height // 4, width // 4 : width - width // 4]
     brighter = border.mean() - middle.mean()
     whiter = (border > BRIGHT).mean() - (border < DARK).mean()
     if brighter == 0 or whiter == 0 or (brighter > 0) != (whiter > 0):
@@ -127,51 +128,38 @@ def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
     return bool(brighter > 0)
 
 
-def _border(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The pixels of the frame, and those of the middle half."""
-    height, width = pixels.shape
-    wide = max(1, round(min(height, width) * BORDER))
-    inside = np.zeros(pixels.shape, dtype=np.bool_)
-    inside[wide : height - wide, wide : width - wide] = True
-    middle = pixels[height // 4 : height - height // 4, width // 4 : width - width // 4]
-    return pixels[~inside], middle
-
-
 @dataclass(frozen=True)
-class Inverted:
-    """How many of the pictures that can tell are inverted."""
+class InversionCounts:
+    """Numbers of inverted pictures and of telling ones, and the modes most of whose pictures look inverted."""
 
     inverted: int
     telling: int
     modes: tuple[str, ...]
 
+    @classmethod
+    def of(cls, pictures: Sequence[PictureFacts]) -> "InversionCounts":
+        """Count the pictures that tell, by mode."""
+        total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
+        inverted = Counter(facts.mode for facts in pictures if facts.inverted)
+        modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))
+        return cls(inverted.total(), total.total(), modes)
+
     @property
-    def majority(self) -> bool:
+    def are_most(self) -> bool:
+        """True if so many of the telling pictures look inverted that all probably are."""
         return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
 
     @property
-    def sure(self) -> str:
-        """How sure that is, in words, by the share of pictures that agree and by their number."""
+    def confidence(self) -> str:
+        """Confidence in words, by the share of pictures that agree and by their number."""
         share = self.inverted / self.telling
         return "nearly sure" if share >= 0.95 and self.telling >= 5 * FEWEST else "likely"
 
 
-def inverted_by_mode(looks: Sequence[PictureFacts]) -> Inverted:
-    """Count; name the modes most of whose pictures look inverted."""
-    telling = [look for look in looks if look.inverted is not None]
-    inverted = Counter(look.mode for look in telling if look.inverted)
-    total = Counter(look.mode for look in telling)
-    modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))
-    return Inverted(sum(inverted.values()), len(telling), modes)
-
-
-def in_words(looks: Sequence[PictureFacts]) -> str:
-    """Kinds, modes and sizes, the most frequent first."""
-    modes = Counter(f"{look.kind} {look.mode}" for look in looks)
-    sizes = Counter((look.width, look.height) for look in looks)
+def describe_pictures(pictures: Sequence[PictureFacts]) -> str:
+    """List kinds and modes, the most frequent first, and the range of sizes."""
+    modes = Counter(f"{facts.kind} {facts.mode}" for facts in pictures)
     listed = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
-    if len(sizes) == 1:
-        ((width, height),) = sizes
-        return f"{listed}; {width} × {height} pixels"
-    widths, heights = [width for width, _ in sizes], [height for _, height in sizes]
-    return f"{listed}; {min(widths)} × {min(heights)} to {max(widths)} × {max(heights)} pixels"
+    widths, heights = {facts.width for facts in pictures}, {facts.height for facts in pictures}
+    smallest, largest = f"{min(widths)} × {min(heights)}", f"{max(widths)} × {max(heights)}"
+    return f"{listed}; {smallest}{'' if smallest == largest else f' to {largest}'} pixels"

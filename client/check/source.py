@@ -1,4 +1,4 @@
-"""A site's images for looking at: files beside a table, or arrays of a set that is read whole."""
+"""A site's images for the check: files beside a table, images of a PACS, or arrays of a set that is read whole."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site_file import Settings
-from common.data.base.image_set import ImageSet, Skipped, are_known
+from common.data.base.image_set import PARTS, ImageSet, Skipped, are_known
 from common.data.base.spec import (
     CompositesSpec,
     DicomwebSpec,
@@ -28,29 +28,27 @@ from common.data.sources.dicomweb import open_dicomweb
 from common.errors import Fault
 from common.system.plain_text import counted
 
-PARTS = ("train", "validation", "test")
-
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of all fields belong together.
+    """A site's images with their labels; row by row the fields describe one image.
 
     Attributes:
-        names: What an image is called.
+        names: Names to print, for instance of files.
         labels: float32 ``(n, classes)``, NaN unknown.
         parts: "train", "validation" or "test".
-        read: The bytes of an image, its file, or the image itself where it is there already.
-        opened: What is open while images are read.
-        failed: After reading, why no image could be had any more.
-        files: Paths, where there are any.
-        archive: What a PACS has answered, a line; empty where there is none.
-        form: What pictures are brought into before the network sees them; None where they are.
-        patients_known: Whether the data says whose images they are.
-        patients_from: What says so, where it is no setting of the site's.
-        syntaxes: Transfer syntax of each DICOM file, empty for others.
-        skipped: What the reader of a whole set has left out.
-        missing: Rows of the table without a file.
-        skip_budget: Part of the images that may be unreadable.
+        read: Returns the bytes of an image, its file, or its pixels where they are in memory.
+        opened: Opens the reader; images are read inside.
+        reader_faults: Returns, after reading, the faults that stopped the reader.
+        files: Paths; empty where the images are no files here.
+        archive: One line with the answer of a PACS; empty without a PACS.
+        form: Size, colour and rendering that pictures are brought to for the network; None where they have it already.
+        patients_known: True if the data names the patient of each image.
+        patients_from: Where the patients' names come from, if not from a column that the site has set.
+        syntaxes: Transfer syntax of each DICOM file; empty for other files.
+        skipped: Images that the reader of a whole set has left out.
+        missing: Number of rows of the table without a file.
+        skip_budget: Share of the images that may be unreadable.
     """
 
     names: tuple[str, ...]
@@ -60,7 +58,7 @@ class Source:
     parts: Names
     read: Callable[[int], bytes | Path | NDArray[np.uint8]]
     opened: Callable[[], AbstractContextManager[object]] = nullcontext
-    failed: Callable[[], list[Fault]] = list
+    reader_faults: Callable[[], list[Fault]] = list
     files: tuple[Path, ...] = ()
     archive: str = ""
     form: ImageForm | None = None
@@ -75,13 +73,13 @@ class Source:
         return len(self.names)
 
     @property
-    def packed(self) -> Counter[str]:
+    def syntax_counts(self) -> Counter[str]:
         """Number of DICOM files of each transfer syntax."""
         return Counter(filter(None, self.syntaxes))
 
     @property
     def side(self) -> int:
-        """Pixels of the longer side of an image as the network is given it."""
+        """Pixels of the longer side of an image as the network receives it."""
         if self.form:
             return self.form.size
         first = self.read(0)
@@ -89,64 +87,52 @@ class Source:
 
 
 def open_source(settings: Settings) -> Source:
-    """Find a site's images and labels; of pictures in files none is read.
+    """Find a site's images and labels; pictures in files are not read.
 
     Raises:
         BadInput: With every fault.
     """
     spec = settings.file.data
     if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginSpec):
-        return _of_arrays(settings)
+        return _source_of_arrays(settings)
+    archive = patients_from = ""
+    files, syntaxes = tuple[Path, ...](), tuple[str, ...]()
     if isinstance(spec, DicomwebSpec):
-        return _of_archive(spec, settings.folder)
-    table = open_table(spec, settings.folder)
-    heads = dicom_heads(table.files)
-    stated = getattr(spec, "patient_column", "in the table") is not None
-    in_files = sum(bool(head.patient) for head in heads) if not stated and dicom_patients(heads) else 0
+        answer = open_dicomweb(spec, settings.folder)
+        table, server = answer.table, answer.archive.client.server
+        count = len({image.study for image in answer.archive.places.values()})
+        studies, lines = counted(count, "study", "studies"), counted(answer.lines, "line")
+        archive = f"{server.name} answers: {counted(len(table.files), 'image')} of {studies} for {lines} of the table"
+        archive += "; its certificate is accepted" if server.context else ", without TLS"
+        patients_from = f"PatientID, as {server.name} says" if answer.patients_from_archive else ""
+    else:
+        table = open_table(spec, settings.folder)
+        heads, files = dicom_heads(table.files), table.files
+        syntaxes = tuple(head.syntax for head in heads)
+        if getattr(spec, "patient_column", "in the table") is None and dicom_patients(heads):
+            named = sum(bool(head.patient) for head in heads)
+            patients_from = f"PatientID of {named:,} of {len(heads):,} files"
     return Source(
         names=tuple(file.name for file in table.files),
         labels=table.labels,
         class_names=table.class_names,
         patients=table.patients,
         parts=table.parts,
-        read=lambda row: table.files[row],
-        files=table.files,
+        read=lambda row: table.reader.read(table.files[row]),
+        opened=table.reader.opened,
+        reader_faults=table.reader.faults,
+        files=files,
+        archive=archive,
         form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
         patients_known=are_known(table.patients),
-        patients_from=f"PatientID of {in_files:,} of {len(heads):,} files" if in_files else "",
-        syntaxes=tuple(head.syntax for head in heads),
+        patients_from=patients_from,
+        syntaxes=syntaxes,
         missing=table.missing,
         skip_budget=spec.skip_budget,
     )
 
 
-def _of_archive(spec: DicomwebSpec, folder: Path) -> Source:
-    found = open_dicomweb(spec, folder)
-    table, archive = found.table, found.archive
-    names = {image.study for image in archive.places.values()}
-    answer = f"{archive.client.server.name} answers: {counted(len(table.files), 'image')} "
-    answer += (
-        f"of {len(names)} {'study' if len(names) == 1 else 'studies'} for {counted(found.lines, 'line')} of the table"
-    )
-    return Source(
-        names=tuple(file.name for file in table.files),
-        labels=table.labels,
-        class_names=table.class_names,
-        patients=table.patients,
-        parts=table.parts,
-        read=lambda row: archive.read(table.files[row]),
-        opened=archive.opened,
-        failed=archive.faults,
-        archive=f"{answer}; its certificate is accepted" if archive.client.server.context else f"{answer}, without TLS",
-        form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
-        patients_known=are_known(table.patients),
-        patients_from=f"PatientID, as {archive.client.server.name} says" if found.patients_from_archive else "",
-        missing=table.missing,
-        skip_budget=spec.skip_budget,
-    )
-
-
-def _of_arrays(settings: Settings) -> Source:
+def _source_of_arrays(settings: Settings) -> Source:
     splits = load(settings.file.data, settings.folder)
     sets: list[ImageSet] = [splits.train, splits.validation, splits.test]
     starts = np.cumsum([0, *map(len, sets)])
@@ -156,21 +142,21 @@ def _of_arrays(settings: Settings) -> Source:
         pixels: NDArray[np.uint8] = sets[part].images[row - starts[part]]
         return pixels
 
-    patients = np.concatenate([one.patients for one in sets])
+    patients = np.concatenate([images.patients for images in sets])
     return Source(
-        names=tuple(f"{part}[{row}]" for part, one in zip(PARTS, sets, strict=True) for row in range(len(one))),
-        labels=np.concatenate([one.labels for one in sets]),
+        names=tuple(f"{part}[{row}]" for part, images in zip(PARTS, sets, strict=True) for row in range(len(images))),
+        labels=np.concatenate([images.labels for images in sets]),
         class_names=splits.class_names,
         patients=patients,
-        parts=np.repeat(np.array(PARTS), [len(one) for one in sets]),
+        parts=np.repeat(np.array(PARTS), [len(images) for images in sets]),
         read=read,
         patients_known=are_known(patients),
-        skipped=tuple(skip for one in sets for skip in one.skipped),
+        skipped=tuple(skip for images in sets for skip in images.skipped),
     )
 
 
 def chosen_rows(total: int, images: int | None) -> NDArray[np.intp]:
-    """``images`` rows spread evenly over all, first and last among them; all where None."""
+    """Choose ``images`` rows spread evenly over all, the first and the last among them; None chooses all."""
     if images is None or images >= total:
         return np.arange(total)
     return np.unique(np.linspace(0, total - 1, images).round().astype(np.intp))

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from common.config import BY_STEP, Plan
 from common.models.network import adapted_outline, precision_on
@@ -82,7 +83,10 @@ def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
         width, backbone, activations = _measured(spec)
     else:
         width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
-        backbone = _parameters_of_outline(spec) if listed is None else listed
+        backbone = listed or sum(
+            value.numel()
+            for value in meta_backbone(spec.architecture, spec.channels, spec.image_size).module.parameters()
+        )
         activations = bytes_a_pixel * spec.image_size**2
     features = spec.neck or width
     behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
@@ -113,17 +117,29 @@ def _measured(spec: ModelSpec) -> tuple[int, int, int]:
     """
     module, width = meta_backbone(spec.architecture, spec.channels, spec.image_size)
     device = next((value.device for value in module.parameters()), None)
-    held = [0]
+    image = torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device)
+    numbers = activation_count(module, image)
+    return width, sum(value.numel() for value in module.parameters()), numbers * FLOAT32
 
-    def count(module: torch.nn.Module, given: object, came: object) -> None:
-        held[0] += came.numel() if isinstance(came, torch.Tensor) else 0
 
-    for part in module.modules():
-        if not list(part.children()):
-            part.register_forward_hook(count)
-    with torch.no_grad():
-        module.eval()(torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device))
-    return width, sum(value.numel() for value in module.parameters()), held[0] * FLOAT32
+def activation_count(network: nn.Module, images: Tensor) -> int:
+    """Count the numbers that all layers of a network together put out for these images."""
+    counts = list[int]()
+
+    def count(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            counts.append(output.numel())
+
+    leaves = [module for module in network.modules() if not list(module.children())]
+    hooks = [leaf.register_forward_hook(count) for leaf in leaves]
+    network.eval()
+    try:
+        with torch.no_grad():
+            network(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(counts)
 
 
 def memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1) -> int:
@@ -170,9 +186,3 @@ def machine_memory(device: str) -> int:
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[1])
     return physical_memory()
-
-
-def _parameters_of_outline(spec: ModelSpec) -> int:
-    """Count the parameters of a backbone that is built without memory."""
-    backbone = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
-    return sum(value.numel() for value in backbone.parameters())

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.check.pictures import PictureFacts, look_at
-from client.check.source import PARTS, Source, chosen_rows, open_source
-from client.check.training import PlannedTraining, work_of
+from client.check.pictures import PictureFacts, read_pictures
+from client.check.source import Source, chosen_rows, open_source
+from client.check.training import PlannedTraining, planned_training
 from client.site.settings import data_faults_of, declaration_of
 from client.site.site_file import Settings, read_file_only
 from common.config import Experiment, Plan
+from common.data.base.image_set import PARTS
 from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
 from common.data.images.pixels import channels_first
@@ -74,7 +75,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
     stop_on(data_faults_of(settings))
     source = open_source(settings)
     declaration_of(settings, source.class_names)
-    work = work_of(settings, experiment, source)
+    work = planned_training(settings, experiment, source)
     groups = tuple(_groups(settings, source, work.plan, each))
     content = _rendered(settings, work, groups, _rows(settings, source), source)
     write_atomically(out, content.encode(), private=True)
@@ -97,7 +98,7 @@ def _groups(settings: Settings, source: Source, plan: Plan, each: int) -> Iterat
         rows = np.flatnonzero(chosen)
         if name == NOTHING and not len(rows):
             continue
-        looks = look_at(source, rows[chosen_rows(len(rows), each)])
+        looks = read_pictures(source, rows[chosen_rows(len(rows), each)])
         tiles = tuple(_tile(source, look, plan, generator) for look in looks if look.pixels is not None)
         yield Group(name, len(rows), tiles)
 
@@ -150,7 +151,7 @@ def _rendered(
     return environment.get_template("images.html.j2").render(
         site=settings.file.name,
         plan=work.plan,
-        known_from=work.known_from,
+        known_from=work.origin,
         changes=[_change(name, value) for name, value in work.plan.augmentation if value],
         groups=groups,
         rows=rows,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from client.check.findings import Finding, Result
+from client.check.findings import Result
 from client.check.machine import Gpu, Machine
 from client.check.run import check
 from client.site.site_file import Settings, make_site
@@ -51,6 +51,9 @@ class Hospital:
 
     folder: Path
     coordinator: Coordinator
+
+    def image(self, row: int) -> Path:
+        return self.folder / "images" / f"{row:05}.png"
 
     @property
     def table(self) -> list[dict[str, str]]:
@@ -114,8 +117,3 @@ def write_images(folder: Path, count: int, size: int = 32) -> None:
         part = parts[int(patient.split("-")[1]) % len(parts)]
         lines.append(",".join((name, patient, part, *(f"{drawn.labels[row, c]:.0f}" for c in columns))))
     (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def of_code(result: Result, code: int) -> list[Finding]:
-    """Everything found with this exit code."""
-    return [finding for area in result.areas for finding in area.findings if finding.exit_code == code]

@@ -66,7 +66,7 @@ def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "images" / "03.dcm").write_bytes(b"no DICOM")
     found = open_folder(FolderSpec.model_validate(SPEC), tmp_path).patients.tolist()
     assert (found[2], found[3], len(set(found))) == ("P2", "unknown#3", 20)
-    passed = check_data(read_settings(tmp_path), None).checked.passed
+    passed = check_data(read_settings(tmp_path), None).area.passed
     assert any("the split is by PatientID of 19 of 20 files" in line for line in passed)
 
 
@@ -78,7 +78,7 @@ def test_patients_that_are_not_told_apart_are_not_made_up(tmp_path: Path, names:
 def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:
     files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
     files[:5] = [by_gdcm(file, uid.JPEGLosslessSV1) for file in files[:5]]
-    found = check_data(read_settings(laid_down(tmp_path, files)), None).checked
+    found = check_data(read_settings(laid_down(tmp_path, files)), None).area
     assert "PATIENTS: the table has no patient_column; the split is by PatientID of 20 of 20 files" in found.passed
     assert found.facts["transfer_syntaxes"] == {uid.JPEGLosslessSV1: 5, uid.ExplicitVRLittleEndian: 15}
     assert "15 Explicit VR Little Endian, 5 JPEG Lossless" in " ".join(found.passed)
@@ -87,7 +87,7 @@ def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp
 def test_the_check_says_which_transfer_syntax_cannot_be_read(tmp_path: Path) -> None:
     files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
     files[:2] = [in_fragments(file, bytes(8), syntax=uid.MPEG2MPML) for file in files[:2]]
-    found = check_data(read_settings(laid_down(tmp_path, files)), None).checked
+    found = check_data(read_settings(laid_down(tmp_path, files)), None).area
     told = [finding for finding in found.findings if "which cannot be read" in finding.problem]
     assert [finding.severity.name for finding in told] == ["FAULT"]
     assert told[0].problem.startswith("2 DICOM files packed as MPEG2 Main Profile / Main Level")

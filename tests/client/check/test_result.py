@@ -1,4 +1,4 @@
-"""What the check tells of what it found: to a person on one screen, to a machine as JSON, and what it keeps back."""
+"""The result of a check: on one screen, as JSON, and the counts that it hides."""
 
 import io
 import json
@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from client.check import training
 from client.check.data import check_data
-from client.check.findings import AreaFindings, Result, fault, note, warning
-from client.check.labels import ClassCounts
-from client.check.needs import needs_of
+from client.check.findings import Area, ClassCounts, Result, page_console, show
+from client.check.machine import estimate_needs
 from client.check.pictures import looks_inverted
-from client.check.terminal import narrow, show
-from client.check.training import work_of
+from client.check.training import planned_training
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Level
 from client.site.settings import open_site
@@ -53,27 +51,27 @@ def labelled(hospital: Hospital, cells: list[tuple[str, str]], images_a_patient:
     for place, (row, of_row) in enumerate(zip(rows, cells, strict=True)):
         row |= dict(zip(CLASSES, of_row, strict=True), patient=str(place // images_a_patient), part="train")
     hospital.rewrite(rows)
-    return {one.name: one for one in check_data(read_file_only(hospital.folder), 1).classes}
+    return {row.name: row for row in check_data(read_file_only(hospital.folder), 1).classes}
 
 
 def test_a_class_of_fewer_than_ten_patients_is_hidden_and_what_would_tell_it_too(hospital: Hospital) -> None:
     counts = labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 20 + [("0", "0")] * 11)
-    assert counts["Cardiomegaly"].told() == ("<10", "not told")
-    assert counts["Effusion"].told() == ("29", "11")
+    assert counts["Cardiomegaly"].printable == ("<10", "not told")
+    assert counts["Effusion"].printable == ("29", "11")
 
 
 def test_patients_are_counted_not_images(hospital: Hospital) -> None:
     counts = labelled(hospital, [("1", "1")] * 18 + [("0", "1")] * 22, images_a_patient=2)
-    assert counts["Cardiomegaly"].told() == ("<10", "not told")
-    assert counts["Effusion"].told() == ("40", "0")
+    assert counts["Cardiomegaly"].printable == ("<10", "not told")
+    assert counts["Effusion"].printable == ("40", "0")
 
 
 def test_a_site_that_hides_more_in_its_policy_hides_more_here_and_none_hides_less(hospital: Hospital) -> None:
     cells = [("1", "1")] * 9 + [("0", "1")] * 15 + [("0", "0")] * 20
     hospital.edit("[data]", "[policy]\nsmallest_count = 25\n[data]")
-    assert labelled(hospital, cells)["Effusion"].told() == ("<25", "<25")
+    assert labelled(hospital, cells)["Effusion"].printable == ("<25", "<25")
     hospital.edit("smallest_count = 25", "smallest_count = 0")
-    assert labelled(hospital, cells)["Cardiomegaly"].told() == ("<10", "not told")
+    assert labelled(hospital, cells)["Cardiomegaly"].printable == ("<10", "not told")
 
 
 @pytest.mark.parametrize(
@@ -92,19 +90,23 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
     hospital.edit("[data]", f"[policy]\n{policy}\n[data]")
     labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 31)
     settings = read_file_only(hospital.folder)
-    notes = [said.problem for said in check_data(settings, 1).checked.findings if "show it, or" in said.problem]
-    assert [("Cardiomegaly" in problem, "peers" in problem) for problem in notes] == [(True, False)] * untrained
+    notes = [finding.problem for finding in check_data(settings, 1).area.findings if "Cardiomegaly" in finding.problem]
+    assert len(notes) == untrained
     (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
     plan, site = plan_of(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
     assert (site.trained_on("train", plan) is not site.train) == untrained
 
 
+def notes_of(hospital: Hospital, policy: str) -> list[str]:
+    hospital.edit("[data]", f"[policy]\n{policy}\n[data]")
+    return [finding.problem for finding in check_data(read_file_only(hospital.folder), 1).area.findings]
+
+
 @pytest.mark.parametrize("level", TRUST)
 def test_the_check_says_whom_the_policy_trusts(level: Level, hospital: Hospital) -> None:
-    hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n[data]')
-    problems = [one.problem for one in check_data(read_file_only(hospital.folder), 1).checked.findings]
-    assert [one for one in problems if one.endswith(TRUST[level])] == [f'level = "{level}" in [policy]: {TRUST[level]}']
-    assert [one for one in problems if "overrides that level" in one] == []
+    notes = notes_of(hospital, f'level = "{level}"')
+    assert sum(problem.endswith(TRUST[level]) for problem in notes) == 1
+    assert not any("overrides" in problem for problem in notes)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +118,13 @@ def test_the_check_says_whom_the_policy_trusts(level: Level, hospital: Hospital)
     ],
 )
 def test_keys_that_override_the_level_are_named(level: Level, keys: str, overridden: str, hospital: Hospital) -> None:
-    hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n{keys}\n[data]')
-    problems = [one.problem for one in check_data(read_file_only(hospital.folder), 1).checked.findings]
-    assert [one for one in problems if "overrides" in one] == [f"[policy] overrides that level: {overridden}."]
+    (note,) = [problem for problem in notes_of(hospital, f'level = "{level}"\n{keys}') if "overrides" in problem]
+    assert f": {overridden}." in note
 
 
 def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None:
-    one = labelled(hospital, [("-1", "1")] * 3 + [("", "0")] * 2 + [("1", "1")] * 12)["Cardiomegaly"]
-    assert (one.present, one.absent, one.unknown, one.uncertain, one.blank) == (12, 0, 5, 3, 2)
+    row = labelled(hospital, [("-1", "1")] * 3 + [("", "0")] * 2 + [("1", "1")] * 12)["Cardiomegaly"]
+    assert (row.present, row.absent, row.unknown, row.uncertain, row.blank) == (12, 0, 5, 3, 2)
 
 
 # ---------------------------------------------------------------------- inverted
@@ -145,16 +146,16 @@ def test_a_colour_picture_and_an_even_one_do_not_tell() -> None:
 
 
 def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(hospital: Hospital) -> None:
-    for place, row in enumerate(hospital.table[:20]):
+    for place in range(20):
         pixels = chests()[place].astype(np.uint16) * 16
         wrong = dicom(pixels, PhotometricInterpretation="MONOCHROME1")
-        (hospital.folder / "images" / row["image"]).write_bytes(wrong)
+        hospital.image(place).write_bytes(wrong)
     hospital.rewrite(hospital.table[:20])
     result = hospital.checked(offline=True)
     assert result.exit_code == ExitCode.INVERTED
     assert result.most_severe is not None
-    assert "in 20 of the 20 images that tell" in result.most_severe.problem
-    assert "(now MONOCHROME1; MONOCHROME1 is turned)" in result.most_severe.remedy
+    assert "20 of the 20 images" in result.most_severe.problem
+    assert "now MONOCHROME1" in result.most_severe.remedy
 
 
 # ---------------------------------------------------------------------- needs and the plan
@@ -164,14 +165,14 @@ def test_what_a_run_needs_grows_with_model_and_batch(tmp_path: Path) -> None:
     plan = written_plan(tmp_path)
     network = build(plan.model, ("a", "b"), 0)
     image, double = torch.zeros(1, 1, 16, 16, dtype=torch.uint8), plan.training.batch_size * 2
-    one = needs_of(network, plan, image, 100)
+    small = estimate_needs(network, plan, image, 100)
     bigger = plan.model_copy(update={"training": plan.training.model_copy(update={"batch_size": double})})
-    other = needs_of(network, bigger, image, 100)
-    assert one.model == 4 * sum(tensor.numel() for tensor in network.state_dict().values())
-    assert other.gpu - one.gpu == other.memory - one.memory > 0
-    assert (other.gpu - one.gpu) % (2 * 4 * plan.training.batch_size) == 0
-    assert needs_of(network, plan, image, 1100).gpu - one.gpu == 1000 * 16 * 16
-    assert other.disk == one.disk == 10**9 + 24 * one.model
+    large = estimate_needs(network, bigger, image, 100)
+    assert small.model == 4 * sum(tensor.numel() for tensor in network.state_dict().values())
+    assert large.gpu - small.gpu == large.memory - small.memory > 0
+    assert (large.gpu - small.gpu) % (2 * 4 * plan.training.batch_size) == 0
+    assert estimate_needs(network, plan, image, 1100).gpu - small.gpu == 1000 * 16 * 16
+    assert large.disk == small.disk == 10**9 + 24 * small.model
 
 
 def written_plan(folder: Path) -> Plan:
@@ -182,75 +183,64 @@ def written_plan(folder: Path) -> Plan:
 def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: Hospital, tmp_path: Path) -> None:
     plan = written_plan(tmp_path)
     keep_plan(hospital.folder / "state", RollCall("run", plan.model_dump_json()).plan)
-    (line, pace, _) = hospital.checked(offline=True, experiment=None).areas[-1].passed
-    assert line.startswith("surgical, tiny_cnn, 16 pixels, batches of 64 (the last roll call): a step on cpu works")
-    assert re.match(r"a round: about \d+ s of training, 0\.\d MB down, 0\.\d MB up \(\d+ s at 10 Mbit/s\)", pace)
+    facts = hospital.checked(offline=True, experiment=None).areas[-1].facts
+    assert (facts["method"], facts["architecture"], facts["known_from"]) == (
+        "surgical",
+        "tiny_cnn",
+        "the last roll call",
+    )
+    assert facts["seconds_a_round"] >= 0
+    assert facts["mb_down"] == facts["mb_up"] == pytest.approx(0.21, abs=0.01)
 
 
 def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hospital) -> None:
     settings = read_file_only(hospital.folder)
-    work = work_of(settings, None, check_data(settings, 1).source)
-    assert (work.plan.model.architecture, work.plan.model.image_size) == ("resnet18", 32)
-    assert work.assumed
+    planned = planned_training(settings, None, check_data(settings, 1).source)
+    assert (planned.plan.model.architecture, planned.plan.model.image_size) == ("resnet18", 32)
+    assert planned.assumed
 
 
 # ---------------------------------------------------------------------- words
 
 
-def worst() -> Result:
-    long = "A very long sentence about what is wrong, " * 5
-    data = AreaFindings(
-        "data",
-        ("1,910 images",),
-        (
-            warning(ExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)]),
-            note("a note"),
-            fault(ExitCode.COLUMN, "no [Effusion] column", "Name it."),
-        ),
-    )
-    return Result("north", (AreaFindings("connection", ("well",)), data))
-
-
-def on_screen(result: Result) -> str:
+def on_screen(*areas: Area) -> str:
     file = io.StringIO()
-    show(result, [ClassCounts("Mass", 3, 90, 0, (True, False), 10)], narrow(file))
+    show(Result("north", areas), [ClassCounts("Mass", 3, 90, 0, (True, False), 10)], page_console(file))
     return file.getvalue()
 
 
-def test_a_screen_is_at_most_100_wide_and_without_colour_where_no_terminal_is() -> None:
-    text = on_screen(worst())
+def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() -> None:
+    long = "A very long sentence about what is wrong, " * 5
+    data = Area("data", ["1,910 images"])
+    data.warn(ExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
+    data.note("a note")
+    data.fault(ExitCode.COLUMN, "no [Effusion] column", "Name it.")
+    text = on_screen(Area("connection", ["well"]), data)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
-
-
-def test_faults_stand_before_warnings_and_the_first_is_said_again_at_the_end() -> None:
-    text = on_screen(worst())
     assert text.index("no [Effusion] column [40]") < text.index("wrong, A very") < text.index("a note")
     assert [line.strip() for line in text.splitlines()[-2:]] == ["no [Effusion] column [40]", "→ Name it."]
-    assert "north: begin with this one, exit code 40:" in text
-
-
-def test_five_names_are_printed_and_the_rest_is_counted() -> None:
-    text = " ".join(on_screen(worst()).split())
-    assert "00000.png; 00001.png; 00002.png; 00003.png; 00004.png; and 43 more" in text
+    assert "exit code 40:" in text
+    assert "00000.png; 00001.png; 00002.png; 00003.png; 00004.png; and 43 more" in " ".join(text.split())
 
 
 def test_nothing_but_notes_is_exit_code_0() -> None:
-    assert Result("north", (AreaFindings("data", (), (note("a note"),)),)).exit_code == 0
-    assert "north: nothing stands in the way." in on_screen(Result("north", (AreaFindings("data"),)))
+    data = Area("data")
+    data.note("a note")
+    assert Result("north", (data,)).exit_code == 0
+    assert "exit code" not in on_screen(data)
 
 
 def test_json_holds_every_name_and_the_exit_code_of_the_process(hospital: Hospital) -> None:
-    (hospital.folder / "images" / "00003.png").write_bytes(b"")
+    hospital.image(3).write_bytes(b"")
     (hospital.folder / "run.toml").write_text(DIGITS, encoding="utf-8")
     ended = flwr_client("check", hospital.folder, "--offline", "--json", "--experiment", hospital.folder / "run.toml")
-    told = json.loads(ended.out)
-    assert set(told) == {"schema", "site", "exit_code", "areas"}
-    assert list(told["areas"]) == ["connection", "machine", "data", "training"]
-    codes = {one["exit_code"] for area in told["areas"].values() for one in area["findings"]}
-    assert ended.code == told["exit_code"]
-    assert ExitCode.EMPTY_FILES in codes
-    (empty,) = [one for one in told["areas"]["data"]["findings"] if one["exit_code"] == ExitCode.EMPTY_FILES]
+    result = json.loads(ended.out)
+    assert set(result) == {"schema", "site", "exit_code", "areas"}
+    assert list(result["areas"]) == ["connection", "machine", "data", "training"]
+    assert ended.code == result["exit_code"]
+    findings = result["areas"]["data"]["findings"]
+    (empty,) = [finding for finding in findings if finding["exit_code"] == ExitCode.EMPTY_FILES]
     assert set(empty) == {"severity", "cause", "exit_code", "problem", "remedy", "names"}
     assert (empty["severity"], empty["cause"], empty["names"]) == ("warning", "empty_files", ["00003.png"])
 
@@ -260,8 +250,8 @@ def test_a_kit_that_is_missing_leaves_the_rest_to_be_checked(hospital: Hospital)
     result = hospital.checked()
     assert result.exit_code == ExitCode.BAD_INPUT
     assert result.most_severe is not None
-    assert "Send north.request to the coordinator" in result.most_severe.remedy
-    assert [area.area for area in result.areas if area.passed] == ["machine", "data", "training"]
+    assert "north.request" in result.most_severe.remedy
+    assert [area.name for area in result.areas if area.passed] == ["machine", "data", "training"]
 
 
 # ---------------------------------------------------------------------- the documentation
@@ -313,6 +303,6 @@ def test_the_step_is_tried_on_a_network_with_initial_values_and_not_on_whatever_
 
     monkeypatch.setattr(training, "train_epoch", watched)
     result = hospital.checked(offline=True)
-    assert any("a step on cpu works" in line for line in result.areas[-1].passed)
+    assert result.areas[-1].facts["device"] == "cpu"
     assert trained
     assert np.isfinite(trained).all()
