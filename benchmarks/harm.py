@@ -153,7 +153,8 @@ def backdoors(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int
     for method in methods:
         for sites in counts:
             of_run = (f"run.method={method}", f"run.rounds={ROUNDS}", f"partition.sites={sites}")
-            base = (*of_run, f"partition.shared={asked.shared}", "participation.min_sites=3", "evaluation.result=last")
+            whole = ("participation.min_sites=3", "evaluation.checkpoint=last")
+            base = (*of_run, f"partition.shared={asked.shared}", *whole)
             for attackers in map(int, asked.attackers.split(",")):
                 for rule in rules:
                     names = [name_of(2 + number, sites) for number in range(attackers)]

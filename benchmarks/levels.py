@@ -26,12 +26,12 @@ from common.simulation import whole_data
 from server.simulation.simulate import simulate
 
 DEMO = Path(str(files("server.simulation") / "demo.toml"))
-WITHOUT_NORMS = ("model.norm=group", "evaluation.result=last")
+WITHOUT_NORMS = ("model.norm=group", "evaluation.checkpoint=last")
 NOISE = (*WITHOUT_NORMS, "privacy.level=patient", "privacy.epsilon=8")
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "`trusted`": ("trusted", ()),
     "`trusted`, with the network of `private` and its last round": ("trusted", WITHOUT_NORMS),
-    "`masked`": ("masked", ("evaluation.result=last", "privacy.secure_aggregation=true")),
+    "`masked`": ("masked", ("evaluation.checkpoint=last", "privacy.secure_aggregation=true")),
     "`private`": ("private", NOISE),
 }
 

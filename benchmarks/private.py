@@ -33,7 +33,7 @@ norm = "group"
 batch_size = 64
 lr = 0.003
 [evaluation]
-result = "last"
+checkpoint = "last"
 [simulation]
 backend = "inline"
 [data]

@@ -33,7 +33,7 @@ EXPERIMENT = """
 method = "surgical"
 rounds = 10
 [evaluation]
-result = "last"
+checkpoint = "last"
 [simulation]
 backend = "inline"
 [data]

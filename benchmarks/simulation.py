@@ -69,7 +69,7 @@ sites = {sites}
 seed = 0
 validation_fraction = 0.1
 [evaluation]
-result = "last"
+checkpoint = "last"
 {testers}
 [participation]
 sites_per_round = {drawn}

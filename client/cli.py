@@ -230,7 +230,7 @@ def preview_data(
     experiment: Annotated[
         Path | None, typer.Option("--experiment", help="What will be run, if the coordinator has sent it (TOML).")
     ] = None,
-    each: Annotated[int, typer.Option("--each", min=1, help="Images of each class.")] = 4,
+    each: Annotated[int, typer.Option("--per-class", min=1, help="Images of each class.")] = 4,
 ) -> None:
     """Write a page with images of each class as the network will see them. For this hospital only; sent to nobody.
 
@@ -319,12 +319,12 @@ def audit_verify(
 @audit_app.command("show")
 def audit_show(
     folder: Folder,
-    last: Annotated[int, typer.Option("--last", min=0, help="How many entries; 0 for all.")] = 20,
+    last: Annotated[int, typer.Option("--tail", min=0, help="How many entries; 0 for all.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Print what came in and what left, oldest first.
 
-    Example: flwr-client audit show north --last 0
+    Example: flwr-client audit show north --tail 0
     """
     from client.site.site_file import read_with_faults
 

@@ -69,7 +69,8 @@ class TrainingSection(Section):
         asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
         asymmetric_margin: By how much the asymmetric loss lowers the probability of a negative.
         clip_gradients: Longest Euclidean length of a step's gradient; None for any.
-        accumulate: Batches whose gradients are added up to one step, for batches that memory does not hold.
+        gradient_accumulation_steps: Batches whose gradients are added up to one step, for batches that memory does not
+            hold.
         threads: Threads per site. Part of the experiment, because their number changes float sums.
         precision: ``auto`` is ``bf16`` on a GPU and ``float32`` on a CPU; ``bf16`` on a CPU needs AVX-512 BF16 or AMX,
             else it is ``float32``; ``fp16`` is for GPUs that have no bfloat16; ``fastest`` is chosen at each site, with
@@ -92,7 +93,7 @@ class TrainingSection(Section):
     asymmetric_gammas: tuple[Exponent, Exponent] = (1.0, 4.0)
     asymmetric_margin: float = Field(0.05, ge=0, lt=1)
     clip_gradients: float | None = Field(None, gt=0)
-    accumulate: int = Field(1, ge=1, le=4096)
+    gradient_accumulation_steps: int = Field(1, ge=1, le=4096)
     threads: int = Field(1, ge=1, le=1024)
     precision: Literal["auto", "float32", "bf16", "fp16", "fastest"] = "auto"
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
@@ -122,12 +123,12 @@ class EvaluationSection(Section):
     test_each_round: bool = False
     pooled: bool = True
     sensitivity: float = Field(0.9, gt=0, le=1)
-    result: Literal["best", "last"] = "best"
+    checkpoint: Literal["best", "last"] = "best"
     criterion: Literal["method", "auroc", "loss"] = "method"
     sites: int | None = Field(None, ge=0)
     metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
     sample_grid: bool | None = None
-    alone: bool = False
+    compare_local: bool = False
 
 
 class ParticipationSection(Section):
@@ -190,7 +191,8 @@ class PrivacySection(Section):
         delta: At which epsilon is told.
         accountant: How epsilon is found: Renyi divergences, or the tighter and slower privacy loss distribution.
         secure_aggregation: The coordinator sees sums of updates, and no single one.
-        largest_change: Under secure aggregation, numbers of an update beyond are cut; where left out,
+        max_update_value: Under secure aggregation, the largest size of one number of an update: each is clipped to it.
+            Where left out,
             ``method.clip_update``, or 16.
         noise: At ``update``: each site adds all noise that hides it (``local``), or under secure aggregation a share,
             so that the sum carries it (``distributed``).
@@ -207,7 +209,7 @@ class PrivacySection(Section):
     delta: float = Field(1e-5, gt=0, lt=1)
     accountant: Literal["rdp", "prv"] = "prv"
     secure_aggregation: bool = False
-    largest_change: float | None = Field(None, ge=1e-6)
+    max_update_value: float | None = Field(None, ge=1e-6)
     noise: Literal["local", "distributed"] = "local"
     honest_sites: int | None = Field(None, ge=2)
 
@@ -227,8 +229,8 @@ class PrivacySection(Section):
         if self.level != "update" or not self.secure_aggregation:
             reason = "a share hides nothing by itself, and DP-SGD adds its noise in each local step"
             raise ValueError(f'noise = "distributed" goes with level = "update" and secure_aggregation: {reason}')
-        if self.noise_multiplier == 0 or self.largest_change is not None:
-            raise ValueError('noise = "distributed" goes with noise, and max_update_norm is the largest_change')
+        if self.noise_multiplier == 0 or self.max_update_value is not None:
+            raise ValueError('noise = "distributed" goes with noise, and with max_update_norm, not max_update_value')
         return self
 
     @model_validator(mode="after")
@@ -244,27 +246,32 @@ class SimulationSection(Section):
 
     Attributes:
         workers: Sites trained at a time; 0 chooses by cores, memory and GPUs.
-        gpus_per_site: GPUs that a site takes: a share of one, or several, across which each batch is split. Negative
-            chooses (1 / workers a GPU), 0 trains on the CPU.
+        gpus_per_site: GPUs that a site takes: a share of one, or several, across which each batch is split. ``auto``
+            divides the GPUs evenly among the workers, 0 trains on the CPU.
         address: Ray cluster to join, e.g. ``auto`` or ``10.0.0.5:6379``; empty starts one here.
     """
 
     backend: Literal["ray", "inline"] = "ray"
     workers: int = Field(0, ge=0)
-    gpus_per_site: float = Field(-1.0, allow_inf_nan=False)
+    gpus_per_site: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
     address: str = ""
 
     @field_validator("gpus_per_site")
     @classmethod
-    def _a_share_or_whole(cls, gpus: float) -> float:
-        if gpus > 1 and not gpus.is_integer():
+    def _a_share_or_whole(cls, gpus: float | Literal["auto"]) -> float | Literal["auto"]:
+        if isinstance(gpus, float) and gpus > 1 and not gpus.is_integer():
             raise ValueError("above 1 it is a whole number of GPUs")
         return gpus
 
     @property
+    def gpu_share(self) -> float | None:
+        """GPUs that a site takes; None where the machine's GPUs decide."""
+        return self.gpus_per_site if isinstance(self.gpus_per_site, float) else None
+
+    @property
     def gpus_a_batch(self) -> int:
-        """How many GPUs each batch of a site is split across."""
-        return max(1, int(self.gpus_per_site))
+        """Number of GPUs across which each batch of a site is split."""
+        return max(1, int(self.gpu_share or 0))
 
 
 class Experiment(Section):
@@ -292,10 +299,10 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _nothing_private_chooses(self) -> Self:
-        if self.privacy.level != "none" and self.evaluation.result == "best":
+        if self.privacy.level != "none" and self.evaluation.checkpoint == "best":
             raise ValueError(
                 "with privacy no site need tell its validation loss, and nothing can say which round was best: "
-                'set evaluation.result = "last"'
+                'set evaluation.checkpoint = "last"'
             )
         return self
 

@@ -121,10 +121,10 @@ def strategy_of(experiment: Experiment | Plan) -> Method:
 
 def _faults_of_alone(method: SiteMethod, evaluation: EvaluationSection) -> list[Fault]:
     """Where no site can compare the run's model with one that it trains alone: there is no other, or no site."""
-    if not evaluation.alone or (method.pooled == "no" and not method.shares_nothing):
+    if not evaluation.compare_local or (method.pooled == "no" and not method.shares_nothing):
         return []
     why = "every site trains alone already" if method.pooled == "no" else "all images are in one place"
-    return [Fault("evaluation.alone", f"makes no sense in {method.name}: {why}.", "Leave it out.")]
+    return [Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out.")]
 
 
 def _standardising_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:

@@ -199,7 +199,7 @@ class FormPlan:
         benchmark = read_benchmark(folder)
         if form not in benchmark.forms:
             remedy = did_you_mean(form, benchmark.forms) or f"Forms: {quoted(benchmark.forms)}."
-            raise BadInput([Fault("--form", f'there is no form "{form}".', remedy)])
+            raise BadInput([Fault("--variant", f'there is no form "{form}".', remedy)])
         return cls(benchmark, folder, benchmark.forms[form])
 
     def methods(self, data: str) -> list[BenchmarkMethod]:

@@ -193,27 +193,29 @@ def study(
 @app.command()
 def benchmark(
     folder: Annotated[Path, typer.Argument(help="Folder with a benchmark.toml.")] = Path("experiments/benchmark"),
-    form: Annotated[str, typer.Option("--form", help="small (minutes), published (hours) or full (days).")] = "small",
+    variant: Annotated[
+        str, typer.Option("--variant", help="small (minutes), published (hours) or full (days).")
+    ] = "small",
     out: Annotated[Path, typer.Option("--out", help="Folder for the page.")] = Path("runs/benchmark"),
     results: Annotated[
         Path | None,
-        typer.Option("--results", help="File of finished runs, one line each; FORM.jsonl in --out by default."),
+        typer.Option("--results", help="File of finished runs, one line each; VARIANT.jsonl in --out by default."),
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at a time, a core each.")] = 1,
     minutes: Annotated[
         float | None,
         typer.Option("--minutes", min=0, help="No run begins after that; 0 only writes the page."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Run anew what was made with other code.")] = False,
+    again: Annotated[bool, typer.Option("--rerun", help="Run anew what was made with other code.")] = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Say what the form costs by the rates of finished runs; run nothing.")
+        bool, typer.Option("--estimate", help="Print the cost by the rates of finished runs; run nothing.")
     ] = False,
 ) -> None:
     """Run the reference benchmark: data sets x label patterns x all methods x seeds, and write its page.
 
     What is finished is kept in the results file, so the same line goes on where it was stopped.
 
-    Example: flwr-sim benchmark --form small --workers 2 --out runs/benchmark
+    Example: flwr-sim benchmark --variant small --workers 2 --out runs/benchmark
     """
     from common.system.preflight import foreign_folder_faults, writable_folder_faults
     from studies.benchmark_file import read_benchmark
@@ -222,7 +224,7 @@ def benchmark(
     stop_on([] if estimate else foreign_folder_faults(out) or writable_folder_faults(out))
     from studies.benchmark import BenchmarkOptions, print_estimate, run_benchmark
 
-    options = BenchmarkOptions(folder, form, results or out / f"{form}.jsonl", out, workers, minutes, again)
+    options = BenchmarkOptions(folder, variant, results or out / f"{variant}.jsonl", out, workers, minutes, again)
     if estimate:
         print_estimate(options, console)
     else:

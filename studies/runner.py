@@ -38,10 +38,10 @@ def fitting_jobs(trials: Sequence[Trial]) -> int:
     if any(each.simulation.backend == "ray" for each in experiments):
         return 1
     by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in experiments))
-    gpus, shares = visible_gpus(), {each.simulation.gpus_per_site for each in experiments} - {0.0}
+    gpus, shares = visible_gpus(), {each.simulation.gpu_share for each in experiments} - {0.0}
     # A run without Ray trains one site at a time.
     room = [
-        gpus // int(share) if share > 1 else gpus * (math.floor(1 / share + 1e-6) if share > 0 else RUNS_PER_GPU)
+        gpus // int(share) if share and share > 1 else gpus * (math.floor(1 / share + 1e-6) if share else RUNS_PER_GPU)
         for share in shares
     ]
     return max(1, min([by_cores, *room])) if gpus else by_cores

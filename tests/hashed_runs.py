@@ -23,7 +23,7 @@ WRAPPED: Mapping[str, tuple[str, ...]] = {
     "privacy": (
         'privacy.level="update"',
         "privacy.noise_multiplier=0.05",
-        'evaluation.result="last"',
+        'evaluation.checkpoint="last"',
         'model.norm="group"',
     ),
     "unbounded": ('participation.clip="off"',),

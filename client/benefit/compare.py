@@ -97,7 +97,7 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     """
     task = prepare_task(site, request)
     plan, method = task.plan, task.method
-    if not plan.evaluation.alone:
+    if not plan.evaluation.compare_local:
         raise WireError("the plan does not ask for a comparison with training alone.")
     if not 0 < request.epochs <= (most := plan.run.rounds * most_epochs(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")

@@ -175,7 +175,7 @@ def disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
     copies += method.parameters.compress_update != "float32"
     whole = frozen * (2 + method.keeps_local_parts)
     alone = 0
-    if plan.evaluation.alone:  # two models that the site trains for itself, and its memory of both trainings
+    if plan.evaluation.compare_local:  # two models that the site trains for itself, and its memory of both trainings
         alone = 2 * (model * (1 + FILES_AT_ONCE * (3 + moments)) + frozen)
     return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts) + whole + alone
 

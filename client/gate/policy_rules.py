@@ -124,7 +124,7 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     warm_up = method.warm_up.epochs
     yield "policy.maximum_epochs", _beyond(max(work.epochs, warm_up), policy.maximum_epochs, "epochs a round")
     # A comparison with training alone trains the same again alone, and at most the same to fine-tune.
-    epochs = (last * work.epochs + warm_up) * (3 if plan.evaluation.alone else 1)
+    epochs = (last * work.epochs + warm_up) * (3 if plan.evaluation.compare_local else 1)
     yield "policy.maximum_total_epochs", _beyond(epochs, policy.maximum_total_epochs, "epochs in all")
     yield "policy.maximum_batch_size", _beyond(training.batch_size, policy.maximum_batch_size, "images a batch")
     yield "policy.maximum_image_size", _beyond(plan.model.image_size, policy.maximum_image_size, "pixels a side")
@@ -298,7 +298,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
             tested = reply.test_images is not None or bool(reply.auroc)
             yield from _figure_rules(policy, private, figures, tested=tested)
         case BenefitReply() if reply.class_names:
-            if not evaluation.alone:
+            if not evaluation.compare_local:
                 yield "policy.test_metrics", "nobody asked for a comparison with training alone"
             yield "policy.test_metrics", "" if policy.test_metrics else "it is false"
             yield from _figure_rules(policy, private, (), tested=True)

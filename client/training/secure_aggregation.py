@@ -36,7 +36,7 @@ from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
 from strategies.privacy.secure_aggregation.site import Asked, MaskingRefused, SiteRound, Terms, no_round
-from strategies.privacy.secure_aggregation.supported import largest_change
+from strategies.privacy.secure_aggregation.supported import max_update_value
 
 SMALLEST_DIFFERENCE = 2
 """Where the policy asks for sums of fewer sites, two sums of one round may differ by any site."""
@@ -127,7 +127,7 @@ class SecureAggregation(RoundLayer):
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = shares_of(plan, method)
-        terms = replace(_terms(site, request, method, shares), largest=largest_change(plan, method), shares=shares)
+        terms = replace(_terms(site, request, method, shares), largest=max_update_value(plan, method), shares=shares)
         if shares is not None:
             terms = replace(terms, noise=share_keys(site, plan, request.round))
         masking = SiteRound(request.run, request.round, site.name, reply.update, terms)

@@ -62,7 +62,7 @@ LogFormat = Annotated[
 Restarted = Annotated[
     bool,
     typer.Option(
-        "--restarted",
+        "--wait-on-refusal",
         help="This program is started again whenever it ends, as containers are: after a refusal it waits until a file "
         "of DIR changes, at most 15 min.",
     ),

@@ -18,4 +18,4 @@ JOIN_DEADLINE_S = 15.0
 REFUSAL_NOTED_S = 10.0
 """How long a refused site may take to say that it knows; a run that ends before leaves it without the reason."""
 ALONE_TIMES = 2.0
-"""``evaluation.alone`` takes a site 1.25 times what the rounds took it; so many times are allowed for."""
+"""``evaluation.compare_local`` takes a site 1.25 times what the rounds took it; so many times are allowed for."""

@@ -497,9 +497,9 @@ class BenefitReply:
     """Site answers with figures of the four models of :data:`common.metrics.benefit.MODELS`, in that order.
 
     Attributes:
-        class_names: Where the experiment asks for `evaluation.alone`: the classes on which four models were compared
-            (trained here alone, federated, that one fine-tuned here, the first two together); none kept back by
-            `smallest_count`, and none without `test_metrics`.
+        class_names: Where the experiment asks for `evaluation.compare_local`: the classes on which four models were
+            compared (trained here alone, federated, that one fine-tuned here, the first two together); none kept back
+            by `smallest_count`, and none without `test_metrics`.
         auroc: The exact AUROC of each model and class on the test images.
         mean: The mean of these AUROCs for each model.
         mean_low: Where the 95 % interval of each mean begins.

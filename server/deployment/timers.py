@@ -123,7 +123,7 @@ def timers(experiment: Experiment | None) -> list[Timer]:
             _source(experiment, "round_deadline_s"),
             "the round goes on without the missing sites if min_sites replied, or the run stops",
         ),
-        *([_alone(section)] if experiment and experiment.evaluation.alone else []),
+        *([_alone(section)] if experiment and experiment.evaluation.compare_local else []),
         *FIXED,
     ]
 
@@ -131,7 +131,8 @@ def timers(experiment: Experiment | None) -> list[Timer]:
 def _alone(section: ParticipationSection) -> Timer:
     longer = f"plus {ALONE_TIMES:g} times what all rounds took, where all sites take part in each"
     effect = "a site that has not answered has no sentence in the report; the run ends"
-    return Timer("evaluation.alone, after the test", section.round_deadline_s, f"the experiment; {longer}", effect)
+    name = "evaluation.compare_local, after the test"
+    return Timer(name, section.round_deadline_s, f"the experiment; {longer}", effect)
 
 
 def timers_table(found: Sequence[Timer]) -> Table:

@@ -36,7 +36,7 @@ def asked_benefits(
     Returns:
         Empty where the experiment does not ask for it.
     """
-    if not coordinator.plan.evaluation.alone:
+    if not coordinator.plan.evaluation.compare_local:
         return {}
     members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
     share = min(drawn / len(members), 1.0) if drawn else 1.0

@@ -197,4 +197,5 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
 
 def _gpus(experiment: Mapping[str, Any]) -> int:
     """How many GPUs each batch of a simulated site is split across."""
-    return max(1, int(experiment.get("simulation", {}).get("gpus_per_site", 1)))  # another release may have other keys
+    gpus = experiment.get("simulation", {}).get("gpus_per_site", "auto")  # another release may have other keys
+    return 1 if gpus == "auto" else max(1, int(gpus))

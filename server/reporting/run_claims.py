@@ -297,7 +297,7 @@ def _never_better(run: Run) -> Iterator[str]:
 def _still_improving(run: Run) -> Iterator[str]:
     """Say that the best round was the last one, so that nobody knows what further rounds bring."""
     summary = run.summary
-    by_validation = (summary.experiment.get("evaluation") or {}).get("result", "best") == "best"
+    by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:
         yield f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model."
 

@@ -276,8 +276,8 @@ def _section_faults(experiment: Experiment) -> list[Fault]:
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation
-    asked = section.gpus_per_site
-    if asked > 0 and not section.address and asked > (seen := visible_gpus()):
+    asked = section.gpu_share
+    if asked and not section.address and asked > (seen := visible_gpus()):
         problem = f"is {asked:g}, but {describe_gpus(seen)}"
         faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))
     if experiment.privacy.secure_aggregation and section.backend == "ray":

@@ -128,17 +128,17 @@ class Coordinator:
     @property
     def result(self) -> ModelState:
         """The model that the run ends with, as things stand."""
-        return self.state.model if self.plan.evaluation.result == "last" else self.state.selected
+        return self.state.model if self.plan.evaluation.checkpoint == "last" else self.state.selected
 
     @property
     def result_round(self) -> int:
         """Round of the result; -1 where no model was judged yet."""
-        return self.state.round if self.plan.evaluation.result == "last" else self.state.best_round
+        return self.state.round if self.plan.evaluation.checkpoint == "last" else self.state.best_round
 
     @property
     def chosen_round(self) -> int | None:
         """The round whose model the federation chose on validation; None where nobody chose, or each site did."""
-        chooses = self.method.site.selection == "federation" and self.plan.evaluation.result == "best"
+        chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     def context(self, server_round: int | None = None) -> RoundContext:
@@ -324,7 +324,7 @@ class Coordinator:
         excluded = self.state.excluded
         if not self.samples_sites:
             return sorted(set(self.sites.members) - set(excluded))
-        choose = self.plan.evaluation.result == "best"
+        choose = self.plan.evaluation.checkpoint == "best"
         before = set(self.state.best_losses) & set(self.sites.members) if choose else set[str]()
         return sorted(before - set(excluded)) or self.sites.drawn(self.state.round + 1, excluded)
 

@@ -23,7 +23,7 @@ from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Sum
 from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
 from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
-from strategies.privacy.secure_aggregation.supported import alike, largest_change
+from strategies.privacy.secure_aggregation.supported import alike, max_update_value
 
 if TYPE_CHECKING:
     from strategies.engine.coordinator import Coordinator
@@ -117,7 +117,7 @@ class SecureAggregation(Layer):
         rows = {site: method.rows_sent(method.rows_of(site, contract), contract.sites[site]) for site in replies}
         sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
         classes = tuple(sorted({name for names in sent.values() for name in names}))
-        bound, shares = largest_change(coordinator.plan, method), shares_of(coordinator.plan, method)
+        bound, shares = max_update_value(coordinator.plan, method), shares_of(coordinator.plan, method)
         request = SumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
         try:
             opened = Summing(request, queries).opened()

@@ -159,17 +159,18 @@ def train_epoch(
     # The graph of an outside network would repeat what its Python code decided once; and gradients that are summed
     # over batches, or kept by an optimiser that is not ours, may lie where the next batch's graph writes.
     ours = not is_external(network.spec.architecture) and not spec.optimizer.startswith(PLUGIN)
-    as_graph = spec.accumulate == 1 and ours and not is_data_parallel(network.backbone)
+    as_graph = spec.gradient_accumulation_steps == 1 and ours and not is_data_parallel(network.backbone)
+    steps = spec.gradient_accumulation_steps
     with cuda_graphs(network.backbone, device if as_graph else CPU, spec.precision) as begin_step:
         for number, rows in enumerate(parts, start=1):
             begin_step()
             images, labels = examples.images[rows], examples.labels[rows]
             batch = Batch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
             value = exercise.objective(network, batch)
-            if (number - 1) % spec.accumulate == 0:
+            if (number - 1) % steps == 0:
                 optimizer.zero_grad(set_to_none=True)
-            scaler.scale(value if spec.accumulate == 1 else value / spec.accumulate).backward()  # type: ignore[no-untyped-call]
-            if number % spec.accumulate == 0 or number == len(parts):
+            scaler.scale(value if steps == 1 else value / steps).backward()  # type: ignore[no-untyped-call]
+            if number % steps == 0 or number == len(parts):
                 step(network, optimizer, scaler, spec)
             losses.append(value.detach())
     return torch.stack(losses).cpu().numpy()

@@ -21,7 +21,7 @@ Ours, because here each site labels some of the classes, entry by entry (all but
 - With one local epoch a round there is no fifth epoch: in stage 1, too, the coordinator mixes every fifth round.
 - As in FedMLP's authors' code, what a batch's labels cost is one mean over their entries, and the tags of each class
   that the site does not label add a mean of their own: one tag of a rare class weighs as much as all labels together.
-  ``tags_weigh = "entries"`` takes one mean over labels and tags alike.
+  ``pseudo_label_reduction = "entries"`` takes one mean over labels and tags alike.
 - Left out: an unsure image is given its second most likely class if that is rare. A yes or no has no second.
 
 FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
@@ -63,11 +63,12 @@ class CBAFedParameters(Parameters):
         residual_every: Rounds from one mixing with the earlier model to the next; 0 never mixes.
         residual_stage_one, residual: Share of the earlier model, in stage 1 and after it.
         balanced: A positive weighs the site's entries over its positives of that class.
-        tags_weigh: Whether the tags of each class are a mean of their own (``classes``), or entries like all others.
+        pseudo_label_reduction: ``classes`` gives the pseudo-labels of each class a mean of their own; ``entries``
+            takes one mean over labels and pseudo-labels.
     """
 
     weighting: Weighting = "samples"
-    tags_weigh: Literal["classes", "entries"] = "classes"
+    pseudo_label_reduction: Literal["classes", "entries"] = "classes"
     stage_one_rounds: int = Field(50, ge=1)
     threshold_base: float = Field(0.45, ge=0, le=1)
     threshold_lowest: float = Field(0.55, ge=0.5, le=1)
@@ -155,7 +156,7 @@ class CBAFedSite(SiteMethod):
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
             logits = batch.logits(network, batch.view())
-            entries = parameters.tags_weigh == "entries" or batch.annotated.all()
+            entries = parameters.pseudo_label_reduction == "entries" or batch.annotated.all()
             loss = known_entries if entries else labels_and_tags
             return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
 

@@ -63,7 +63,7 @@ class FedNoRoParameters(Parameters):
 
     Attributes:
         stage_one_rounds: Rounds before noisy sites are taught.
-        noisy: ``found`` by their losses, or ``known``: every site that does not label all classes.
+        noisy: ``detect`` by their losses, or ``known``: every site that does not label all classes.
         missing: What a class counts as that a site does not label; ``masked`` leaves it to the distillation.
         distillation: Lambda at its highest.
         ramp_rounds: Rounds after stage 1 until lambda is there.
@@ -72,7 +72,7 @@ class FedNoRoParameters(Parameters):
 
     weighting: Weighting = "samples"
     stage_one_rounds: int = Field(10, ge=1)
-    noisy: Literal["found", "known"] = "found"
+    noisy: Literal["detect", "known"] = "detect"
     missing: Missing = "negative"
     distillation: float = Field(0.8, ge=0, le=1)
     ramp_rounds: int = Field(39, ge=1)

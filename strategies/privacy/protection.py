@@ -206,7 +206,7 @@ def _faults_of_images(method: SiteMethod, trains_norm: bool, instead: str) -> li
 def _faults_of_steps(training: TrainingSection) -> list[str]:
     set_here = {
         "clip_gradients": training.clip_gradients is not None,
-        "accumulate": training.accumulate > 1,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
         'precision = "fp16"': training.precision == "fp16",
     }
     return [

@@ -191,11 +191,12 @@ class AnyCoordinator:
             {},
         )
         training, privacy = plan.training, plan.privacy
+        unbounded = privacy.model_copy(update={"max_update_value": 1e30})
         other: Mapping[str, Mapping[str, Any]] = {
             "trunk": {"model": Groups(trunk * 0, NO_NORM, head)},
             "rows": {"model": Groups(trunk, NO_NORM, replace(head, weight=head.weight * 0))},
             "lr": {"plan": plan.model_copy(update={"training": training.model_copy(update={"lr": 1e-30})})},
-            "bound": {"plan": plan.model_copy(update={"privacy": privacy.model_copy(update={"largest_change": 1e30})})},
+            "bound": {"plan": plan.model_copy(update={"privacy": unbounded})},
             "weighting": {"plan": plan.model_copy(update={"method": {"weighting": "samples"}})},
             "contract": {"contract": "another"},
             "round": {"round": script.round + 1},

@@ -29,7 +29,7 @@ from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
 from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat
 from strategies.privacy.secure_aggregation.site import Identity
-from strategies.privacy.secure_aggregation.supported import largest_change
+from strategies.privacy.secure_aggregation.supported import max_update_value
 from strategies.registry import method_of
 from tests.client.rounds import OWN, beginning, images, plan, request
 
@@ -169,7 +169,7 @@ class Hospitals:
                 if answer is not None:
                     yield name, answer
 
-        numbers = largest_change(of, method), shares_of(of, method)
+        numbers = max_update_value(of, method), shares_of(of, method)
         return Summing(SumRequest(run, server_round, rows, classes, layout, *numbers), ask).opened()
 
     def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:

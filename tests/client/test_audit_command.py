@@ -55,7 +55,7 @@ def test_show_says_what_came_and_left_and_what_was_declined(folder: Path, capsys
     assert "flwr-client 0.1.0 started" in lines[0]
     assert "left  TrainReply  run 01234567 round 1  203,000 bytes" in lines[2]
     assert 'came  RollCall  run 98765432 round 0  900 bytes  policy.methods: it does not have "fedmlp"' in lines[3]
-    _, out = flwr_client(capsys, "audit", "show", folder, "--last", 1, "--json")
+    _, out = flwr_client(capsys, "audit", "show", folder, "--tail", 1, "--json")
     assert json.loads(out)["n"] == 4
 
 

@@ -110,7 +110,7 @@ def test_a_hospital_takes_part_only_where_its_policy_trusts_so_many(
 @pytest.mark.slow
 def test_a_federation_with_distributed_noise_runs_to_its_end_and_says_what_it_rests_on(tmp_path: Path) -> None:
     noise = [f"privacy.{name}={str(value).lower()}" for name, value in DISTRIBUTED.items()]
-    noise += ["privacy.max_update_norm=0.01", "model.norm=group", "evaluation.result=last", "partition.shared=10"]
+    noise += ["privacy.max_update_norm=0.01", "model.norm=group", "evaluation.checkpoint=last", "partition.shared=10"]
     told = federation(tmp_path, *noise)["privacy"]
     federation(tmp_path, *noise, out="again")
     written = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("run", "again")]

@@ -49,7 +49,7 @@ def told_otherwise(change: Callable[[Plan], Plan]) -> Callable[[str, Any], Any]:
 
 
 def lengthened(of: Plan) -> Plan:
-    return of.model_copy(update={"privacy": of.privacy.model_copy(update={"largest_change": 1e30})})
+    return of.model_copy(update={"privacy": of.privacy.model_copy(update={"max_update_value": 1e30})})
 
 
 def standing_still(of: Plan) -> Plan:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from common.wire.records import TrainRequest
 from strategies.privacy.secure_aggregation.segments import BODY
-from strategies.privacy.secure_aggregation.supported import largest_change
+from strategies.privacy.secure_aggregation.supported import max_update_value
 from strategies.registry import method_of
 from tests.client.coordinator_of_any_kind import (
     CHANGED,
@@ -82,7 +82,7 @@ def all_that_is_found(
         hospitals.sites[name] = replace(site, train=with_own_pixels(site.train, number))
     hospitals.start(SITES)
     of = of_linear_network(masked_plan("surgical", {"clip_update": 1.0}))
-    coordinator, largest = AnyCoordinator(hospitals, of, rows), largest_change(of, method_of(of))
+    coordinator, largest = AnyCoordinator(hospitals, of, rows), max_update_value(of, method_of(of))
     return coordinator, [open_sums(coordinator.lead(script), rows, largest) for script in scripts]
 
 

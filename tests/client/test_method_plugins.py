@@ -157,7 +157,7 @@ def test_a_changed_file_is_declined_before_it_is_imported(
 
 def test_noise_for_single_images_is_refused_where_the_objective_may_be_another(module: Path, tmp_path: Path) -> None:
     """Trained plainly, such a method would be another one without a word."""
-    private = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.result=last", "model.norm=group")
+    private = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.checkpoint=last", "model.norm=group")
     with pytest.raises(BadInput, match="minimises more than each image's own loss"):
         federation(tmp_path, "run.method=plugin:silent", *private)
 

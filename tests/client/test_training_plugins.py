@@ -171,7 +171,7 @@ def test_one_that_nobody_has_is_a_fault_before_anything_is_trained(choice: str, 
 
 
 def test_privacy_of_single_images_takes_no_transform_that_sees_a_batch(tmp_path: Path) -> None:
-    private = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.result=last", "model.norm=group")
+    private = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.checkpoint=last", "model.norm=group")
     with pytest.raises(BadInput, match="may mix the images of a batch"):
         federation(tmp_path, *private, "augmentation.transform=plugin:brighter")
 

@@ -19,7 +19,7 @@ from tests.federations import DIGITS, federation
 from tests.hashed_runs import cases
 
 CASES = cases(STRATEGIES)
-PRIVATE = ("privacy.noise_multiplier=1", "evaluation.result=last", "model.norm=group")
+PRIVATE = ("privacy.noise_multiplier=1", "evaluation.checkpoint=last", "model.norm=group")
 MORE = {
     "resnet18": ("model.architecture=resnet18", "model.image_size=32"),
     "lora": ("model.train=lora:4", "model.neck=16"),
@@ -29,8 +29,8 @@ MORE = {
     "patient": ("privacy.level=patient", *PRIVATE),
     "fp16": ("training.precision=fp16",),
     "fastest": ("training.precision=fastest",),
-    "alone": ("evaluation.alone=true",),
-    "accumulated": ("training.accumulate=3",),
+    "alone": ("evaluation.compare_local=true",),
+    "accumulated": ("training.gradient_accumulation_steps=3",),
 }
 ON_CPU = "simulation.gpus_per_site=0"
 FLOAT32 = "training.precision=float32"

@@ -124,7 +124,7 @@ def test_equal_work_gives_equal_bits_with_graphs_and_without(
 OTHERWISE: dict[str, dict[str, Any]] = {
     "two views": {"objective": two_views},
     "clipped": {"clip_gradients": 0.1},
-    "accumulated": {"accumulate": 2},
+    "accumulated": {"gradient_accumulation_steps": 2},
     "contiguous": {"memory_format": "contiguous"},
     "frozen norm": {"frozen": Frozen(norm=True)},
     "frozen backbone": {"frozen": Frozen(backbone=True)},

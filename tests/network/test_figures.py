@@ -48,8 +48,11 @@ level = "{level}"
 """
 PLANS: dict[Level, tuple[str, ...]] = {
     "trusted": (),
-    "masked": ("privacy.secure_aggregation=true", "evaluation.result=last"),
-    "private": ("privacy.level=patient", "privacy.noise_multiplier=8.0", "model.norm=group", "evaluation.result=last"),
+    "masked": ("privacy.secure_aggregation=true", "evaluation.checkpoint=last"),
+    "private": (
+        *("privacy.level=patient", "privacy.noise_multiplier=8.0"),
+        *("model.norm=group", "evaluation.checkpoint=last"),
+    ),
 }
 Scored = dict[str, tuple[NDArray[np.floating], NDArray[np.floating]]]
 

@@ -37,7 +37,7 @@ def test_every_hospital_refuses_a_crafted_first_model_and_nothing_of_its_images_
     stopped = json.loads((tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     for site in federation.sites:
         assert f"{site.name}: declines: run.first_model: " in stopped["reason"]
-        shown = flwr_client("audit", "show", site.folder, "--json", "--last", 3)
+        shown = flwr_client("audit", "show", site.folder, "--json", "--tail", 3)
         came, denied, error = map(json.loads, shown.out.splitlines()[-3:])
         assert (came["direction"], came["record"]) == ("out", "RollCallAnswer")
         assert (denied["direction"], denied["record"], denied["decision"]) == ("in", "TrainRequest", "deny")

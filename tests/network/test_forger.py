@@ -104,7 +104,7 @@ def test_a_request_that_the_coordinator_did_not_sign_is_refused_and_can_be_shown
     assert run.ends() == 1
     reason = "the coordinator did not sign this request for this site: it is not signed"
     assert reason in run.said
-    shown = flwr_client("audit", "show", federation.east.folder, "--json", "--last", 1)
+    shown = flwr_client("audit", "show", federation.east.folder, "--json", "--tail", 1)
     entry = json.loads(shown.out.splitlines()[-1])
     assert (entry["direction"], entry["decision"], entry["rule"]) == ("in", "deny", "signature")
     assert all(site.program.runs for site in federation.sites)

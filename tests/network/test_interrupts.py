@@ -126,7 +126,7 @@ CASES = {
         words=GOES_ON,
     ),
     "flwr-sim benchmark": Case(
-        lambda w, out: ("flwr-sim", "benchmark", "--form", "small", "--out", out),
+        lambda w, out: ("flwr-sim", "benchmark", "--variant", "small", "--out", out),
         says("validation AUROC"),
         words=GOES_ON,
     ),

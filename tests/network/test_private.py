@@ -14,7 +14,7 @@ from tests.network.real import Site
 pytestmark = pytest.mark.torture
 
 Hospital = Callable[[str], Site]
-COMMON = ("run.rounds=2", "participation.min_sites=1", "model.norm=group", "evaluation.result=last")
+COMMON = ("run.rounds=2", "participation.min_sites=1", "model.norm=group", "evaluation.checkpoint=last")
 PRIVATE = (*COMMON, "privacy.level=patient", "privacy.noise_multiplier=8.0")
 
 

@@ -139,7 +139,7 @@ def test_each_site_chooses_the_fastest_arithmetic_itself_once_and_says_which(
 def test_sites_are_better_off_alone_over_the_network_where_they_are_in_simulation(
     partly: Federation, tmp_path: Path
 ) -> None:
-    over_network, simulated = partly.models(tmp_path, "evaluation.alone=true")
+    over_network, simulated = partly.models(tmp_path, "evaluation.compare_local=true")
     assert over_network == simulated
     told = json.loads((tmp_path / "network" / "summary.json").read_text())["benefit"]
     assert len(told) == 3

@@ -23,7 +23,7 @@ from tests.processes import command_line
 from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
 from tests.server.ray_kills import PROGRAM, rounds_of
 
-ALONE = "evaluation.alone=true"
+ALONE = "evaluation.compare_local=true"
 ON_RAY = 'simulation.backend="ray"'
 WITHIN_S = 240
 
@@ -233,7 +233,7 @@ def test_a_site_that_takes_more_cores_than_any_node_has_is_refused(two_nodes: Cl
 @needs_machines
 def test_a_node_that_is_lost_loses_no_site(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "run.rounds=30", "evaluation.result=last")
+    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "run.rounds=30", "evaluation.checkpoint=last")
     with two_machines(tmp_path) as (east, west), ray_on(east, west) as address:
         run = east.start(*typed(tmp_path, "run", f"simulation.address={address}", *settings))
         until = time.monotonic() + WITHIN_S
@@ -245,7 +245,7 @@ def test_a_node_that_is_lost_loses_no_site(tmp_path: Path) -> None:
     assert "worker_lost" in (tmp_path / "run" / "events.jsonl").read_text()
     assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.result=last")[1]["model_sha256"]
+    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.checkpoint=last")[1]["model_sha256"]
 
 
 # ---------------------------------------------------------------------- memory
@@ -270,7 +270,7 @@ def test_the_memory_killer_takes_workers_and_no_site(tmp_path: Path) -> None:
     for name, text in (("max", "8000000000"), ("current", "1000000000"), ("stat", "inactive_file 0\nactive_file 0\n")):
         (memory / f"memory.{name}").write_text(text)
     more = {"RAY_memory_monitor_refresh_ms": "50"}
-    settings = ("simulation.workers=2", "run.rounds=30", "evaluation.result=last")
+    settings = ("simulation.workers=2", "run.rounds=30", "evaluation.checkpoint=last")
     with two_machines(tmp_path) as (east, _):
         assert east.run("mount", "--bind", str(memory), "/sys/fs/cgroup").returncode == 0
         run = east.start(*typed(tmp_path, "run", *settings), more=more)
@@ -288,4 +288,4 @@ def test_the_memory_killer_takes_workers_and_no_site(tmp_path: Path) -> None:
     assert all("memory" in event["reason"] for event in lost)
     assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.result=last")[1]["model_sha256"]
+    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.checkpoint=last")[1]["model_sha256"]

@@ -21,7 +21,7 @@ from strategies.registry import STRATEGIES
 from tests.federations import federation, finished, needs_of
 from tests.server.reports import body_text
 
-ALONE = "evaluation.alone=true"
+ALONE = "evaluation.compare_local=true"
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_the_sites_that_lose_stand_beside_the_runs_result(run: Run) -> None:
 
 def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(tmp_path: Path) -> None:
     for method in ("individual", "centralised"):
-        with pytest.raises(BadInput, match=r"evaluation\.alone"):
+        with pytest.raises(BadInput, match=r"evaluation\.compare_local"):
             federation(tmp_path, ALONE, f"run.method={method}")
 
 

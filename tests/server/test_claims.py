@@ -101,7 +101,7 @@ def runs(draw: st.DrawFn) -> Run:
             if draw(st.booleans())
         },
         "drawn_to_test": asked,
-        "experiment": {"evaluation": {"result": draw(st.sampled_from(["best", "last"]))}}
+        "experiment": {"evaluation": {"checkpoint": draw(st.sampled_from(["best", "last"]))}}
         if draw(st.booleans())
         else {},
         "test": test,
@@ -186,7 +186,7 @@ def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run
     untrained = any("Validation was best before the first" in s for s in prominent)
     assert untrained == (summary.best_round == 0 and summary.rounds > 0)
     improving = any("more rounds may give" in s for s in prominent)
-    by_validation = summary.experiment.get("evaluation", {}).get("result", "best") == "best"
+    by_validation = summary.experiment.get("evaluation", {}).get("checkpoint", "best") == "best"
     assert improving == (by_validation and summary.rounds > 1 and summary.best_round == summary.rounds)
 
 

@@ -76,7 +76,7 @@ def test_a_slurm_job_that_reaches_its_time_limit_goes_on_on_all_its_nodes_when_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    settings = ("run.rounds=40", "evaluation.result=last", "simulation.workers=2")
+    settings = ("run.rounds=40", "evaluation.checkpoint=last", "simulation.workers=2")
     arguments = ["experiment.toml", "run", *(part for one in settings for part in ("--set", one))]
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place, two_machines(tmp_path) as machines:
         monkeypatch.setenv("RAY_TMPDIR", place)

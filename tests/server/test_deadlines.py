@@ -96,8 +96,8 @@ def test_every_timer_that_is_too_long_for_the_one_around_it_is_told(pair: Inside
 
 def test_training_alone_has_a_deadline_where_the_experiment_asks_for_it(experiment: Path) -> None:
     named = lambda *overrides: {t.name: t for t in timers(read_experiment(experiment, overrides).experiment)}  # noqa: E731
-    assert "evaluation.alone, after the test" not in named()
-    timer = named("evaluation.alone=true")["evaluation.alone, after the test"]
+    assert "evaluation.compare_local, after the test" not in named()
+    timer = named("evaluation.compare_local=true")["evaluation.compare_local, after the test"]
     assert timer.seconds == deadline_s(977, rounds_took_s=0.0, drawn=1.0)
     assert timer.seconds + 2 * 100 == deadline_s(977, rounds_took_s=100.0, drawn=1.0)
     assert "plus 2 times what all rounds took" in timer.source

@@ -22,7 +22,8 @@ def test_ten_kills_of_workers_and_raylets_change_nothing(
 
     record_property("survived", ("SIGKILL of a process of Ray", KILLS))
     record_property("same model", "SIGKILL of a process of Ray")
-    settings = ["run.rounds=80", "evaluation.result=last", f"participation.min_sites={needed or 3}", f"run.seed={seed}"]
+    settings = ["run.rounds=80", "evaluation.checkpoint=last", f"run.seed={seed}"]
+    settings.append(f"participation.min_sites={needed or 3}")
     (tmp_path / "fire.toml").write_text(DIGITS, encoding="utf-8")
     overrides = [part for one in settings for part in ("--set", one)]
     out = tmp_path / "fire"

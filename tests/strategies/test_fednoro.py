@@ -201,7 +201,7 @@ def test_sites_that_lack_most_classes_are_found_among_those_that_label_all(
 
 BOTH_STAGES = (
     *("run.method=fednoro", "run.rounds=3", "method.stage_one_rounds=1", "method.ramp_rounds=1"),
-    "evaluation.result=last",  # the best round may be one of stage one
+    "evaluation.checkpoint=last",  # the best round may be one of stage one
 )
 PARTS = {
     "stage_one_rounds": "2",

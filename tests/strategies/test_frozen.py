@@ -99,8 +99,8 @@ def test_augmentation_is_seen_by_the_frozen_backbone(tmp_path: Path) -> None:
 
 WRAPPED = (
     ("privacy.secure_aggregation=true", "run.method=vanilla", "partition.sites=4", "partition.shared=10"),
-    ("privacy.level=update", "privacy.noise_multiplier=0.5", "model.norm=group", "evaluation.result=last"),
-    ("privacy.level=sample", "privacy.noise_multiplier=0.5", "model.norm=group", "evaluation.result=last"),
+    ("privacy.level=update", "privacy.noise_multiplier=0.5", "model.norm=group", "evaluation.checkpoint=last"),
+    ("privacy.level=sample", "privacy.noise_multiplier=0.5", "model.norm=group", "evaluation.checkpoint=last"),
     ("method.compress_update=int8", "run.method=partial_loss"),
     ('method.server_optimizer={kind="adam"}', "run.method=partial_loss"),
     ('method.mean="coordinate_median"', "run.method=partial_loss"),

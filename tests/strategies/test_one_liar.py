@@ -110,7 +110,7 @@ def test_a_bound_at_least_halves_what_a_backdoor_of_the_last_round_can_do(
     clip: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lied(monkeypatch, backdoor(times=10, from_round=6, honest_norm=True))
-    choices = (*plan(5, rounds=6), "evaluation.result=last", "run.seed=0", f"participation.clip={clip}")
+    choices = (*plan(5, rounds=6), "evaluation.checkpoint=last", "run.seed=0", f"participation.clip={clip}")
     federation(tmp_path, *choices)
     assert least <= success_of(tmp_path, choices) <= most
 
@@ -206,7 +206,7 @@ def test_a_run_in_which_noise_breaks_every_model_ends_and_takes_none_back(
         given_weights(),
         "privacy.level=update",
         "privacy.noise_multiplier=0.5",
-        "evaluation.result=last",
+        "evaluation.checkpoint=last",
     )
     summary = federation(tmp_path, "run.rounds=3", "partition.shared=2", *noise, *also)
     assert summary["rounds"] == 3

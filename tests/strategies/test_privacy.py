@@ -326,8 +326,9 @@ def test_what_the_tighter_accountant_has_no_memory_for_is_counted_by_the_other(s
 def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
     from common.config import plan_of
 
-    asked = ("privacy.level=sample", "privacy.epsilon=3", "model.norm=group", "evaluation.result=last", "run.rounds=4")
-    plan = plan_of(experiment(tmp_path, *asked, "training.epochs=2", "training.batch_size=30").experiment)
+    private = ("privacy.level=sample", "privacy.epsilon=3", "model.norm=group", "evaluation.checkpoint=last")
+    length = ("run.rounds=4", "training.epochs=2", "training.batch_size=30")
+    plan = plan_of(experiment(tmp_path, *private, *length).experiment)
     found = protection_of(plan, method_of(plan), images=100)
     assert found is not None
     # 100 images in batches of 30: four steps an epoch, two epochs a round.
@@ -338,8 +339,8 @@ def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- where it is refused
 
-SAMPLE = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.result=last")
-ON_UPDATE = ("privacy.level=update", "privacy.noise_multiplier=1", "evaluation.result=last")
+SAMPLE = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.checkpoint=last")
+ON_UPDATE = ("privacy.level=update", "privacy.noise_multiplier=1", "evaluation.checkpoint=last")
 
 
 @pytest.mark.parametrize(
@@ -381,10 +382,10 @@ def test_where_it_does_it_is_not(overrides: tuple[str, ...], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (("privacy.level=sample", "evaluation.result=last"), "noise_multiplier or epsilon, one of them"),
+        (("privacy.level=sample", "evaluation.checkpoint=last"), "noise_multiplier or epsilon, one of them"),
         ((*SAMPLE, "privacy.epsilon=1"), "noise_multiplier or epsilon, one of them"),
         (("privacy.noise_multiplier=1",), "noise_multiplier or epsilon, one of them"),
-        (SAMPLE[:2], 'set evaluation.result = "last"'),
+        (SAMPLE[:2], 'set evaluation.checkpoint = "last"'),
     ],
 )
 def test_a_table_that_contradicts_itself_is_refused(overrides: tuple[str, ...], reason: str, tmp_path: Path) -> None:
@@ -409,7 +410,7 @@ def test_it_is_known_which_architectures_have_batch_normalisation() -> None:
 @pytest.mark.parametrize("level", ["sample", "patient", "update"])
 def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, tmp_path: Path) -> None:
     asked = (
-        f"privacy.level={level}", "privacy.noise_multiplier=2.0", "model.norm=group", "evaluation.result=last",
+        f"privacy.level={level}", "privacy.noise_multiplier=2.0", "model.norm=group", "evaluation.checkpoint=last",
         "partition.sites=2", "run.rounds=1", "training.batch_size=300",
     )  # fmt: skip
     first = federation(tmp_path, *asked)

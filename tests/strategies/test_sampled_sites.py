@@ -55,11 +55,11 @@ def test_where_the_last_round_counts_the_sites_judge_it_that_the_next_would_draw
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traffic = overheard(monkeypatch)
-    federation(tmp_path, *COHORTS, TWO, "evaluation.result=last", out="short")
+    federation(tmp_path, *COHORTS, TWO, "evaluation.checkpoint=last", out="short")
     judged = list(of_type(traffic.down, "evaluate"))
     monkeypatch.undo()
     assert [decode(content, EvaluateRequest).test for content in judged] == [False] * 3 + [True] * 2
-    longer = federation(tmp_path, *COHORTS, TWO, "evaluation.result=last", "run.rounds=5", out="longer")
+    longer = federation(tmp_path, *COHORTS, TWO, "evaluation.checkpoint=last", "run.rounds=5", out="longer")
     lines = read_run(tmp_path / "short").rounds, read_run(tmp_path / "longer").rounds
     assert longer["rounds"] == 5
     assert [one.validation_loss for one in lines[0]] == [one.validation_loss for one in lines[1][:4]]

@@ -41,7 +41,7 @@ def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
 
 def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_process) -> tuple[SplitNetwork, Result]:
     """Three rounds of surgical aggregation over three sites."""
-    file = experiment(folder, "run.rounds=3", "evaluation.result=last")
+    file = experiment(folder, "run.rounds=3", "evaluation.checkpoint=last")
     network = build(file.experiment.model, classes, file.experiment.run.seed)
     results: list[Result] = []
 
@@ -66,7 +66,7 @@ def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run
     network, result = started(tmp_path, run=run)
     assert result.arrays.keys() == ArrayRecord(network.state_dict()).keys()
     network.load_state_dict(result.arrays.to_torch_state_dict())
-    summary = federation(tmp_path, "run.rounds=3", "evaluation.result=last", out="ours")
+    summary = federation(tmp_path, "run.rounds=3", "evaluation.checkpoint=last", out="ours")
     assert state_sha256(read_state(network), layout_of(network)) == summary["model_sha256"]
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
 

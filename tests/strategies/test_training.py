@@ -240,8 +240,8 @@ def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> 
     # 32 images: batches of equal size, so that the mean of their means is the mean of all.
     few = Examples(EXAMPLES.images[:32], EXAMPLES.labels[:32], EXAMPLES.annotated)
     states = []
-    for size, accumulate in ((32, 1), (8, 4)):
-        spec = sgd(batch_size=size, accumulate=accumulate)
+    for size, steps in ((32, 1), (8, 4)):
+        spec = sgd(batch_size=size, gradient_accumulation_steps=steps)
         model = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
         with reproducible(3, threads=1) as generator:
             exercise = TrainingTask(few, plain(known_entries), spec, AugmentationSpec(), NOTHING)
@@ -251,7 +251,7 @@ def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> 
 
 
 def test_a_last_group_of_fewer_batches_makes_a_step_too() -> None:
-    assert sha256(trained_by(sgd(accumulate=4096))) != sha256(build(SPEC, ("a", "b"), 5))
+    assert sha256(trained_by(sgd(gradient_accumulation_steps=4096))) != sha256(build(SPEC, ("a", "b"), 5))
 
 
 def test_no_step_is_longer_than_the_bound_and_a_high_bound_changes_nothing() -> None:
@@ -274,7 +274,10 @@ def test_the_schedule_rises_falls_and_never_ends_at_nothing() -> None:
     assert rate_factor(sgd(schedule="cosine"), 9, 5) == rate_factor(sgd(schedule="cosine"), 5, 5)  # a run made longer
 
 
-@pytest.mark.parametrize("override", ["schedule=cosine", "schedule_warm_up=2", "clip_gradients=0.1", "accumulate=3"])
+@pytest.mark.parametrize(
+    "override",
+    ["schedule=cosine", "schedule_warm_up=2", "clip_gradients=0.1", "gradient_accumulation_steps=3"],
+)
 def test_each_reaches_the_sites_of_a_federation(override: str, tmp_path: Path) -> None:
     _, plain_run = finished("run.rounds=2")
     assert federation(tmp_path, f"training.{override}", "run.rounds=2")["model_sha256"] != plain_run["model_sha256"]
@@ -286,18 +289,18 @@ def test_float16_takes_the_steps_of_float32_and_leaves_out_one_that_overflows(mo
     assert sha256(single) == sha256(trained_by(sgd(precision="float32")))  # half precision is for GPUs
     before = read_state(build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)).trunk
     monkeypatch.setattr(networks, "HALF_ON", ("cpu",))
-    for choices in ({}, {"accumulate": 2}, {"clip_gradients": 0.5}):
+    for choices in ({}, {"gradient_accumulation_steps": 2}, {"clip_gradients": 0.5}):
         half = trained_by(sgd(precision="fp16", **choices))
         steps = [read_state(one).trunk - before for one in (half, trained_by(sgd(precision="float32", **choices)))]
         assert np.corrcoef(*steps)[0, 1] > 0.999
         assert (steps[0] != steps[1]).any()
     monkeypatch.setattr(optimisation, "FIRST_SCALE", 2.0**30)
-    stopped = trained_by(sgd(precision="fp16", accumulate=4096))
+    stopped = trained_by(sgd(precision="fp16", gradient_accumulation_steps=4096))
     assert (read_state(stopped).trunk == before).all()
 
 
-@pytest.mark.parametrize("override", ["clip_gradients=0.1", "accumulate=3", "precision=fp16"])
+@pytest.mark.parametrize("override", ["clip_gradients=0.1", "gradient_accumulation_steps=3", "precision=fp16"])
 def test_what_changes_a_step_is_refused_where_each_image_is_covered_by_noise(override: str, tmp_path: Path) -> None:
-    private = ('privacy={level = "sample", noise_multiplier = 1.0}', "model.norm=group", "evaluation.result=last")
+    private = ('privacy={level = "sample", noise_multiplier = 1.0}', "model.norm=group", "evaluation.checkpoint=last")
     with pytest.raises(BadInput, match=f"leave out training.{override.partition('=')[0]}"):
         federation(tmp_path, f"training.{override}", *private)

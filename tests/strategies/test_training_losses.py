@@ -152,13 +152,13 @@ def test_a_batch_of_which_nothing_is_known_gives_0() -> None:
         (("training.loss=plugin:nobodys", "training.class_weights=true"), "gets no weights"),
         (("training.focal_gamma=-1",), "training.focal_gamma"),
         (
-            ("training.loss=focal", "privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.result=last",
+            ("training.loss=focal", "privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.checkpoint=last",
              "model.norm=group"),
             "each image's plain loss is minimised",
         ),
         (
             ("training.class_weights=true", "privacy.level=update", "privacy.noise_multiplier=1",
-             "evaluation.result=last", "model.norm=group"),
+             "evaluation.checkpoint=last", "model.norm=group"),
             "no noise covers that",
         ),
     ],

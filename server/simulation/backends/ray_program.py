@@ -189,7 +189,7 @@ def wanted_of(experiment: Experiment, scratch: Path) -> Wanted:
     return Wanted(
         workers=section.workers,
         threads=experiment.training.threads,
-        gpus_per_site=section.gpus_per_site,
+        gpus_per_site=-1.0 if section.gpu_share is None else section.gpu_share,
         address=section.address,
         sites=sites if isinstance(sites, int) and sites else len(sites) if sites else 1_000,
         scratch="" if section.address else str(scratch / OPEN),

@@ -6,15 +6,15 @@ from common.config import Plan
 from common.errors import Fault
 from strategies.local.site_method import SiteMethod
 
-LARGEST_CHANGE = 16.0
+MAX_UPDATE_VALUE = 16.0
 """Where the experiment sets no bound: numbers of an update beyond are cut. The resolution is 1.5e-8."""
 
 
-def largest_change(plan: Plan, method: SiteMethod) -> float:
+def max_update_value(plan: Plan, method: SiteMethod) -> float:
     """The bound of one number of an update: the experiment's, or the length that updates are clipped to."""
     if plan.privacy.noise == "distributed":
         return plan.privacy.max_update_norm
-    return plan.privacy.largest_change or method.parameters.clip_update or LARGEST_CHANGE
+    return plan.privacy.max_update_value or method.parameters.clip_update or MAX_UPDATE_VALUE
 
 
 def alike(sites: Sequence[str], counted: Mapping[str, int], method: SiteMethod) -> list[str]:
