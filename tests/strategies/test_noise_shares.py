@@ -215,7 +215,7 @@ def test_sites_that_side_with_the_coordinator_take_their_shares_off_and_it_is_co
         ({"secure_aggregation": False}, "a share hides nothing by itself"),
         ({"level": "patient"}, "adds its noise in each local step"),
         ({"noise_multiplier": 0.0}, "goes with noise"),
-        ({"max_update_value": 3.0}, "max_update_norm is the max_update_value"),
+        ({"max_update_value": 3.0}, "max_update_norm, not max_update_value"),
         ({"honest_sites": 1}, "greater than or equal to 2"),
     ],
 )
