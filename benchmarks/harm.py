@@ -254,7 +254,7 @@ def seconds(sites: int) -> None:
     """CPU time that the rule takes of a round, beside that of the mean."""
     from common.models.state import ModelState
     from strategies.aggregation.bounds import lengths_of, medians_of, shortened
-    from strategies.aggregation.mean import MeanOfAll
+    from strategies.aggregation.means import MeanOfAll
 
     generator = np.random.default_rng(0)
     head = Head(tuple("abcdefghij"), np.zeros((10, 96), np.float32), np.zeros(10, np.float32))
@@ -270,7 +270,7 @@ def seconds(sites: int) -> None:
     rule = time.process_time() - began
     began = time.process_time()
     trunks = [update.trunk for update in updates if update.trunk is not None]
-    MeanOfAll(trunks, [1.0] * sites).moved(model.trunk)
+    MeanOfAll([(trunk, 1.0) for trunk in trunks]).moved(model.trunk)
     mean = time.process_time() - began
     print(f"{sites} sites, 53,698 numbers each: the rule {rule:.3f} s, the trunk's mean {mean:.3f} s")
 

@@ -32,7 +32,7 @@ from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import encode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from server.runs.audit_log import RunAudit
-from strategies.engine.round_record import Arrival
+from strategies.engine.events import Arrival
 from strategies.registry import method_of
 
 CLASSES = ("a", "b", "c")

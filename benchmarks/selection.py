@@ -24,7 +24,7 @@ from common.system.terminal import ProgressForm
 from server.federation.recorder import CompositeWatcher, Watcher
 from server.federation.set_up import lead
 from server.simulation.simulate import OneMachine
-from strategies.engine.round_record import RoundRecord
+from strategies.engine.events import RoundRecord
 from strategies.engine.state import FederationState
 from studies.benchmark_file import FormPlan
 

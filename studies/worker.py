@@ -24,7 +24,7 @@ from common.models.gpu import visible_gpus
 from common.system.files import disk_full_message
 from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from server.simulation.simulate import simulate
-from strategies.engine.round_record import RunStopped
+from strategies.engine.events import RunStopped
 from studies.trial import Trial
 
 CONTEXT = multiprocessing.get_context("forkserver")

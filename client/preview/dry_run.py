@@ -33,7 +33,7 @@ from common.wire.canonical_bytes import WIDTH, canonical_pieces, fields_of, reco
 from common.wire.codec import payload_bytes, unpack_counts
 from common.wire.flower_objects import set_identity, set_message_id
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.round_record import TooFewSites
+from strategies.engine.events import TooFewSites
 from strategies.engine.state import FederationState
 from strategies.registry import strategy_of
 

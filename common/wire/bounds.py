@@ -2,7 +2,7 @@
 
 Each bound stands beside its field's type, as ``Annotated``; :func:`refuse_out_of_bounds` reads them from there, so that
 a field without one is seen at once (a test asks for one at every text and number of every record). What a range cannot
-know, because it depends on the round, :mod:`strategies.engine.replies` checks.
+know, because it depends on the round, :mod:`strategies.engine.exchange` checks.
 """
 
 import functools

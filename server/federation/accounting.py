@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from common.metrics.multi_class import Tally, round_accuracy
 from server.runs.folder import RunFolder
-from strategies.engine.round_record import FederationValidation, RoundRecord
+from strategies.engine.events import FederationValidation, RoundRecord
 from strategies.engine.state import FederationState
 
 

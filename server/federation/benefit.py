@@ -19,7 +19,7 @@ from common.wire.codec import encode
 from common.wire.records import BenefitReply, BenefitRequest, Groups
 from server.federation.accounting import RunTotals
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.replies import Replies
+from strategies.engine.exchange import Replies
 from strategies.engine.state import groups_for
 
 QUERY = f"{MessageType.QUERY}.benefit"

@@ -17,8 +17,7 @@ from common.config import Experiment
 from common.errors import BadInput, Fault, quoted
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.system.files import Parts, write_atomically
-from strategies.engine.checkpoint import of_bytes, to_parts
-from strategies.engine.state import FederationState
+from strategies.engine.state import FederationState, of_bytes, to_parts
 
 VERSION = 3
 KEPT = 2

@@ -38,11 +38,11 @@ from common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
 from server.runs.folder import RunFolder
-from strategies.engine.claims import ClaimsBySite, no_lists
+from strategies.engine.claims import ClaimsBySite
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.replies import Replies
-from strategies.engine.roll_call import Registered
-from strategies.engine.round_record import Arrival
+from strategies.engine.events import Arrival
+from strategies.engine.exchange import Replies
+from strategies.engine.membership import Registered
 
 SITES_PARTS = "mean over the sites' own test parts"
 Histograms = Mapping[str, ScoreHistogram]
@@ -69,7 +69,7 @@ class RunContext:
         key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
         refused_calls: The calls of hospitals that the SuperLink has refused since it was asked last.
         left_replies: Replies to the run of this name that were taken, and that no process had noted when it ended.
-        claims: What each site was admitted for.
+        claims: Looks up the most that each site may claim; None in simulation.
         positives: Site -> class -> training images that show it; empty where only the sites know.
         table_sha256: Of the table of labels; None where the data has none, or only the sites have it.
         patients_known: Whether the data said whose images they are; None where only the sites know.
@@ -93,7 +93,7 @@ class RunContext:
     key_of: Callable[[str], str] | None = None
     refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
     left_replies: Callable[[str], Iterable[Arrival]] = lambda run: ()
-    claims: ClaimsBySite = no_lists
+    claims: ClaimsBySite | None = None
     positives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     table_sha256: str | None = None
     patients_known: bool | None = None

@@ -21,9 +21,16 @@ from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
 from server.runs.receipt import experiment_sha256, write_receipt
 from strategies.aggregation.bounds import heavy_sites
-from strategies.engine.callbacks import Callbacks, RolledBack
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.round_record import Arrival, FederationValidation, RoundRecord, RunStopped, Waiting
+from strategies.engine.events import (
+    Arrival,
+    Callbacks,
+    FederationValidation,
+    RolledBack,
+    RoundRecord,
+    RunStopped,
+    Waiting,
+)
 from strategies.engine.state import FederationState
 
 

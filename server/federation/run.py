@@ -5,6 +5,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -21,8 +22,9 @@ from server.federation.accounting import RunTotals
 from server.federation.benefit import asked_benefits
 from server.federation.evaluation import Outcome, RunContext, outcome_of
 from server.federation.recorder import Recorder, Watcher, versions
+from strategies.engine.claims import claim_faults
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.round_record import RunStopped
+from strategies.engine.events import RunStopped
 from strategies.engine.secure_aggregation import summed_test
 from strategies.engine.sequential import coordinator_of
 from strategies.engine.state import array_record
@@ -49,7 +51,7 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watcher: W
         setting.run,
         callbacks=recorder,
         registered=setting.registered,
-        claims=setting.claims,
+        admission=() if setting.claims is None else (partial(claim_faults, setting.claims),),
         scratch=setting.folder.path,
         frozen=frozen,
     )

@@ -21,11 +21,9 @@ from common.system.plain_text import MOST_WORDS, printable
 from common.wire.canonical_bytes import canonical_pieces, record_sha256
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import TrainReply
-from strategies.engine.callbacks import RolledBack
-from strategies.engine.checkpoint import to_bytes
-from strategies.engine.roll_call import Member
-from strategies.engine.round_record import Arrival, RoundRecord, RunStopped
-from strategies.engine.state import FederationState
+from strategies.engine.events import Arrival, RolledBack, RoundRecord, RunStopped
+from strategies.engine.membership import Member
+from strategies.engine.state import FederationState, to_bytes
 
 UPDATES = "updates"
 FIGURES = ("summary.json", "rounds.jsonl", "model.json")

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from common.system.plain_text import counted, duration
 from common.system.terminal import PlainConsole, ProgressForm, event_printer, json_printer, progress_form
-from strategies.engine.callbacks import RolledBack, exclusion_sentence
-from strategies.engine.round_record import RoundRecord, Waiting
+from strategies.engine.events import RolledBack, RoundRecord, Waiting, exclusion_sentence
 from strategies.engine.state import FederationState
 
 DRAWN_A_SECOND = 2

@@ -13,9 +13,8 @@ from common import __version__
 from common.system.files import write_atomically
 from common.system.plain_text import counted, shortened
 from server.runs.live_status import FILE, Present, stopped_at
-from strategies.engine.callbacks import RolledBack, exclusion_sentence
+from strategies.engine.events import RolledBack, RoundRecord, Waiting, exclusion_sentence
 from strategies.engine.exchange import NOT_REGISTERED
-from strategies.engine.round_record import RoundRecord, Waiting
 from strategies.engine.state import FederationState
 
 

@@ -33,7 +33,7 @@ from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, 
 from strategies.aggregation.bounds import Lengths, bounded
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import longest_update, merged_by, moved_by, visit
-from strategies.engine.checkpoint import of_bytes as state_of_bytes
+from strategies.engine.state import of_bytes as state_of_bytes
 from strategies.methods.base import Method, RoundContext, SequentialMethod
 from strategies.registry import strategy_of
 

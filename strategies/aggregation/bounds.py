@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from common.models.network import Head
 from common.wire.records import Groups, TrainReply
-from strategies.aggregation.mean import Float32, running_sum
+from strategies.aggregation.means import Float32, running_sum
 
 Float64 = NDArray[np.float64]
 

@@ -1,39 +1,248 @@
-"""The means of sites' updates, group by group, and the model that they make: plain means, and means by a robust rule.
+"""Means of sites' updates, and the model that they make: the maths of FedAvg, on plain arrays.
 
-A robust rule takes trunk and batch normalisation as one vector, and each head row over its owners. Where fewer sites
-sent a group or row than the rule needs, it gets their plain mean, and :class:`Merged` names it."""
+FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+All sums run in float64 in the order in which sites are given, so that the same sites in the same order give the same
+bits wherever the mean is computed. An update may be added as it comes, and is not needed any more then.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.models.network import Head
-from common.models.state import Array, ModelState
+from common.models.state import ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.aggregation.mean import (
-    FlatMean,
-    Float32,
-    GivenMean,
-    GivenRows,
-    HeadMean,
-    HeadSum,
-    MeanOfAll,
-    RowsMean,
-    RunningMean,
-    moved,
-)
-from strategies.aggregation.robust import RobustMean, robust_mean
-from strategies.aggregation.server_optimizer import Float64, Moments, ServerOptimizer, stepped
+from strategies.aggregation.server_optimizer import Moments, ServerOptimizer, stepped
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+HeadArrays = tuple[Float64, Float64, NDArray[np.bool_]]
+"""Weight ``(classes, features)``, bias ``(classes,)``, and whether any site sent the row ``(classes,)``."""
+
+BLOCK = 2**15
+"""Numbers added at a time: a quarter of a megabyte in float64, which stays in the processor's cache."""
+STRETCH, THREADS = 2**21, 2
+"""Numbers that one thread takes on; each number's sum has the same order in any."""
 
 Weighting = Literal["uniform", "samples"]
 """A site's weight in every mean: 1 each, or its training images."""
 
 Weights = Sequence[float]
-"""One a site, in the order of site names; they need not sum to one."""
+"""Weight of each site, in the order of site names; they need not sum to one."""
+
+
+def running_sum(values: Iterable[float]) -> float:
+    """Add one after the other: from Python 3.12 on ``sum`` rounds otherwise, and hashes would differ."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def moved(state: Float32, update: Float64) -> Float32:
+    """Return state plus update, rounded once to float32."""
+    return (state.astype(np.float64) + update).astype(np.float32)
+
+
+def in_blocks(n: int, work: Callable[[slice], None]) -> None:
+    """Call ``work`` for all of ``n`` numbers block by block, on a second thread too where there are many."""
+
+    def stretch(begin: int) -> None:
+        for start in range(begin, min(begin + STRETCH, n), BLOCK):
+            work(slice(start, min(start + BLOCK, n)))
+
+    if n <= STRETCH:
+        stretch(0)
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(stretch, range(0, n, STRETCH)))
+
+
+# ---------------------------------------------------------------------- means of flat arrays
+
+
+class FlatMean(ABC):
+    """A mean of flat arrays of one length.
+
+    Args:
+        size: Length of the arrays.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    @abstractmethod
+    def part(self, block: slice) -> Float64:
+        """Return the mean of one block of numbers."""
+
+    @property
+    def mean(self) -> Float64:
+        """Return the whole mean."""
+        result = np.empty(self._size, np.float64)
+
+        def fill(block: slice) -> None:
+            result[block] = self.part(block)
+
+        in_blocks(self._size, fill)
+        return result
+
+    def moved(self, state: Float32) -> Float32:
+        """Return a state moved by the mean, block by block."""
+        if state.shape != (self._size,):
+            raise ValueError(f"expected shape {state.shape}, got {(self._size,)}")
+        result = np.empty_like(state)
+
+        def move(block: slice) -> None:
+            result[block] = moved(state[block], self.part(block))
+
+        in_blocks(self._size, move)
+        return result
+
+
+class GivenMean(FlatMean):
+    """A mean that was computed elsewhere."""
+
+    def __init__(self, values: Float64) -> None:
+        super().__init__(len(values))
+        self._values = values
+
+    def part(self, block: slice) -> Float64:
+        """Return one block of the values."""
+        return self._values[block]
+
+
+class RunningMean(FlatMean):
+    """The weighted mean of flat arrays, which are added one by one."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.weight, self._sum = 0.0, np.zeros(size, np.float64)
+
+    def add(self, array: Float32, weight: float) -> None:
+        """Count an array ``weight`` times; weights need not sum to one."""
+        if array.shape != self._sum.shape:
+            raise ValueError(f"expected shape {self._sum.shape}, got {array.shape}")
+        times = np.float64(weight)
+
+        def add(block: slice) -> None:
+            self._sum[block] += times * array[block]
+
+        in_blocks(len(array), add)
+        self.weight += weight
+
+    def part(self, block: slice) -> Float64:
+        """Return one block of the mean of the arrays added so far, at least one."""
+        return self._sum[block] / np.float64(self.weight)
+
+
+class MeanOfAll(FlatMean):
+    """The weighted mean of flat arrays, at least one, which are all there.
+
+    The bits are those of :class:`RunningMean`. Each block is added up over all arrays while it is in the processor's
+    cache; a running sum of a large model goes through memory once for each array.
+
+    Args:
+        weighted: Each array with its weight, in the order in which they are added; weights need not sum to one.
+    """
+
+    def __init__(self, weighted: Sequence[tuple[Float32, float]]) -> None:
+        first, self._weighted, total = weighted[0][0], weighted, 0.0
+        super().__init__(len(first))
+        for array, weight in weighted:
+            if array.shape != first.shape:
+                raise ValueError(f"expected shape {first.shape}, got {array.shape}")
+            total += weight
+        self._weight = np.float64(total)
+
+    def part(self, block: slice) -> Float64:
+        """Return one block of the mean."""
+        total = np.zeros(len(self._weighted[0][0][block]), np.float64)
+        weighted = np.empty_like(total)
+        for array, weight in self._weighted:
+            np.multiply(array[block], np.float64(weight), out=weighted, dtype=np.float64)
+            total += weighted
+        total /= self._weight
+        return total
+
+
+# ---------------------------------------------------------------------- means of head rows
+
+
+class RowsMean(Protocol):
+    """A mean of head rows, class by class: the part of :class:`HeadSum` that moves a model."""
+
+    @property
+    def mean(self) -> HeadArrays: ...
+
+    def moved(self, head: Head) -> Head: ...
+
+
+class HeadSum(RowsMean, Protocol):
+    """A mean of head rows to which sites' heads are added one by one."""
+
+    def add(self, head: Head, share: float) -> None: ...
+
+
+HeadMean = Callable[[Sequence[str], int], HeadSum]
+"""Makes a mean of heads, given the rows of the result and their width."""
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """A mean of head rows that was computed elsewhere."""
+
+    mean: HeadArrays
+
+    def moved(self, head: Head) -> Head:
+        """Move each row by its mean; a row that nobody sent stays as it was."""
+        weight, bias, _ = self.mean
+        return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias))
+
+
+class WholeHeadMean:
+    """The weighted mean of whole heads: every site sends every row (FedAvg).
+
+    Args:
+        class_names: Rows of the result.
+        features: Width of a row.
+    """
+
+    def __init__(self, class_names: Sequence[str], features: int) -> None:
+        self._names = tuple(class_names)
+        self._weight = np.zeros((len(self._names), features), np.float64)
+        self._bias, self._total = np.zeros(len(self._names), np.float64), 0.0
+
+    def add(self, head: Head, share: float) -> None:
+        """Count a site's head ``share`` times.
+
+        Raises:
+            ValueError: If the head has other rows.
+        """
+        if head.class_names != self._names:
+            raise ValueError(f"expected rows {self._names}, got {head.class_names}")
+        self._weight += np.float64(share) * head.weight
+        self._bias += np.float64(share) * head.bias
+        self._total += share
+
+    @property
+    def mean(self) -> HeadArrays:
+        """Return the mean, in which every row was sent."""
+        divisor = np.float64(self._total)
+        return self._weight / divisor, self._bias / divisor, np.ones(len(self._names), np.bool_)
+
+    def moved(self, head: Head) -> Head:
+        """Move each row by its mean."""
+        return GivenRows(self.mean).moved(head)
+
+
+# ---------------------------------------------------------------------- means of updates, group by group
 
 
 @dataclass(frozen=True)
@@ -41,7 +250,7 @@ class Means:
     """The means of sites' updates, group by group; None where nobody sent a group.
 
     Attributes:
-        model: What the sites started from.
+        model: The model that the sites started from.
     """
 
     model: ModelState
@@ -50,7 +259,7 @@ class Means:
     head: RowsMean | None = None
 
     def moved(self) -> ModelState:
-        """The model, moved by the means; a group that nobody sent stays as it was."""
+        """Return the model, moved by the means; a group that nobody sent stays as it was."""
         model = self.model
         return ModelState(
             trunk=self.trunk.moved(model.trunk) if self.trunk else model.trunk,
@@ -59,7 +268,7 @@ class Means:
         )
 
     def stepped(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
-        """The model, moved by a server optimiser's steps along the means.
+        """Return the model, moved by a server optimiser's steps along the means, and the moments after them.
 
         Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent
         stays, and so do its moments.
@@ -71,16 +280,36 @@ class Means:
         if self.norm:
             norm = self.norm.moved(norm)
         if self.head:
-            head, moments = _stepped_head(optimizer, head, self.head.mean, moments)
+            weight, bias, sent = self.head.mean
+            for row in np.flatnonzero(sent):
+                update = np.append(weight[row], bias[row])  # (features + 1,)
+                step, moments = stepped(optimizer, update, moments, f"head {head.class_names[row]}")
+                weight[row], bias[row] = step[:-1], step[-1]
+            head = Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias))
         return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The means of a round, and the exceptions that were made.
+
+    Attributes:
+        plain: Parts that got the plain mean instead of the method's own, because too few sites sent them: ``trunk``,
+            and classes.
+        shortened: Sites whose update was too long, with what was done.
+    """
+
+    means: Means
+    plain: tuple[str, ...] = ()
+    shortened: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class RunningMeans:
     """:class:`Means` to which updates are added one by one.
 
     Args:
-        model: What the sites started from.
-        head_mean: How head rows are averaged.
+        model: The model that the sites started from.
+        head_mean: Makes the mean of head rows.
     """
 
     def __init__(self, model: ModelState, head_mean: HeadMean) -> None:
@@ -103,126 +332,44 @@ class RunningMeans:
 
     @property
     def means(self) -> Means:
-        """Means of the updates added so far."""
+        """Return the means of the updates added so far."""
         return Means(self._model, self._trunk, self._norm, self._head)
 
 
-def _stepped_head(
-    optimizer: ServerOptimizer, head: Head, mean: tuple[Float64, Float64, NDArray[np.bool_]], moments: Moments
-) -> tuple[Head, Moments]:
-    weight, bias, sent = mean
-    for row in np.flatnonzero(sent):
-        update = np.append(weight[row], bias[row])  # (features + 1,)
-        step, moments = stepped(optimizer, update, moments, f"head {head.class_names[row]}")
-        weight[row], bias[row] = step[:-1], step[-1]
-    return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias)), moments
-
-
 def site_weight(reply: TrainReply, weighting: Weighting) -> float:
-    """A site's plain weight in every mean."""
+    """Return a site's plain weight in every mean."""
     return float(reply.train_samples) if weighting == "samples" else 1.0
 
 
 def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean) -> Means:
-    """The means of the sites' updates.
+    """Return the means of the sites' updates.
 
     Args:
-        model: What the sites started from.
+        model: The model that the sites started from.
         replies: Accepted replies in the order of site names; at least one.
         weights: One a reply.
-        head_mean: How head rows are averaged.
+        head_mean: Makes the mean of head rows.
     """
-    updates, heads = [reply.update for reply in replies], RunningMeans(model, head_mean)
-    for update, weight in zip(updates, weights, strict=True):
-        heads.add(Groups(head=update.head), weight)
-    trunk = _mean_of([update.trunk for update in updates], weights, model.trunk)
-    return replace(heads.means, trunk=trunk, norm=_mean_of([update.norm for update in updates], weights, model.norm))
-
-
-def _mean_of(arrays: Sequence[Array | None], weights: Weights, before: Array) -> MeanOfAll | None:
-    """The mean of a group that some sites sent; None where nobody did.
-
-    Raises:
-        ValueError: If one is not as long as the model's.
-    """
-    sent = [(array, weight) for array, weight in zip(arrays, weights, strict=True) if array is not None]
-    if wrong := [array.shape for array, _ in sent if array.shape != before.shape]:
-        raise ValueError(f"expected shape {before.shape}, got {wrong[0]}")
-    return MeanOfAll([array for array, _ in sent], [weight for _, weight in sent]) if sent else None
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A round's means.
-
-    Attributes:
-        plain: What got the plain mean instead of the method's own: ``trunk``, and classes whose head rows too few sent.
-        shortened: Sites whose update was too long, with what was done.
-    """
-
-    means: Means
-    plain: tuple[str, ...] = ()
-    shortened: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-
-def robust_means(model: ModelState, updates: Sequence[Groups], weights: Weights, rule: RobustMean) -> Merged:
-    """The means of the sites' updates by a rule.
-
-    Args:
-        model: What the sites started from.
-        updates: In the order of site names; at least one; with the same groups.
-        weights: One a site, for plain means only.
-    """
-    flat = [[array for array in (update.trunk, update.norm) if array is not None] for update in updates]
-    of_trunk = iter(map(GivenMean, _mean(flat, weights, rule)))
-    rows, first = _rows_by_class(model, updates), updates[0]
-    means = Means(
-        model,
-        trunk=None if first.trunk is None else next(of_trunk),
-        norm=None if first.norm is None else next(of_trunk),
-        head=None if first.head is None else _mean_rows(rows, model.head.features, weights, rule),
-    )
-    few = [name for name, owners in rows.items() if 0 < len(owners) < rule.fewest]
-    return Merged(means, (*(["trunk"] if flat[0] and len(updates) < rule.fewest else []), *few))
-
-
-Rows = Mapping[str, Mapping[int, Float32]]
-"""Class -> place of a site that sent its row -> the row with its bias, ``(features + 1,)``."""
-
-
-def _mean_rows(rows: Rows, features: int, weights: Weights, rule: RobustMean) -> GivenRows:
-    mean, sent = np.zeros((len(rows), features + 1)), np.zeros(len(rows), np.bool_)
-    for row, owners in enumerate(rows.values()):
-        if owners:
-            (mean[row],) = _mean([[array] for array in owners.values()], [weights[site] for site in owners], rule)
-            sent[row] = True
-    return GivenRows((mean[:, :-1], mean[:, -1], sent))
-
-
-def _rows_by_class(model: ModelState, updates: Sequence[Groups]) -> Rows:
-    rows: dict[str, dict[int, Float32]] = {name: {} for name in model.head.class_names}
-    for site, update in enumerate(updates):
+    trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
+    head: HeadSum | None = None
+    for reply, weight in zip(replies, weights, strict=True):
+        update = reply.update
+        if update.trunk is not None:
+            trunks.append((update.trunk, weight))
+        if update.norm is not None:
+            norms.append((update.norm, weight))
         if update.head is not None:
-            for row, name in enumerate(update.head.class_names):
-                rows[name][site] = np.append(update.head.weight[row], update.head.bias[row])
-    return rows
-
-
-def _mean(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMean) -> list[Float64]:
-    """Return the robust mean where there are enough sites, else the plain one."""
-    if not vectors[0]:
-        return []
-    if len(vectors) >= rule.fewest:
-        return robust_mean(vectors, rule)
-    return [MeanOfAll([site[place] for site in vectors], weights).mean for place in range(len(vectors[0]))]
+            head = head or head_mean(model.head.class_names, model.head.features)
+            head.add(update.head, weight)
+    return Means(model, MeanOfAll(trunks) if trunks else None, MeanOfAll(norms) if norms else None, head)
 
 
 def mixed(clients: Float32, server: Float32, alpha: float) -> Float32:
     """Mix two models' tensors, or flat groups of them, of one shape.
 
     Args:
-        clients: What the last hospital of the round returned.
-        server: What the server trained by itself.
+        clients: Tensor of the model that the last hospital of the round returned.
+        server: Tensor of the model that the server trained by itself.
         alpha: Share of ``clients``, 0 to 1.
     """
     mixture = np.float64(alpha) * clients.astype(np.float64) + np.float64(1 - alpha) * server.astype(np.float64)

@@ -19,13 +19,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from common.models.state import ModelState
 from common.wire.records import Groups
-from strategies.aggregation.mean import BLOCK, Float32, in_blocks
+from strategies.aggregation.means import (
+    BLOCK,
+    Float32,
+    Float64,
+    GivenMean,
+    GivenRows,
+    MeanOfAll,
+    Means,
+    Merged,
+    Weights,
+    in_blocks,
+)
 
-Float64 = NDArray[np.float64]
 Kind = Literal["coordinate_median", "trimmed_mean", "krum"]
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -90,6 +100,48 @@ def robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[
     cut = rule.cut_off(len(vectors))
     of_block = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
     return [by_coordinate(part, of_block) for part in parts]
+
+
+def robust_means(model: ModelState, updates: Sequence[Groups], weights: Weights, rule: RobustMean) -> Merged:
+    """Return the means of the sites' updates by a rule.
+
+    Trunk and batch normalisation are one vector; each head row is a vector over its owners. Where fewer sites sent a
+    group or row than the rule needs, it gets their plain mean, and :class:`Merged` names it.
+
+    Args:
+        model: The model that the sites started from.
+        updates: Updates in the order of site names; at least one; with the same groups.
+        weights: One a site, for plain means only.
+        rule: The robust mean.
+    """
+    flat = [[array for array in (update.trunk, update.norm) if array is not None] for update in updates]
+    of_trunk = iter(map(GivenMean, _mean_or_plain(flat, weights, rule)))
+    trunk = None if updates[0].trunk is None else next(of_trunk)
+    norm = None if updates[0].norm is None else next(of_trunk)
+    few = ["trunk"] if flat[0] and len(updates) < rule.fewest else []
+    rows: dict[str, dict[int, Float32]] = {name: {} for name in model.head.class_names}
+    for site, update in enumerate(updates):
+        if update.head is not None:
+            for row, name in enumerate(update.head.class_names):
+                rows[name][site] = np.append(update.head.weight[row], update.head.bias[row])  # (features + 1,)
+    mean, sent = np.zeros((len(rows), model.head.features + 1)), np.zeros(len(rows), np.bool_)
+    for row, (name, owners) in enumerate(rows.items()):
+        if owners:
+            shares = [weights[site] for site in owners]
+            (mean[row],) = _mean_or_plain([[array] for array in owners.values()], shares, rule)
+            sent[row] = True
+            few += [name] if len(owners) < rule.fewest else []
+    head = None if updates[0].head is None else GivenRows((mean[:, :-1], mean[:, -1], sent))
+    return Merged(Means(model, trunk, norm, head), tuple(few))
+
+
+def _mean_or_plain(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMean) -> list[Float64]:
+    """Return the robust mean where there are enough sites, else the plain one."""
+    if not vectors[0]:
+        return []
+    if len(vectors) >= rule.fewest:
+        return robust_mean(vectors, rule)
+    return [MeanOfAll(list(zip(part, weights, strict=True))).mean for part in zip(*vectors, strict=True)]
 
 
 def plain_mean(values: Float64) -> Float64:

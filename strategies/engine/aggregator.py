@@ -20,8 +20,17 @@ from common.config import ParticipationSection, PrivacySection
 from common.models.state import Array, ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.aggregation.bounds import Lengths, lengths_of, medians_of, shortened, times_of
-from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.aggregation.means import Means, Merged, RunningMeans, Weighting, means_of, robust_means, site_weight
+from strategies.aggregation.means import (
+    HeadMean,
+    Means,
+    Merged,
+    RunningMeans,
+    Weighting,
+    WholeHeadMean,
+    means_of,
+    site_weight,
+)
+from strategies.aggregation.robust import robust_means
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method, RoundContext
@@ -46,13 +55,14 @@ class Aggregator(Protocol):
 def aggregator_for(
     method: Method, model: ModelState, sites: Collection[str], folder: Path | None, *, buffered: bool
 ) -> Aggregator:
-    """Return what adds updates up as they come, or keeps them until all are there.
+    """Return an aggregator that adds updates up as they come, or keeps them until all are there.
 
     Args:
-        model: What the sites started from.
-        sites: Those that were asked.
-        folder: For files of updates that wait; the system's own for temporary files where None.
-        buffered: Whether a rule looks at all updates of the round together.
+        method: The coordinator's half of the method.
+        model: The model that the sites started from.
+        sites: The sites that were asked.
+        folder: Folder for files of updates that wait; the system's own for temporary files where None.
+        buffered: A rule looks at all updates of the round together.
     """
     if buffered or method.site.parameters.mean is not None:
         return BufferedAggregator(method, model, folder)
@@ -63,10 +73,11 @@ class StreamingAggregator:
     """Adds each update to the means when those before it are there, and keeps no more of them than has to wait.
 
     Args:
-        model: What the sites started from.
-        sites: Those that were asked.
-        head_mean: How head rows are averaged.
-        folder: For files of updates that wait.
+        model: The model that the sites started from.
+        sites: The sites that were asked.
+        weighting: A site's weight in every mean.
+        head_mean: Makes the mean of head rows.
+        folder: Folder for files of updates that wait.
     """
 
     def __init__(
@@ -117,6 +128,11 @@ class BufferedAggregator:
     """Keeps a round's updates until all are there, for rules that look at all of them together.
 
     The first stay in memory; the trunks of the others lie in a file and are read from there, a piece at a time.
+
+    Args:
+        method: The coordinator's half of the method.
+        model: The model that the sites started from.
+        folder: Folder for files of updates that wait.
     """
 
     def __init__(self, method: Method, model: ModelState, folder: Path | None = None) -> None:
@@ -146,23 +162,25 @@ class BufferedAggregator:
 
 def longest_update(method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection) -> float | None:
     """Return the longest update that counts as it is, in median lengths; None for any, or where none is averaged."""
-    seen = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
-    return participation.clip if seen and participation.clip != "off" else None
+    averaged = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
+    return participation.clip if averaged and participation.clip != "off" else None
 
 
 def merged_by(method: Method, context: RoundContext, model: ModelState, replies: Mapping[str, TrainReply]) -> Merged:
     """Return the means of a round's updates, by this method's weights or its robust mean.
 
     Args:
-        context: When the round began.
-        model: What the sites started from.
-        replies: Those that count, in the order of site names.
+        method: The coordinator's half of the method.
+        context: The coordinator's knowledge when the round began.
+        model: The model that the sites started from.
+        replies: Replies that count, in the order of site names.
     """
-    every = list(replies.values())
-    plain = [site_weight(reply, method.site.parameters.weighting) for reply in every]
-    if method.site.parameters.mean is not None:
-        return robust_means(model, [reply.update for reply in every], plain, method.site.parameters.mean)
-    return Merged(means_of(model, every, method.site_weights(context, replies, plain), method.head_mean))
+    parameters = method.site.parameters
+    weights = [site_weight(reply, parameters.weighting) for reply in replies.values()]
+    if parameters.mean is not None:
+        return robust_means(model, [reply.update for reply in replies.values()], weights, parameters.mean)
+    weighted = method.site_weights(context, replies, weights)
+    return Merged(means_of(model, list(replies.values()), weighted, method.head_mean))
 
 
 def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:
@@ -170,11 +188,6 @@ def moved_by(method: Method, server_round: int, means: Means, moments: Moments) 
     optimizer = method.site.parameters.server_optimizer
     stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
     return method.finalize(server_round, *stepped)
-
-
-def passed_on(model: ModelState, reply: TrainReply) -> ModelState:
-    """Return a model that has passed through one site."""
-    return means_of(model, [reply], [1.0], WholeHeadMean).moved()
 
 
 UNTRAINED = 10.0
@@ -186,9 +199,9 @@ class Visit:
     """A model that has passed through one site.
 
     Attributes:
-        model: That goes on; the same that came where the update cannot count.
+        model: The model that goes on; where the update cannot count, the model as it came.
         lengths: Site -> lengths of its last update, as it counted.
-        shortened: What was done to too long an update, in words.
+        shortened: A sentence that says how too long an update was shortened.
         reason: Why the update cannot count; empty where it does.
     """
 
@@ -203,18 +216,18 @@ def visit(model: ModelState, reply: TrainReply, clip: float | None, lengths: Map
 
     Until three sites were visited there is no such median; then no part may be longer than the model's own.
     """
-    if clip is None:
-        return Visit(passed_on(model, reply), lengths)
-    own, usual = lengths_of(reply.update), medians_of(lengths.values())
-    if not usual:
-        usual = {part: length / clip for part, length in lengths_of(Groups.of_model(model)).items() if length}
-    if (times := max(times_of(own, usual).values(), default=0.0)) > UNTRAINED * clip:
-        return Visit(
-            model, lengths, reason=f"its update is {times:.3g} times as long as usual: no training moves so far"
-        )
-    update, done = shortened(reply.update, own, usual, clip)
-    lengths = MappingProxyType({**lengths, reply.site: lengths_of(update)})
-    return Visit(passed_on(model, replace(reply, update=update)), lengths, done)
+    done = ""
+    if clip is not None:
+        own, usual = lengths_of(reply.update), medians_of(lengths.values())
+        if not usual:
+            usual = {part: length / clip for part, length in lengths_of(Groups.of_model(model)).items() if length}
+        if (times := max(times_of(own, usual).values(), default=0.0)) > UNTRAINED * clip:
+            reason = f"its update is {times:.3g} times as long as usual: no training moves so far"
+            return Visit(model, lengths, reason=reason)
+        update, done = shortened(reply.update, own, usual, clip)
+        reply = replace(reply, update=update)
+        lengths = MappingProxyType({**lengths, reply.site: lengths_of(update)})
+    return Visit(means_of(model, [reply], [1.0], WholeHeadMean).moved(), lengths, done)
 
 
 IN_MEMORY = 2**29
@@ -225,7 +238,7 @@ class WaitingUpdates(Mapping[str, Groups]):
     """Updates that wait, by site: :data:`IN_MEMORY` bytes of them in memory, the trunks of the others in a file.
 
     Args:
-        folder: For that file; the system's own for temporary files where None.
+        folder: Folder of that file; the system's own for temporary files where None.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -265,7 +278,7 @@ class WaitingUpdates(Mapping[str, Groups]):
 
 
 def _trunk_bytes(update: Groups) -> int:
-    """Bytes of the trunk, where it is in memory: the rest is small, and stays there."""
+    """Return the bytes of the trunk, where it is in memory: the rest is small, and stays there."""
     return 0 if update.trunk is None else update.trunk.nbytes
 
 
@@ -300,7 +313,7 @@ class TrunkFile:
         return slice(first, first + trunk.size)
 
     def trunk(self, place: slice) -> Array:
-        """Return what lies at a place, float32 ``(n,)``, read-only."""
+        """Return the trunk at a place, float32 ``(n,)``, read-only."""
         if len(self._mapped) < place.stop:
             assert self._file is not None
             self._mapped = np.memmap(self._file, np.float32, mode="r")

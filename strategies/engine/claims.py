@@ -1,4 +1,4 @@
-"""The most that a site may state of itself at the roll call, by the list made when it was admitted."""
+"""A rule of admission: the most that a site may state of itself at the roll call, listed when the site was admitted."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from common.errors import Fault, quoted
 
 # For its type alone: commands that admit a site do not wait for torch.
 if TYPE_CHECKING:
-    from strategies.engine.roll_call import Member
+    from strategies.engine.membership import Member
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,20 @@ ClaimsBySite = Callable[[], Mapping[str, Claims]]
 ANYTHING = Claims()
 
 
-def no_lists() -> Mapping[str, Claims]:
-    """Return no lists: in a simulation no site is admitted."""
-    return {}
-
-
-def claim_faults(members: Iterable["Member"], claims: Mapping[str, Claims]) -> list[Fault]:
+def claim_faults(claims: ClaimsBySite, members: Iterable["Member"]) -> list[Fault]:
     """Return a fault for each site that claims more than it was admitted for."""
-    faults = list[Fault]()
-    for answer in (member.answer for member in members):
-        site, may = answer.site, claims.get(answer.site, ANYTHING)
-        if may.classes and (foreign := sorted(set(answer.class_names) - may.classes)):
-            allowed = quoted(sorted(may.classes))
+    faults, limits = list[Fault](), claims()
+    for member in members:
+        answer, site = member.answer, member.answer.site
+        limit = limits.get(site, ANYTHING)
+        if limit.classes and (foreign := sorted(set(answer.class_names) - limit.classes)):
+            allowed = quoted(sorted(limit.classes))
             problem = f"claims {quoted(foreign)}, which it was not admitted for. It may annotate {allowed}."
             remedy = (
                 "Leave them out of data.annotates, or map them in data.synonyms; or the coordinator admits it for them."
             )
             faults.append(Fault(f"site {site}", problem, remedy, site))
-        if 0 < may.images < answer.train_samples:
-            problem = f"claims {answer.train_samples:,} training images; it was admitted for {may.images:,} at most."
+        if 0 < limit.images < answer.train_samples:
+            problem = f"claims {answer.train_samples:,} training images; it was admitted for {limit.images:,} at most."
             faults.append(Fault(f"site {site}", problem, "The coordinator can admit it for more.", site))
     return faults

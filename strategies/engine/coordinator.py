@@ -6,7 +6,7 @@ one exchange after the last round measures the last model. Flower's own loop tak
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,23 @@ from common.contract import LabelContract
 from common.data.base.image_set import Splits
 from common.models.network import build
 from common.models.state import FrozenPart, Layout, ModelState, layout_of
-from common.wire.records import Arrays, EvaluateReply, TrainReply
+from common.wire.records import EvaluateReply, TrainReply
 from strategies.aggregation.means import Means
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import Aggregator, aggregator_for, longest_update, moved_by
-from strategies.engine.callbacks import Callbacks
-from strategies.engine.claims import ClaimsBySite, no_lists
-from strategies.engine.exchange import Patience, exchange
-from strategies.engine.layers import LargestShare, Layer, Merge, NormBound, RoundOutcome
-from strategies.engine.membership import Membership
-from strategies.engine.replies import Replies, Reply, received, round_record, too_few, validation_of
-from strategies.engine.requests import FrozenSupply, Requests
-from strategies.engine.roll_call import Registered
-from strategies.engine.rollback import ModelCollapse, Rollback
-from strategies.engine.round_record import FederationValidation, RoundRecord, Waiting
+from strategies.engine.events import Callbacks, FederationValidation, RoundRecord, Waiting
+from strategies.engine.exchange import FrozenSupply, Replies, Reply, Requests, exchange, received, too_few
+from strategies.engine.layers import (
+    LargestShare,
+    Layer,
+    Merge,
+    ModelCollapse,
+    NormBound,
+    PositiveVariances,
+    Rollback,
+    RoundOutcome,
+)
+from strategies.engine.membership import AdmissionRule, Membership, Registered
 from strategies.engine.secure_aggregation import SecureAggregation
 from strategies.engine.state import (
     FederationState,
@@ -56,19 +59,20 @@ class Coordinator:
     Args:
         method: The coordinator's half; its rules hold no state of the run.
         plan: The part of the experiment that hospitals receive.
+        participation: How many sites take part, and how long they are waited for.
         run: Identifier of the run.
         callbacks: Receive what happens.
-        registered: The names of nodes; None in simulation.
-        claims: The most that each site may state of itself.
+        registered: Names of nodes; None in simulation.
+        admission: Rules that a site must keep to take part.
         scratch: Folder for what must wait on disk; the system's own for temporary files where None.
         frozen: The part of the model that nobody trains, whose hash the plan names.
 
     Attributes:
-        sites: Who takes part.
-        state: The coordinator's, after the last round.
+        sites: The sites that take part.
+        state: The coordinator's state after the last round.
         last_validation: Figures of the present model at the sites.
-        requests: Of the exchange that is going on, or was the last.
-        layers: Those that are switched on around the rounds, outermost first.
+        requests: Requests of the exchange that is going on, or was the last.
+        layers: The layers that are switched on around the rounds, outermost first.
         grid: Flower's connection to the sites, once a round has begun.
     """
 
@@ -81,7 +85,7 @@ class Coordinator:
         *,
         callbacks: Callbacks | None = None,
         registered: Registered | None = None,
-        claims: ClaimsBySite = no_lists,
+        admission: Sequence[AdmissionRule] = (),
         scratch: Path | None = None,
         frozen: FrozenPart | None = None,
     ) -> None:
@@ -89,7 +93,7 @@ class Coordinator:
         self.callbacks, self._scratch = callbacks or Callbacks(), scratch
         self.frozen = FrozenSupply.of(plan.model, frozen)
         self.sites = Membership(
-            method, plan, participation, run, callbacks=self.callbacks, registered=registered, claims=claims
+            method, plan, participation, run, callbacks=self.callbacks, registered=registered, admission=admission
         )
         self.state: FederationState
         self.last_validation = FederationValidation()
@@ -97,25 +101,27 @@ class Coordinator:
         self.grid: Grid
         self.layers: tuple[Layer, ...] = tuple(self._layers())
         self._resumed: FederationState | None = None
-        self._variances: tuple[slice, ...] = ()
         self._plan_json = plan.model_dump_json()
 
-    def _layers(self) -> Iterator[Layer]:
+    def _layers(self, variances: Sequence[slice] = ()) -> Iterator[Layer]:
         """Yield the layers that this run switches on; no other line of a round names any of them."""
+        privacy = self.plan.privacy
+        if variances and privacy.level == "none":  # noise may make one negative
+            yield PositiveVariances(variances)
         if self.participation.largest_share < 1:
             yield LargestShare(self)
-        if self.plan.privacy.secure_aggregation:
+        if privacy.secure_aggregation:
             yield SecureAggregation(self)
-        clip = longest_update(self.method.site, self.participation, self.plan.privacy)
+        clip = longest_update(self.method.site, self.participation, privacy)
         if clip is not None and not self.method.site.sequential:
             bound = NormBound(clip)
-            if self.plan.privacy.level == "none":
+            if privacy.level == "none":
                 yield Rollback(self, bound)
             yield bound
 
     def settle_model(self, layout: Layout) -> LabelContract:
         """Fix the layout of the model, after the roll call; see :meth:`Membership.settle_model`."""
-        self._variances = layout.variances if self.plan.privacy.level == "none" else ()  # noise may make one negative
+        self.layers = tuple(self._layers(layout.variances))
         return self.sites.settle_model(layout.signature)
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
@@ -127,24 +133,23 @@ class Coordinator:
 
     @property
     def result(self) -> ModelState:
-        """The model that the run ends with, as things stand."""
+        """Return the model that the run ends with, as things stand."""
         return self.state.model if self.plan.evaluation.checkpoint == "last" else self.state.selected
 
     @property
     def result_round(self) -> int:
-        """Round of the result; -1 where no model was judged yet."""
+        """Return the round of the result; -1 where no model was judged yet."""
         return self.state.round if self.plan.evaluation.checkpoint == "last" else self.state.best_round
 
     @property
     def chosen_round(self) -> int | None:
-        """The round whose model the federation chose on validation; None where nobody chose, or each site did."""
+        """Return the round that the federation chose on validation; None where nobody chose, or each site did."""
         chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
-    def context(self, server_round: int | None = None) -> RoundContext:
-        """Return the context of the method's rules in a round; after the last round where none is named."""
-        number = self.state.round if server_round is None else server_round
-        return self.sites.context(number, self.state.statistics)
+    def context(self) -> RoundContext:
+        """Return the context of the method's rules after the last round."""
+        return self.sites.context(self.state.round, self.state.statistics)
 
     # ------------------------------------------------------------------ the loop
 
@@ -170,21 +175,22 @@ class Coordinator:
         """
         self.grid = grid
         if not self.sites.members:
-            self._call_the_roll()
+            connected = len(list(grid.get_node_ids()))
+            contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
+            self.settle_model(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
         self.state = self._resumed or FederationState(
             0, model_of(initial_arrays, self.sites.contract.class_names, self.plan)
         )
         result = Result()
         if not self.state.round:
-            self.before_rounds(timeout)
+            self._before_rounds(timeout)
         while True:
             try:
-                while (server_round := self.state.round + 1) <= num_rounds and not self.is_over:
-                    record = self.train_round(server_round, timeout)
-                    loss = record.mean_train_loss
+                while (server_round := self.state.round + 1) <= num_rounds and not self._is_over():
+                    loss = self._train_round(server_round, timeout).mean_train_loss
                     metrics = MetricRecord({} if loss is None else {"train-loss": loss})
                     result.train_metrics_clientapp[server_round] = metrics
-                self.after_rounds(timeout)
+                self._after_rounds(timeout)
             except ModelCollapse as collapse:  # the round is done again
                 self.state, self.last_validation = collapse.state, self.callbacks.on_reset(collapse.state)
                 continue
@@ -193,26 +199,19 @@ class Coordinator:
         result.arrays = array_record(self.result) if flat else state_dict_record(self.result, self.plan)
         return result
 
-    def _call_the_roll(self) -> None:
-        """Ask anyone who is connected, at least ``min_sites``; settle classes and model."""
-        connected = len(list(self.grid.get_node_ids()))
-        contract = self.sites.roll_call(self.grid, max(connected, self.participation.min_sites, 1))
-        self.settle_model(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
-
-    def before_rounds(self, timeout: float) -> None:
+    def _before_rounds(self, timeout: float) -> None:
         """Do what a new run begins with: in averaging nothing."""
 
-    @property
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         """Return whether the run ends before its last round."""
         return False
 
-    def train_round(self, server_round: int, timeout: float) -> RoundRecord:
+    def _train_round(self, server_round: int, timeout: float) -> RoundRecord:
         """Ask all sites of the round, and aggregate their replies."""
         messages = self.configure_train(server_round, self.grid)
         return self.aggregate_train(server_round, self.exchanged(messages, "train", server_round, timeout))
 
-    def after_rounds(self, timeout: float) -> None:
+    def _after_rounds(self, timeout: float) -> None:
         """Ask once more, to learn how good the last model is."""
         messages = self.configure_evaluate()
         self.aggregate_evaluate(self.exchanged(messages, "evaluate", self.state.round, timeout))
@@ -221,20 +220,24 @@ class Coordinator:
 
     def configure_train(self, server_round: int, grid: Grid) -> list[Message]:
         """Return one message a site, each with that site's own head rows."""
-        self.begin(server_round, grid)
-        self.new_requests(server_round)
+        self._begin(server_round, grid)
+        requests = self.new_requests(server_round)
         chosen = self.sites.drawn(server_round, self.state.excluded)
         for layer in self.layers:
             chosen = layer.choose_sites(chosen)
-        statistics = self.method.statistics_for(self.context(server_round))
-        return [self.train_message(site, self.state.model, statistics(site)) for site in chosen]
+        statistics, update = self.method.statistics_for(requests.context), self._updates_in_replies
+        return [requests.train(site, self.state.model, statistics(site), update=update) for site in chosen]
 
-    def begin(self, server_round: int, grid: Grid) -> None:
+    def _begin(self, server_round: int, grid: Grid) -> None:
         """Let sites join that have connected since; note when the round begins."""
         self.grid = grid
         if server_round > 1:
             self.sites.admit_late_joiners(server_round)
-        self.began = time.monotonic()
+        self._began = time.monotonic()
+
+    @property
+    def _updates_in_replies(self) -> bool:
+        return all(layer.updates_in_replies for layer in self.layers)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> RoundRecord:
         """Check the replies, note the validation losses of the round before, move the model.
@@ -242,39 +245,40 @@ class Coordinator:
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
-        asked = self.requests.expected
-        aggregator = aggregator_for(self.method, self.state.model, asked, self._scratch, buffered=buffered)
-        received = self.received(replies, TrainReply, aggregator)
-        for layer in self.layers:
-            layer.on_validation(validation_of(received.accepted), received.absent)
-        self.refuse_too_few(server_round, received)
-        outcome = self._aggregated(
-            server_round, replace(received, accepted=aggregator.whole(received.accepted)), aggregator
+        context, site_method = self.requests.context, self.method.site
+        buffered = site_method.weighs_updates or any(layer.buffered for layer in self.layers)
+        aggregator = aggregator_for(
+            self.method, self.state.model, self.requests.expected, self._scratch, buffered=buffered
         )
+        received = self.received(replies, TrainReply, aggregator)
+        validation = FederationValidation.of_replies(received.accepted)
+        for layer in self.layers:
+            layer.on_validation(validation, received.absent)
+        self.refuse_too_few(server_round, received)
+        outcome = self._merged(replace(received, accepted=aggregator.whole(received.accepted)), aggregator, context)
         accepted, absent = outcome.received.accepted, outcome.received.absent
-        validation = validation_of(accepted)
+        validation = FederationValidation.of_replies(accepted)
         model, moments = self.moved(server_round, outcome.merged.means)
         state = after_round(
-            with_judgement(self.state, validation, self.method.site.chosen_by(self.plan.evaluation)),
+            with_judgement(self.state, validation, site_method.chosen_by(self.plan.evaluation)),
             server_round,
             accepted,
             absent,
             model=model,
             moments=moments,
-            statistics=self.method.aggregate_statistics(self.context(server_round), accepted),
+            statistics=self.method.aggregate_statistics(context, accepted),
         )
         for layer in self.layers:
             state = layer.after_round(state, validation)
         self.state = state
-        record = round_record(
+        record = RoundRecord.of_replies(
             server_round,
             accepted,
             absent=absent,
             validation=validation,
             bytes_down=dict(self.requests.bytes_down),
             bytes_up=outcome.received.bytes_up,
-            seconds=time.monotonic() - self.began,
+            seconds=time.monotonic() - self._began,
             aggregate_seconds=time.monotonic() - outcome.arrived,
             shortened=outcome.merged.shortened,
             plain=outcome.merged.plain,
@@ -283,12 +287,12 @@ class Coordinator:
         self.callbacks.on_round(record, state)
         return record
 
-    def _aggregated(self, server_round: int, received: Replies[TrainReply], aggregator: Aggregator) -> RoundOutcome:
+    def _merged(self, received: Replies[TrainReply], aggregator: Aggregator, context: RoundContext) -> RoundOutcome:
         """Merge the updates through the layers, the last of which is next to the method's own mean."""
         arrived = time.monotonic()
 
-        def plain(some: Replies[TrainReply]) -> RoundOutcome:
-            return RoundOutcome(some, aggregator.merged(self.context(server_round), some.accepted), arrived)
+        def plain(replies: Replies[TrainReply]) -> RoundOutcome:
+            return RoundOutcome(replies, aggregator.merged(context, replies.accepted), arrived)
 
         merge: Merge = plain
         for layer in reversed(self.layers):
@@ -301,54 +305,28 @@ class Coordinator:
 
     def refuse_too_few(self, server_round: int, received: Replies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` where fewer replies than needed count."""
-        if len(received.accepted) < self.needed(received):
+        if len(received.accepted) < self._needed(received):
             raise too_few(f"round {server_round}", received, len(self.requests.expected))
+
+    def _needed(self, received: Replies[Reply]) -> int:
+        """Return how many replies to an exchange make it count.
+
+        With ``min_sites = 0`` that is every site but those that sent what cannot count, which must not end the run for
+        the others; one that is away or gives up with an error still is needed.
+        """
+        return max(self.sites.needed(len(self.requests.expected) - len(received.unfit)), 1)
 
     # ------------------------------------------------------------------ evaluation
 
-    @property
-    def samples_sites(self) -> bool:
-        """Return whether a sample of the sites tests the model, and not all of them.
-
-        Where a site keeps parts of its own, all do: its own test chooses and writes its model.
-        """
-        return self.method.site.has_global_model and self.sites.samples
-
-    def validation_sites(self) -> list[str]:
-        """Return the sites that say how good the model after the last round is.
-
-        Where a sample would do, they are those that judged the best model up to now: only they can compare the two, so
-        that the run ends with the model that it would end with if all were asked. Where there is no such choice, they
-        are the sites that the next round would draw.
-        """
-        excluded = self.state.excluded
-        if not self.samples_sites:
-            return sorted(set(self.sites.members) - set(excluded))
-        choose = self.plan.evaluation.checkpoint == "best"
-        before = set(self.state.best_losses) & set(self.sites.members) if choose else set[str]()
-        return sorted(before - set(excluded)) or self.sites.drawn(self.state.round + 1, excluded)
-
-    def test_sites(self) -> list[str]:
-        """Return the sites that test the result: all, or a sample that covers the classes if it can."""
-        excluded = self.state.excluded
-        if not self.samples_sites:
-            return sorted(set(self.sites.members) - set(excluded))
-        return self.sites.drawn_to_evaluate(self.state.round, excluded)
-
-    @property
-    def drawn_to_test(self) -> tuple[str, ...] | None:
-        """The sites that test the model that the run ends with, where these are a sample; None where all do."""
-        return tuple(self.test_sites()) if self.samples_sites else None
-
     def configure_evaluate(self) -> list[Message]:
         """Ask for the validation loss of the model as it stands after the last round."""
-        return self.evaluate_messages(self.state.round, self.state.model, self.validation_sites(), test=False)
+        return self.evaluate_messages(self.state.round, self.state.model, self._validation_sites(), test=False)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
         """Note what sites state of the last model; it may be the best."""
         received = self.received(replies, EvaluateReply)
         self.callbacks.on_absent("evaluate", received.absent)
-        self.last_validation = validation_of(received.accepted)
+        self.last_validation = FederationValidation.of_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
         judged = with_judgement(self.state, self.last_validation, self.method.site.chosen_by(self.plan.evaluation))
@@ -360,14 +338,47 @@ class Coordinator:
         Raises:
             TooFewSites: If fewer than ``min_sites`` answer and there is no global model to test instead.
         """
-        self.grid = grid
-        messages = self.evaluate_messages(self.state.round, self.result, self.test_sites(), test=True)
+        self.grid, drawn = grid, self.drawn_to_test
+        sites = self._all_sites() if drawn is None else drawn
+        messages = self.evaluate_messages(self.state.round, self.result, sites, test=True)
         replies = self.exchanged(messages, "test", self.state.round, self.participation.round_deadline_s)
         received = self.received(replies, EvaluateReply)
-        needed = self.needed(received)
+        needed = self._needed(received)
         if not self.method.site.has_global_model and len(received.accepted) < needed:
             raise too_few("test", received, needed)
         return received
+
+    @property
+    def drawn_to_test(self) -> tuple[str, ...] | None:
+        """Return the sites that test the result, where these are a sample of all; it covers the classes if it can."""
+        if not self._samples_sites:
+            return None
+        return tuple(self.sites.drawn_to_evaluate(self.state.round, self.state.excluded))
+
+    @property
+    def _samples_sites(self) -> bool:
+        """Return whether a sample of the sites tests the model, and not all of them.
+
+        Where a site keeps parts of its own, all do: its own test chooses and writes its model.
+        """
+        return self.method.site.has_global_model and self.sites.samples
+
+    def _all_sites(self) -> list[str]:
+        return sorted(set(self.sites.members) - set(self.state.excluded))
+
+    def _validation_sites(self) -> list[str]:
+        """Return the sites that say how good the model after the last round is.
+
+        Where a sample would do, they are those that judged the best model up to now: only they can compare the two, so
+        that the run ends with the model that it would end with if all were asked. Where there is no such choice, they
+        are the sites that the next round would draw.
+        """
+        if not self._samples_sites:
+            return self._all_sites()
+        excluded, judges = set(self.state.excluded), set[str]()
+        if self.plan.evaluation.checkpoint == "best":
+            judges = set(self.state.best_losses) & set(self.sites.members)
+        return sorted(judges - excluded) or self.sites.drawn(self.state.round + 1, excluded)
 
     # ------------------------------------------------------------------ one exchange
 
@@ -379,20 +390,14 @@ class Coordinator:
             plan_json=self._plan_json,
             run=self.run,
             deadline_s=self.participation.round_deadline_s,
-            context=self.context(server_round),
+            context=self.sites.context(server_round, self.state.statistics),
             state=self.state,
             best=self.result_round,
             nodes={site: member.node_id for site, member in self.sites.members.items()},
             total_down=self.sites.bytes_down,
             frozen=self.frozen,
-            variances=self._variances,
         )
         return self.requests
-
-    def train_message(self, site: str, model: ModelState, statistics: Arrays) -> Message:
-        """Ask a site to train; before round 1 its reply holds no update."""
-        update = self.requests.context.round > 0 and all(layer.updates_in_replies for layer in self.layers)
-        return self.requests.train(site, model, statistics, update=update)
 
     def evaluate_messages(
         self, server_round: int, model: ModelState, sites: Collection[str], *, test: bool
@@ -412,6 +417,10 @@ class Coordinator:
         """Send, and yield replies as they come; the callbacks receive who is waited for.
 
         Args:
+            messages: One a site.
+            phase: Name of the exchange, for a person who watches.
+            server_round: Number of the round.
+            deadline_s: Seconds after which nobody is waited for.
             enough: Good replies that make it worth not waiting for lost sites; ``min_sites`` where left out.
         """
         names = {member.node_id: site for site, member in self.sites.members.items()}
@@ -420,10 +429,11 @@ class Coordinator:
 
         def waiting(silent: Collection[int], lost: Collection[int]) -> None:
             waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
-            sites, gone = (tuple(sorted(names[node] for node in nodes)) for nodes in (waited_for, lost))
+            sites, gone = (tuple(sorted(map(names.__getitem__, nodes))) for nodes in (waited_for, lost))
             self.callbacks.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
 
-        return exchange(self.grid, sent, Patience(deadline_s, good), waiting, self.sites.registered)
+        registered = self.sites.registered
+        return exchange(self.grid, sent, waiting, deadline_s=deadline_s, enough=good, registered=registered)
 
     def received(
         self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None
@@ -431,28 +441,27 @@ class Coordinator:
         """Check the replies to the present requests as they come, and count their bytes.
 
         Args:
+            replies: Messages in any order.
+            expected: The record that a reply holds.
             aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
         """
 
+        def check(reply: Any) -> str:
+            for layer in self.layers if isinstance(reply, TrainReply) else ():
+                if fault := layer.fault_in(reply.update, self.requests.expected[reply.site]):
+                    return fault
+            return ""
+
         def keep(reply: Any) -> Any:
-            if isinstance(reply, TrainReply):
-                for layer in self.layers:
-                    reply = layer.on_reply(reply)
-                return reply if aggregator is None else aggregator.take(reply)
-            return reply
+            for layer in self.layers if isinstance(reply, TrainReply) else ():
+                reply = layer.on_reply(reply)
+            return reply if aggregator is None else aggregator.take(reply)
 
         def refuse(site: str) -> None:
             if aggregator is not None:
                 aggregator.leave_out(site)
 
-        result = received(self.requests, replies, expected, on_reply=self.callbacks.on_reply, keep=keep, refuse=refuse)
+        on_reply = self.callbacks.on_reply
+        result = received(self.requests, replies, expected, on_reply=on_reply, check=check, keep=keep, refuse=refuse)
         self.sites.bytes_up.update(result.bytes_up)
         return result
-
-    def needed(self, received: Replies[Reply]) -> int:
-        """Return how many replies to an exchange make it count.
-
-        With ``min_sites = 0`` that is every site but those that sent what cannot count, which must not end the run for
-        the others; one that is away or gives up with an error still is needed.
-        """
-        return max(self.sites.needed(len(self.requests.expected) - len(received.unfit)), 1)

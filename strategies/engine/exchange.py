@@ -1,17 +1,48 @@
-"""One exchange with the sites: send, collect, and bear with sites that are lost on the way and come back.
+"""One exchange with the sites: the requests, the sending, the replies that count and why others do not.
 
-Only Flower's public ``Grid`` is used, so the same loop runs over the network, on Ray and in one process. Flower's own
-``send_and_receive`` looks for replies every 3 s, takes a site for lost at the first sign, and then waits for nobody.
+Sites that are lost on the way may come back. Only Flower's public ``Grid`` is used, so the same loop runs over the
+network, on Ray and in one process. Flower's own ``send_and_receive`` looks for replies every 3 s, takes a site for lost
+at the first sign, and then waits for nobody.
+
+:mod:`common.wire.bounds` has the ranges that hold for any reply. Here is what depends on the round: whose reply it is,
+exactly the groups and statistics that were asked for, and figures that fit the plan, the roll call and the clock. An
+honest site is never outside: where the coordinator cannot be sure, the reply counts.
 """
 
+import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Generic, TypeVar
 
-from flwr.app import Error, Message
+import numpy as np
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
+from common.config import Plan
+from common.errors import WireError, quoted
+from common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
+from common.models.zoo.spec import ModelSpec
+from common.system.plain_text import printable
+from common.wire.codec import R, Written, decode, encode, payload_bytes
 from common.wire.flower_objects import set_source
+from common.wire.records import (
+    Arrays,
+    BenefitReply,
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    Request,
+    TrainReply,
+    TrainRequest,
+)
+from strategies.engine.events import Arrival, TooFewSites
+from strategies.engine.state import FederationState, groups_expected, groups_for
+from strategies.local.site_method import most_epochs
+from strategies.methods.base import Method, RoundContext
 
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
@@ -23,74 +54,213 @@ REFUSED_REPLY = 203
 """Our code for a reply that came and was refused before it was read: not signed by its site, or far too heavy."""
 MESSAGE_GONE = (3, 4)
 """Flower's codes for a message or reply that the SuperLink no longer has: its time ran out, or its site was removed."""
+FLOWERS_WORDS = "Node Unavailable"
+"""Part of the reason that Flower's SuperLink gives where a site shows no sign of life."""
+NOT_CONNECTED = "it is not connected: stopped, or cut off"
+SLACK, SLACK_S = 1.1, 60.0
+"""A site's clock may run a little faster than the coordinator's."""
 
-Registered = Callable[[], Collection[int]]
-"""The nodes of the sites that may take part, connected or not."""
+Reply = TypeVar("Reply", TrainReply, EvaluateReply, BenefitReply)
+Q = TypeVar("Q", bound=Request)
 Waiting = Callable[[Collection[int], Collection[int]], None]
-"""Told the nodes that have not replied yet, and those of them that are lost, whenever either changes."""
+"""Receives the nodes that have not replied yet, and those of them that are lost, whenever either changes."""
+
+
+# ---------------------------------------------------------------------- requests
+
+
+@dataclass
+class FrozenSupply:
+    """The frozen part of a model, and the sites that have it.
+
+    Attributes:
+        part: The values; None where everything is trained.
+        held: Sites that have answered a request that needed the part.
+        lost: Sites that said that they do not have the part any more.
+    """
+
+    part: FrozenPart | None = None
+    held: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, spec: ModelSpec, part: FrozenPart | None) -> "FrozenSupply":
+        """Make the supply of the frozen part that a plan's model names.
+
+        Raises:
+            ValueError: If the model has a frozen part, and this is not it.
+        """
+        if spec.train != "all" and (part is None or part.sha256 != spec.frozen_sha256):
+            raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
+        return cls(part)
+
+    def for_site(self, site: str, *, held_before: bool) -> Groups:
+        """Return the frozen part for a site that still needs it, or nothing.
+
+        Args:
+            site: Name of the site.
+            held_before: The site said at the roll call that it has the part; each process that leads a run calls it.
+        """
+        needed = site in self.lost or not (held_before or site in self.held)
+        return Groups(trunk=self.part.values) if self.part is not None and needed else Groups()
+
+    def note(self, site: str, fault: str = "") -> None:
+        """Note whether a site has the frozen part, as its reply shows.
+
+        Args:
+            site: Name of the site.
+            fault: Why the reply does not count; empty where it does.
+        """
+        if not fault:
+            self.held.add(site)
+            self.lost.discard(site)
+        elif FROZEN_PART_MISSING in fault:
+            self.lost.add(site)
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long an exchange goes on.
+class SentAt:
+    """Time when a request was sent, by two clocks: one stands still while a machine sleeps, the other may be set."""
+
+    monotonic: float = field(default_factory=time.monotonic)
+    wall: float = field(default_factory=time.time)
+
+    @property
+    def longest_s(self) -> float:
+        """Return for how many seconds a site can have worked on the request."""
+        return SLACK * max(time.monotonic() - self.monotonic, time.time() - self.wall) + SLACK_S
+
+
+@dataclass
+class Requests:
+    """The requests of one exchange.
 
     Attributes:
-        deadline_s: After it, the round goes on without the missing sites.
-        enough: Good replies that make it worth not waiting for sites that are *lost*; sites at work are waited for.
+        plan_json: The plan as hospitals receive it.
+        deadline_s: Seconds after which nobody waits for a reply.
+        context: The contract, the sites' answers to the roll call, and the round.
+        state: The coordinator's state when the exchange begins.
+        best: Round of the model that the run would end with as things stand; -1 for none.
+        nodes: Site -> number of its Flower node.
+        total_down: Site -> bytes sent in the whole run; counted up here.
+        frozen: The part of the model that is sent once.
+        expected: Site -> the groups that its reply must hold, as they went out.
+        sent_at: Site -> time of its request.
+        bytes_down: Site -> bytes sent in this exchange.
     """
 
+    method: Method
+    plan: Plan
+    plan_json: str
+    run: str
     deadline_s: float
-    enough: int
+    context: RoundContext
+    state: FederationState
+    best: int
+    nodes: Mapping[str, int]
+    total_down: Counter[str]
+    frozen: FrozenSupply = field(default_factory=FrozenSupply)
+    expected: dict[str, Groups] = field(default_factory=dict)
+    sent_at: dict[str, SentAt] = field(default_factory=dict)
+    bytes_down: dict[str, int] = field(default_factory=dict)
+    written: Written = field(default_factory=dict)  # the arrays as they travel, written once for all sites
+
+    def train(self, site: str, model: ModelState, statistics: Arrays, *, update: bool) -> Message:
+        """Ask a site to train this model.
+
+        Args:
+            site: Name of the site.
+            model: The global model, of which the site receives its own head rows only.
+            statistics: Statistics of the method, sent with the model.
+            update: The reply must hold an update.
+        """
+        request = self.request(partial(TrainRequest, statistics=statistics), site, model)
+        annotated = self.context.contract.sites[site]
+        self.expected[site] = groups_expected(request.model, self.method.site, annotated) if update else Groups()
+        return self.message(site, MessageType.TRAIN, encode(request, self.written))
+
+    def evaluate(self, site: str, model: ModelState, *, test: bool) -> Message:
+        """Ask a site how good this model is on its validation part, or on its test part."""
+        request = self.request(partial(EvaluateRequest, test=test), site, model)
+        self.expected[site] = Groups()
+        return self.message(site, MessageType.EVALUATE, encode(request, self.written))
+
+    def message(self, site: str, kind: str, content: RecordDict) -> Message:
+        """Address a content to a site, and note its size and the time."""
+        size = payload_bytes(content)
+        self.bytes_down[site] = self.bytes_down.get(site, 0) + size
+        self.total_down[site] += size
+        self.sent_at[site] = SentAt()
+        return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
+
+    def request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
+        """Make a request of this run and round that holds the model with the site's own head rows."""
+        rows = self.method.site.rows_of(site, self.context.contract)
+        return make(
+            run=self.run,
+            round=self.context.round,
+            plan=self.plan_json,
+            contract=self.context.contract.hash,
+            class_names=tuple(rows),
+            counted=self.state.counted.get(site, 0),
+            best=self.best,
+            left_out=self.state.left_out.get(site, ""),
+            model=groups_for(model, rows),
+            frozen=self.frozen.for_site(site, held_before=self.context.answers[site].holds_frozen),
+        )
 
 
-class Pauses:
-    """Between two looks for replies: short at first, longer where nothing comes."""
-
-    def __init__(self) -> None:
-        self._next_s = FIRST_POLL_S
-
-    def begin(self) -> None:
-        """Look often again: something arrived, and more may be on its way."""
-        self._next_s = FIRST_POLL_S
-
-    def wait(self) -> None:
-        """Sleep."""
-        time.sleep(self._next_s)
-        self._next_s = min(self._next_s * 1.3, MAX_POLL_S)
+# ---------------------------------------------------------------------- sending, and waiting for replies
 
 
 def exchange(
     grid: Grid,
     messages: Sequence[Message],
-    patience: Patience,
     waiting: Waiting,
-    registered: Registered | None = None,
+    *,
+    deadline_s: float,
+    enough: int,
+    registered: Callable[[], Collection[int]] | None = None,
 ) -> Iterator[Message]:
     """Send every message and yield the replies; their source is the site, also where Flower itself made an error.
 
     Good replies are yielded as they come and not kept, errors at the end: a lost site that comes back before the
     deadline gets its message again, unless it is no longer registered.
+
+    Args:
+        grid: Flower's connection to the sites.
+        messages: One a site.
+        waiting: Receives the nodes that are waited for.
+        deadline_s: Seconds after which the round goes on without the missing sites.
+        enough: Good replies that make it worth not waiting for sites that are *lost*; sites at work are waited for.
+        registered: Nodes of the sites that may take part, connected or not; None for all.
     """
-    going = Outstanding(grid, time.monotonic() + patience.deadline_s)
-    going.send(messages)
-    pauses = Pauses()
-    waiting(*going.nodes)
-    while (going.pending or going.lost) and time.monotonic() < going.deadline:
+    unanswered = Outstanding(grid, time.monotonic() + deadline_s)
+    unanswered.send(messages)
+    pause_s = FIRST_POLL_S
+    waiting(*unanswered.nodes)
+    while (unanswered.pending or unanswered.lost) and time.monotonic() < unanswered.deadline:
         arrived = False
-        for reply in going.pulled():
+        for reply in unanswered.pulled():
             arrived = True
-            if going.counts(reply):
+            if not reply.has_error():
                 yield reply
-        back = going.refuse_revoked(registered) | going.send_again()
-        lost_are_needed = going.good < patience.enough <= going.good + len(going.lost)
-        if not going.pending and not lost_are_needed:
+        changed = unanswered.send_again(registered) or arrived
+        lost_are_needed = unanswered.good < enough <= unanswered.good + len(unanswered.lost)
+        if not unanswered.pending and not lost_are_needed:
             break
-        if arrived or back:
-            waiting(*going.nodes)
-            pauses.begin()
-        elif going.pending or going.lost:
-            pauses.wait()
-    yield from going.errors.values()
+        if changed:
+            waiting(*unanswered.nodes)
+            pause_s = FIRST_POLL_S  # more may be on its way
+        elif unanswered.pending or unanswered.lost:
+            time.sleep(pause_s)
+            pause_s = next_pause(pause_s)
+    yield from unanswered.errors.values()
+
+
+def next_pause(pause_s: float) -> float:
+    """Return the seconds to the next look for replies, after a pause in which none came."""
+    return min(pause_s * 1.3, MAX_POLL_S)
 
 
 class Outstanding:
@@ -112,21 +282,15 @@ class Outstanding:
     @property
     def nodes(self) -> tuple[set[int], set[int]]:
         """Return the nodes without a good reply, and those of them that are lost."""
-        return {*(message.metadata.dst_node_id for message in self.pending.values()), *self.lost}, set(self.lost)
+        return {message.metadata.dst_node_id for message in self.pending.values()} | set(self.lost), set(self.lost)
 
     def send(self, messages: Sequence[Message]) -> None:
         """Send; a message to a site that is no longer registered is not waited for."""
-        taken = pushed(self._grid, messages)
-        self.pending |= taken
-        for message in (each for each in messages if each.metadata.message_id not in taken):
-            self._refuse(message)
-
-    def refuse_revoked(self, registered: Registered | None) -> bool:
-        """Wait no longer for lost sites that are not registered any more; return whether there were any."""
-        revoked = sorted(set(self.lost) - set(registered())) if self.lost and registered else []
-        for node in revoked:
-            self._refuse(self.lost.pop(node))
-        return bool(revoked)
+        accepted = pushed(self._grid, messages)
+        self.pending |= accepted
+        for message in messages:
+            if message.metadata.message_id not in accepted:
+                self._refuse(message)
 
     def _refuse(self, message: Message) -> None:
         refusal = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
@@ -134,7 +298,7 @@ class Outstanding:
         self.errors[message.metadata.dst_node_id] = refusal
 
     def pulled(self) -> Iterator[Message]:
-        """Yield the replies that have arrived, each from its site's node."""
+        """Yield the replies that have arrived, each from its site's node; keep errors for the end."""
         for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
             if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
@@ -144,32 +308,197 @@ class Outstanding:
             node = message.metadata.dst_node_id
             set_source(reply, node)  # errors that the SuperLink makes come from node 1
             self.lost.pop(node, None)
-            if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
-                self.lost[node] = message
+            self.errors.pop(node, None)
+            if reply.has_error():
+                self.errors[node] = reply
+                if reply.error.code == NODE_UNAVAILABLE:
+                    self.lost[node] = message
+            else:
+                self.good += 1
             yield reply
 
-    def counts(self, reply: Message) -> bool:
-        """Return whether a reply is a good one; an error is kept for the end."""
-        node = reply.metadata.src_node_id
-        self.errors.pop(node, None)
-        if reply.has_error():
-            self.errors[node] = reply
-            return False
-        self.good += 1
-        return True
+    def send_again(self, registered: Callable[[], Collection[int]] | None) -> bool:
+        """Send lost sites that are back their messages again, and give up those that are no longer registered.
 
-    def send_again(self) -> bool:
-        """Send lost sites that are back their messages again; return whether there were any."""
+        Returns:
+            True where there were any.
+        """
+        if not self.lost:
+            return False
+        revoked = sorted(set(self.lost) - set(registered())) if registered else []
+        for node in revoked:
+            self._refuse(self.lost.pop(node))
         back = sorted(set(self.lost) & set(self._grid.get_node_ids())) if self.lost else []
         ttl, messages = max(self.deadline - time.monotonic(), 1.0), list[Message]()
-        for lost in (self.lost.pop(node) for node in back):
+        for lost in [self.lost.pop(node) for node in back]:
             old = lost.metadata
             messages.append(Message(lost.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl))
         self.send(messages)
-        return bool(back)
+        return bool(revoked or back)
 
 
 def pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
-    """Send; return what was taken, by id. A message to a site that is no longer registered is not, and has no reply."""
+    """Send messages; return those that were accepted, by id.
+
+    A message to a site that is no longer registered is not accepted, and has no reply.
+    """
     accepted = set(grid.push_messages(messages)) if messages else set()
     return {m.metadata.message_id: m for m in messages if m.metadata.message_id in accepted}
+
+
+# ---------------------------------------------------------------------- replies
+
+
+@dataclass(frozen=True)
+class Replies(Generic[Reply]):
+    """The replies of one exchange.
+
+    Attributes:
+        accepted: Decoded replies by site name, sorted.
+        absent: Site name -> why its reply does not count.
+        bytes_up: Site name -> bytes received.
+        unfit: The sites that replied with what cannot count; they are among the absent.
+    """
+
+    accepted: Mapping[str, Reply]
+    absent: Mapping[str, str]
+    bytes_up: Mapping[str, int]
+    unfit: frozenset[str] = frozenset()
+
+    def without(self, dropped: Mapping[str, str]) -> "Replies[Reply]":
+        """Return the replies without those of sites that do not count after all, each with the reason."""
+        accepted = {site: reply for site, reply in self.accepted.items() if site not in dropped}
+        return replace(self, accepted=accepted, absent={**self.absent, **dropped})
+
+
+def too_few(what: str, replies: Replies[Reply], expected: int) -> TooFewSites:
+    """Return an error that names the sites that did not reply, each with its reason."""
+    reasons = "; ".join(f"{site}: {why}" for site, why in replies.absent.items())
+    return TooFewSites(f"{what}: {len(replies.accepted)} of {expected} sites replied. {reasons}")
+
+
+def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
+    """Return the typed reply, or the reason why there is none.
+
+    Here words of a site enter, those of an error reply and those that an error of ours repeats; from here on they are
+    escaped and cut (:func:`common.system.plain_text.printable`).
+    """
+    if message.has_error():
+        reason = message.error.reason or ""
+        if message.error.code in MESSAGE_GONE:
+            return None, "the site left the federation before it replied"
+        if message.error.code == NODE_UNAVAILABLE and FLOWERS_WORDS in reason:
+            return None, NOT_CONNECTED
+        # Flower's simulation wraps the site's own words: <class 'X'>:<'its words'>.
+        wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)
+        return None, printable(wrapped[1] if wrapped else reason) or f"error {message.error.code}"
+    try:
+        return decode(message.content, expected), ""
+    except WireError as error:
+        return None, printable(str(error))
+
+
+def received(
+    requests: Requests,
+    replies: Iterable[Message],
+    expected: type[Reply],
+    *,
+    on_reply: Callable[[Arrival], None],
+    check: Callable[[Reply], str],
+    keep: Callable[[Reply], Reply],
+    refuse: Callable[[str], None],
+) -> Replies[Reply]:
+    """Decode, match and check replies as they come; each site whose reply does not count has a reason.
+
+    Args:
+        requests: The requests of the exchange.
+        replies: Messages in any order.
+        expected: The record that a reply holds.
+        on_reply: Receives every reply of a site that was asked.
+        check: Returns why a good reply cannot count after all, or an empty string.
+        keep: Returns the part of a good reply that is kept.
+        refuse: Receives at once the name of a site whose reply does not count.
+    """
+    names = {node: site for site, node in requests.nodes.items()}
+    absent = dict.fromkeys(requests.expected, f"no reply within {requests.deadline_s:.0f} s")
+    accepted: dict[str, Reply] = {}
+    sizes: dict[str, int] = {}
+    unfit: set[str] = set()
+    for message in replies:
+        site = names.get(message.metadata.src_node_id, "")
+        if site not in requests.expected:
+            continue
+        record, reason = decoded(message, expected)
+        if record is not None:
+            reason = printable(mismatch(requests, record, site) or check(record))
+            sizes[site] = payload_bytes(message.content)
+        content = message.content if message.has_content() else None
+        requests.frozen.note(site, reason)
+        on_reply(Arrival(expected.__name__, requests.context.round, site, content, reason))
+        if record is not None and not reason:
+            absent.pop(site, None)
+            accepted[site] = keep(record)
+            continue
+        absent[site] = reason
+        refuse(site)
+        # Any other error is an honest site's way to say that it cannot go on, and a lost site's silence.
+        if message.has_content() or message.error.code == REFUSED_REPLY:
+            unfit.add(site)
+    return Replies({site: accepted[site] for site in sorted(accepted)}, absent, sizes, frozenset(unfit))
+
+
+def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitReply, site: str) -> str:
+    """Return why a well-formed reply does not belong to this exchange, or an empty string."""
+    context, method = requests.context, requests.method
+    origin, expected = (record.run, record.round, record.site), (requests.run, context.round, site)
+    if origin != expected:
+        return f"reply belongs to run, round, site {origin}, expected {expected}"
+    if isinstance(record, TrainReply):
+        if record.train_samples != (stated := context.answers[site].train_samples):
+            return f"trained on {record.train_samples} images, said {stated} at the roll call"
+        if fault := fault_in(record.update, requests.expected[site]):
+            return fault
+        shapes = {name: array.shape for name, array in record.statistics.items()}
+        # NaN in a statistic is "nothing to say".
+        if shapes != (due := dict(method.statistics_shape(context, site, requests.state.model.head.features))):
+            return f"statistics are {shapes}, expected {due}"
+        if record.epochs > (most := most_epochs(method.site, requests.plan)):
+            return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
+        if record.seconds > (longest := requests.sent_at[site].longest_s):
+            return f"says that it trained for {record.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"
+        return ""
+    masked = record.masked_classes if isinstance(record, EvaluateReply) else ()
+    strangers = sorted({*record.class_names, *masked} - set(context.contract.sites[site]))
+    if strangers:
+        return f"tested {quoted(strangers)}, which it does not annotate"
+    metrics = record.metric_names if isinstance(record, EvaluateReply) else ()
+    extra = sorted(set(metrics) - set(requests.plan.evaluation.metrics))
+    return f"sent the metrics {quoted(extra)}, which the plan does not ask for" if extra else ""
+
+
+def fault_in(update: Groups, sent: Groups) -> str:
+    """Return why an update cannot count, or an empty string.
+
+    Args:
+        update: The groups that came.
+        sent: The groups expected back, as they went out.
+    """
+    if fault := _array_fault("trunk", update.trunk, sent.trunk) or _array_fault("norm", update.norm, sent.norm):
+        return fault
+    if update.form != sent.form:
+        return f"trunk travels as {update.form}, expected {sent.form}"
+    if update.head is None or sent.head is None:
+        return "" if update.head is sent.head else f"head was {'not ' if sent.head is None else ''}expected"
+    if update.head.class_names != sent.head.class_names:
+        return f"head rows are {list(update.head.class_names)}, expected {list(sent.head.class_names)}"
+    return _array_fault("head.weight", update.head.weight, sent.head.weight) or _array_fault(
+        "head.bias", update.head.bias, sent.head.bias
+    )
+
+
+def _array_fault(name: str, array: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:
+    if array is None or expected is None:
+        return "" if array is expected else f"{name} was {'not ' if expected is None else ''}expected"
+    if array.shape != expected.shape:
+        return f"{name} has shape {array.shape}, expected {expected.shape}"
+    return "" if np.isfinite(array).all() else f"{name} holds values that are not finite"

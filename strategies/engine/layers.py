@@ -1,19 +1,24 @@
 """Layers that may be switched on around the rounds of a run: each is one object, and one that is off is absent.
 
-A layer stands between the coordinator and the method: it may choose among the sites of a round, change a reply, refuse
-a model, and wrap the merging of updates. Here are the interface and the two short layers; secure aggregation and
-rollback have modules of their own.
+A layer stands between the coordinator and the method: it may choose among the sites of a round, refuse or change a
+reply, refuse a model, and wrap the merging of updates. Here are the interface and all layers but secure aggregation,
+which has a module of its own.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
-from common.wire.records import TrainReply
+import numpy as np
+
+from common.models.state import ModelState
+from common.wire.records import EvaluateReply, Groups, TrainReply
 from strategies.aggregation.bounds import Lengths, bounded, counted_images, lengths_of, medians_of, times_of
 from strategies.aggregation.means import Merged
-from strategies.engine.replies import Replies
-from strategies.engine.round_record import FederationValidation
+from strategies.engine.events import FederationValidation, RolledBack
+from strategies.engine.exchange import Replies
 from strategies.engine.state import FederationState
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ class RoundOutcome:
     """The replies of a round that count, and the means that they make.
 
     Attributes:
-        arrived: By ``time.monotonic``, when all replies were there.
+        arrived: Time by ``time.monotonic`` when all replies were there.
         closed_rows: Head rows that stayed masked.
     """
 
@@ -54,6 +59,10 @@ class Layer:
         """Return those of the drawn sites that can take part in the round."""
         return sites
 
+    def fault_in(self, update: Groups, sent: Groups) -> str:
+        """Return why a site's update cannot count, or an empty string; ``sent`` are its groups as they went out."""
+        return ""
+
     def on_reply(self, reply: TrainReply) -> TrainReply:
         """Receive a good reply as it comes; return it as it counts."""
         return reply
@@ -68,6 +77,27 @@ class Layer:
     def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
         """Note something in the state after a round; the validation is that of the model before."""
         return state
+
+
+@dataclass
+class PositiveVariances(Layer):
+    """No update makes a running variance of batch normalisation negative.
+
+    Attributes:
+        variances: Places of the running variances in the ``norm`` group.
+    """
+
+    variances: Sequence[slice]
+
+    def fault_in(self, update: Groups, sent: Groups) -> str:
+        """Return a fault where a variance would be negative by more than rounding."""
+        if update.norm is None or sent.norm is None:
+            return ""
+        for place in self.variances:
+            before = sent.norm[place].astype(np.float64)
+            if (before + update.norm[place] < -1e-3 * (1 + np.abs(before))).any():
+                return "it makes a variance of batch normalisation negative"
+        return ""
 
 
 @dataclass
@@ -116,3 +146,193 @@ class NormBound(Layer):
             return replace(outcome, received=received, merged=replace(outcome.merged, shortened=shortened))
 
         return bound
+
+
+# ---------------------------------------------------------------------- a model that collapses is taken back
+
+COLLAPSE, STALL = 3.0, 0.98
+"""Times the loss of the model before from which a model has collapsed, and from which it has not become better."""
+HARM, HARM_AUROC = 2.0, 0.1
+"""Times the loss, and AUROC below that, of the model without a site from which its update harms."""
+LEAST_LOSS = 0.1
+"""A lower loss counts as this one: where training has settled, a loss of 0.02 doubles by chance."""
+SITES = range(3, 17)
+"""Of a round in which models are tried."""
+FEWEST_JUDGES = 2
+"""Sites beside the suspect that must state their figures: a single one could have any other left out."""
+
+CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
+"""Words of the reasons of sites that the model broke: their training, or the loss that they would tell."""
+
+
+class ModelCollapse(Exception):
+    """The present model has collapsed; carries the state to go on from."""
+
+    def __init__(self, state: FederationState) -> None:
+        super().__init__("the model has collapsed")
+        self.state = state
+
+
+def collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
+    """Return why a model has collapsed, or an empty string: it is useless to more than half of the sites.
+
+    Args:
+        losses: Site -> validation loss of the model.
+        absent: Site -> why its reply does not count.
+        before: Site -> validation loss of the last model that had not collapsed.
+    """
+    lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
+    times = [_times(losses[site], before[site]) for site in sorted(losses.keys() & before.keys())]
+    worse = [ratio for ratio in times if ratio > COLLAPSE]
+    voters = len(lost | {site for site in before if site in losses or site in absent})
+    if 2 * (len(lost) + len(worse)) <= voters:
+        return ""
+    much = f"a validation loss {min(worse):.3g} times as high as before, or more" if worse else "no finite loss"
+    return f"{len(lost) + len(worse)} of {voters} sites have {much}"
+
+
+def stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
+    """Return whether more than half of the sites find a model no better than the one before."""
+    times = [_times(losses[site], before[site]) for site in losses.keys() & before.keys()]
+    high = [losses[site] > LEAST_LOSS for site in losses.keys() & before.keys()]
+    return 2 * sum(ratio > STALL and loss for ratio, loss in zip(times, high, strict=True)) > len(times) > 0
+
+
+def culprit(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
+    """Return the site whose update harms most, with the reason; two empty strings where none does.
+
+    More than half of the other sites that state figures, at least :data:`FEWEST_JUDGES`, must have a loss :data:`HARM`
+    times as high with its update as without it, or an AUROC lower by :data:`HARM_AUROC`. Its own word does not count:
+    one site of three or more can neither save itself, by silence either, nor have another left out.
+
+    Args:
+        whole: What the sites say of the model of all updates; a loss that is not finite is missing.
+        without: Site -> the same of the model without its update.
+    """
+    harm = {site: _harm(site, whole, validation) for site, validation in without.items()}
+    site = max(sorted(harm), key=lambda name: harm[name])
+    times, drop = harm[site]
+    if times < HARM and drop < HARM_AUROC:
+        return "", ""
+    much = f"{times:.3g} times the validation loss" if math.isfinite(times) else "no finite validation loss"
+    return site, f"more than half of the other sites have {much}, or more, with its update, and {drop:.2f} less AUROC"
+
+
+def _harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
+    """Return how many times the loss is as high, and how much lower the AUROC, with an update at most other sites."""
+    judges = sorted((whole.loss.keys() | without.loss.keys()) - {site})
+    times = sorted(_times(whole.loss.get(judge, math.inf), without.loss.get(judge, math.inf)) for judge in judges)
+    tested = sorted((whole.auroc.keys() & without.auroc.keys()) - {site})
+    drops = sorted(without.auroc[judge] - whole.auroc[judge] for judge in tested)
+    return _majority(times, 1.0), _majority(drops, 0.0)
+
+
+def _majority(values: list[float], none: float) -> float:
+    """The value that more than half of all reach or exceed; ``none`` of too few judges."""
+    return values[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
+
+
+def _times(loss: float, other: float) -> float:
+    if not math.isfinite(other):
+        return 1.0
+    return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf
+
+
+class Rollback(Layer):
+    """Takes back a model that collapses, and finds the site whose update harms by leaving one out.
+
+    A model has *collapsed* where more than half of the sites have three times the validation loss of the model before,
+    or none that is finite. Then the run goes back one round, whose updates are made again. Before they count, the model
+    is made once without each site, and every site evaluates it: one trial a site. The same trial is made, without going
+    back, where a model has merely not become better, or an update had to be shortened.
+
+    The layer is absent under secure aggregation, with noise, and where a model is passed on: there no model can be made
+    without one site. Of two sites each is the only judge of the other; among very many a bounded update moves the mean
+    by little.
+
+    Args:
+        coordinator: The run.
+        bound: On the length of an update; a model is tried where it shortens one.
+    """
+
+    buffered = True
+
+    def __init__(self, coordinator: "Coordinator", bound: NormBound) -> None:
+        self._coordinator, self._bound = coordinator, bound
+
+    def due(self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool) -> bool:
+        """Return whether a round's updates are tried before they count.
+
+        Args:
+            state: Before the round.
+            losses: Of the model that it began with, by the sites whose updates count and that state one.
+            updates: How many sites' updates count.
+            too_long: Whether an update had to be shortened.
+        """
+        if updates not in SITES or len(losses) < FEWEST_JUDGES:
+            return False
+        odd = too_long or stalled(losses, state.sound_losses)
+        return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
+
+    def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
+        """Look at what the sites say of the present model. No round is done again twice.
+
+        Raises:
+            ModelCollapse: If it has collapsed, and there is a round to go back to.
+        """
+        state = self._coordinator.state
+        if len(self._coordinator.sites.members) not in SITES or state.round <= state.repeated:
+            return
+        if because := collapse(validation.loss, absent, state.sound_losses):
+            earlier = self._coordinator.callbacks.on_rollback(RolledBack(state.round, state.round - 1, because))
+            if earlier is not None:
+                raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
+
+    def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
+        """Keep the losses of the model that the round began with, which had not collapsed."""
+        return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
+
+    def around(self, merge: Merge) -> Merge:
+        """Try a round's updates before they count, where that is due."""
+
+        def tried(received: Replies[TrainReply]) -> RoundOutcome:
+            losses = FederationValidation.of_replies(received.accepted).loss
+            too_long = self._bound.shortens(received.accepted)
+            if self.due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
+                received = self._without_culprit(merge, received)
+            return merge(received)
+
+        return tried
+
+    def _without_culprit(self, merge: Merge, received: Replies[TrainReply]) -> Replies[TrainReply]:
+        """Return the replies but for the site whose update harms, if there is one; it is left out from now on."""
+        coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
+        sites = sorted(received.accepted)
+
+        def judged(out: str = "") -> FederationValidation:
+            some = {site: received.accepted[site] for site in sites if site != out}
+            means = merge(replace(received, accepted=some)).merged.means
+            return self._judged(server_round, sites, coordinator.moved(server_round, means)[0])
+
+        site, reason = culprit(judged(), {site: judged(out=site) for site in sites})
+        state = coordinator.state
+        if not site:  # each pause is longer: a run of 100 rounds has a dozen trials in vain at most
+            coordinator.state = replace(state, next_trial=server_round + max(server_round // 2, 1))
+            return received
+        coordinator.callbacks.on_exclusion(server_round, site, reason)
+        coordinator.state = replace(state, excluded={**state.excluded, site: reason})
+        received = replace(received.without({site: reason}), unfit=received.unfit | {site})
+        coordinator.refuse_too_few(server_round, received)
+        return received
+
+    def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
+        """Ask the sites how good a model is that may become that of this round."""
+        coordinator, training = self._coordinator, self._coordinator.requests
+        messages = coordinator.evaluate_messages(server_round, model, sites, test=False)
+        deadline_s = coordinator.participation.round_deadline_s
+        replies = coordinator.exchanged(messages, "evaluate", server_round, deadline_s)
+        validation = FederationValidation.of_replies(coordinator.received(replies, EvaluateReply).accepted)
+        for site, size in coordinator.requests.bytes_down.items():
+            training.bytes_down[site] = training.bytes_down.get(site, 0) + size
+        coordinator.requests = training
+        return validation

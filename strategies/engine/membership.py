@@ -1,27 +1,42 @@
 """The sites of a run: the roll call, the label contract, late joiners, the draw of a round's sites.
 
 The sites of an exchange are drawn from the run's seed and the round, and from nothing else: a run that was killed and
-goes on asks the same sites, and so does the same run over the network or in simulation."""
+goes on asks the same sites, and so does the same run over the network or in simulation.
+"""
 
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
 from common.contract import Declaration, LabelContract, declaration_faults, fold_spelling, merge_declarations
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.system.timers import JOIN_DEADLINE_S
-from common.wire.records import NO_ARRAYS, Arrays, RollCall
-from strategies.engine.callbacks import Callbacks
-from strategies.engine.claims import ClaimsBySite, claim_faults, no_lists
-from strategies.engine.roll_call import Member, Registered, Roll, call_the_roll, model_faults, refuse_faulty
+from common.security.signatures import Signed, attached_signature
+from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
+from common.wire.codec import encode, payload_bytes
+from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
+from common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
+from strategies.engine.events import Callbacks, TooFewSites, Waiting
+from strategies.engine.exchange import (
+    FIRST_POLL_S,
+    NODE_UNAVAILABLE,
+    REVOKED,
+    decoded,
+    exchange,
+    next_pause,
+    pushed,
+)
 from strategies.methods.base import Method, RoundContext
 
+SHOWN_AFTER_S = 1.0
+"""Seconds after which the missing sites are shown as waited for."""
 FEW = 100
 """Sites that are all asked how good a model is; of more, so many are drawn, or as many as train in a round."""
 EVALUATION = 1
@@ -73,6 +88,215 @@ def drawn_to_cover(
         needed.append(max(order, key=lambda site: len(classes[site] & missing)))
 
 
+# ---------------------------------------------------------------------- the roll call
+
+Registered = Callable[[], Mapping[int, str]]
+"""Names under which nodes are registered; in simulation nobody is, and a site is who it says it is."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site that answered the roll call; bytes are those of the call and of the answer.
+
+    Attributes:
+        signed: The signature of the site's answer; None in simulation.
+    """
+
+    node_id: int
+    answer: RollCallAnswer
+    bytes_down: int
+    bytes_up: int
+    signed: Signed | None = None
+
+    @property
+    def declaration(self) -> Declaration:
+        """Return the labels that the site annotates, under its own names and their canonical names."""
+        answer = self.answer
+        return Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
+
+
+AdmissionRule = Callable[[Iterable[Member]], list[Fault]]
+"""Returns a fault for each site that may not take part as it answered."""
+
+
+@dataclass
+class Roll:
+    """The sites that were called, with their answers.
+
+    Attributes:
+        members: Node -> the site that answered there.
+        refused: Node -> why it cannot take part; not asked again before it went away and came back.
+    """
+
+    grid: Grid
+    call: RollCall
+    registered: Registered | None = None
+    members: dict[int, Member] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    _away: set[int] = field(default_factory=set)  # of the refused, those that have left since
+    _asked: dict[str, int] = field(default_factory=dict)  # message -> node that has not answered it yet
+
+    def __post_init__(self) -> None:
+        self._content = encode(self.call)  # the same for all
+
+    @property
+    def declarations(self) -> list[Declaration]:
+        """Return the labels of all members."""
+        return [member.declaration for member in self.members.values()]
+
+    @property
+    def awaits(self) -> bool:
+        """Return whether a connected site has not answered yet."""
+        return bool(self._asked)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return the names of the registered sites that are neither members nor refused."""
+        names = self.registered() if self.registered else {}
+        known_nodes = self.members.keys() | self.refused.keys()
+        return tuple(sorted(name for node, name in names.items() if node not in known_nodes))
+
+    def ask_newcomers(self, timeout_s: float) -> list[Member]:
+        """Ask every connected site that has not been asked; return those that are now members."""
+        deadline, pause_s, new = time.monotonic() + timeout_s, FIRST_POLL_S, list[Member]()
+        self.ask(timeout_s)
+        while self._asked and time.monotonic() < deadline:
+            if not (members := self.answered()) and self._asked:
+                time.sleep(pause_s)
+                pause_s = next_pause(pause_s)
+            new += members
+        self.give_up(timeout_s)
+        return new
+
+    def ask(self, timeout_s: float) -> None:
+        """Send the call to anyone who has connected since.
+
+        A site that answers with an error will not answer better the second time, unless it went away and came back:
+        somebody may have fixed it. While it is away the reason stands: a site of another release leaves at once.
+        """
+        online = set(self.grid.get_node_ids())
+        for node in self._away & online:
+            self.refused.pop(node, None)
+        self._away = set(self.refused) - online
+        nodes = sorted(online - set(self.members) - set(self.refused) - set(self._asked.values()))
+        messages = [Message(self._content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
+        for name, message in pushed(self.grid, messages).items():
+            self._asked[name] = message.metadata.dst_node_id
+
+    def answered(self) -> list[Member]:
+        """Return the sites that have become members since."""
+        new = []
+        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+            if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
+                continue
+            if reply.has_error() and reply.error.code in (NODE_UNAVAILABLE, REVOKED):
+                continue  # it is asked again when it is connected, if it is registered then
+            answer, reason = decoded(reply, RollCallAnswer)
+            if answer is None:
+                self.refused[node] = reason
+            elif answer.run != self.call.run:
+                self.refused[node] = f"answer belongs to run {answer.run}, expected {self.call.run}"
+            elif self.registered and (name := self.registered().get(node, "")) != answer.site:
+                self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
+            else:
+                sizes = payload_bytes(self._content), payload_bytes(reply.content)
+                self.members[node] = Member(node, answer, *sizes, attached_signature(reply.content))
+                new.append(self.members[node])
+        return new
+
+    def leave_unanswered(self) -> None:
+        """Go on without sites that have not answered; they are asked again as late joiners."""
+        self._asked.clear()
+
+    def give_up(self, timeout_s: float) -> None:
+        """Stop waiting for sites that have not answered."""
+        self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
+        self._asked.clear()
+
+    def name_of(self, node: int) -> str:
+        """Return the registered name; in simulation the node's number."""
+        names = self.registered() if self.registered else {}
+        return names.get(node, f"node {node}")
+
+    def refuse(self, node: int, kind: str, reason: str) -> None:
+        """Note why a site cannot take part, and tell the site; return when the site has noted it too, or is silent."""
+        self.members.pop(node, None)
+        self.refused[node] = reason
+        record = Refusal(self.call.run, kind, reason)
+        message = Message(encode(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
+        noted = exchange(self.grid, [message], lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
+        list(noted)
+
+    def refuse_faulty(self, faults: Iterable[Fault], kind: str) -> None:
+        """Tell every site that has to fix something its faults."""
+        by_site: dict[str, list[str]] = {}
+        for fault in faults:
+            if fault.site:
+                by_site.setdefault(fault.site, []).append(str(fault))
+        for node, member in list(self.members.items()):
+            if reasons := by_site.get(member.answer.site):
+                self.refuse(node, kind, "\n".join(reasons))
+
+
+def call_the_roll(
+    roll: Roll, expected: int, needed: int, deadline_s: float, on_wait: Callable[[Waiting], None]
+) -> None:
+    """Ask every site who it is and which classes it annotates.
+
+    Args:
+        roll: The roll that is filled.
+        expected: Sites to wait for; one that declines is not one of them while a connected site has not answered.
+        needed: Sites that suffice after ``deadline_s``.
+        deadline_s: Seconds to wait for ``expected`` sites.
+        on_wait: Receives the sites that are missing, whenever these change.
+
+    Raises:
+        TooFewSites: If fewer than ``needed`` answered in time, with the reasons.
+        BadInput: If two sites use one name.
+    """
+    deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
+    shown: tuple[str, ...] | None = None
+    while (left := deadline - time.monotonic()) > 0:
+        roll.ask(left)
+        members = roll.answered()
+        heard = len(roll.members) + len(roll.refused)
+        if len(roll.members) >= expected or (heard >= expected and not roll.awaits):
+            roll.leave_unanswered()
+            break
+        if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := roll.missing):
+            on_wait(Waiting("roll call", 0, missing, (), left))
+            shown = missing
+        if not members:
+            time.sleep(pause_s)
+            pause_s = next_pause(pause_s)
+    roll.give_up(deadline_s)
+    if len(roll.members) < needed:
+        reasons = "; ".join(f"{roll.name_of(node)}: {why}" for node, why in sorted(roll.refused.items()))
+        present = quoted(sorted(member.answer.site for member in roll.members.values())) or "none"
+        absent = f" Not there: {quoted(roll.missing)}." if roll.missing else ""
+        answered = f"{len(roll.members)} of {needed} sites answered the roll call ({present})."
+        raise TooFewSites(f"{answered}{absent} {reasons}".strip())
+    names = Counter(member.answer.site for member in roll.members.values())
+    remedy = "Give each a name of its own."
+    stop_on([Fault(f"site {name}", "two sites use this name.", remedy) for name, n in sorted(names.items()) if n > 1])
+
+
+def model_faults(members: Iterable[Member], layout: str) -> list[Fault]:
+    """Return a fault, with its release, for each site that would train a model of another layout."""
+    return [
+        Fault(
+            f"site {member.answer.site}",
+            f"builds another model from this plan (its release is {member.answer.version}).",
+            "Install the coordinator's release there.",
+            member.answer.site,
+        )
+        for member in sorted(members, key=lambda member: member.answer.site)
+        if member.answer.layout != layout
+    ]
+
+
+# ---------------------------------------------------------------------- the labels of one site against those of others
+
 Choice = TypeVar("Choice")
 
 
@@ -91,18 +315,23 @@ def own_faults(declarations: Iterable[Declaration]) -> list[Fault]:
 
 def minority_faults(declarations: Sequence[Declaration]) -> list[Fault]:
     """Return a fault for each site that spells a class otherwise than most sites that annotate it."""
-    return [
-        fault
-        for spellings in _spellings(declarations).values()
-        if len(spellings) > 1 and (usual := _strict_majority(spellings))
-        for fault in _otherwise(declarations, usual, spellings)
-    ]
+    faults = list[Fault]()
+    for spellings in _spellings(declarations).values():
+        usual = _strict_majority(spellings)
+        for declaration in declarations if usual else ():
+            for local, name in zip(declaration.names, declaration.canonical, strict=True):
+                if name in spellings and name != usual:
+                    site = declaration.site
+                    problem = f'"{name}" (site {site}) looks like "{usual}", as most sites that annotate it write it.'
+                    where = f"site.toml of {site}"
+                    remedy = f'Two lines in {where} settle it:\n    [data.synonyms]\n    "{local}" = "{usual}"'
+                    faults.append(Fault("label contract", problem, remedy, site))
+    return faults
 
 
 def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list[Fault]:
     """Return the sites whose classes are not those of most, for a method that needs every class everywhere."""
-    sets = Counter(frozenset(declaration.canonical) for declaration in declarations)
-    usual = _strict_majority(sets)
+    usual = _strict_majority(Counter(frozenset(declaration.canonical) for declaration in declarations))
     if not method.site.full_coverage or usual is None:
         return []
     return [
@@ -119,7 +348,7 @@ def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list
 
 
 def _spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[str]]:
-    """Folded name -> by how many sites each spelling of it is used."""
+    """Return folded name -> by how many sites each spelling of it is used."""
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
         for name in set(declaration.canonical):
@@ -132,28 +361,18 @@ def _strict_majority(votes: Counter[Choice]) -> Choice | None:
     return next((choice for choice, count in votes.items() if 2 * count > votes.total()), None)
 
 
-def _otherwise(declarations: Iterable[Declaration], usual: str, spellings: Iterable[str]) -> Iterator[Fault]:
-    others = set(spellings) - {usual}
-    for declaration in declarations:
-        for local, name in zip(declaration.names, declaration.canonical, strict=True):
-            if name in others:
-                problem = (
-                    f'"{name}" (site {declaration.site}) looks like "{usual}", as most sites that annotate it write it.'
-                )
-                where = f"site.toml of {declaration.site}"
-                remedy = f'Two lines in {where} settle it:\n    [data.synonyms]\n    "{local}" = "{usual}"'
-                yield Fault("label contract", problem, remedy, declaration.site)
+# ---------------------------------------------------------------------- who takes part
 
 
 class Membership:
     """The sites of one run.
 
     Attributes:
-        registered: The names of nodes; None in simulation.
-        claims: What each site was admitted for.
-        contract: Who annotates what; its classes are settled by the roll call.
-        members: Site -> what it answered.
-        bytes_down, bytes_up: By site, everything from the roll call to the test.
+        registered: Names of nodes; None in simulation.
+        admission: Rules that a site must keep to take part, beside those of its labels and its model.
+        contract: The classes that each site annotates; the set of all classes is settled by the roll call.
+        members: Site -> its answer to the roll call.
+        bytes_down, bytes_up: Bytes by site, from the roll call to the test.
     """
 
     def __init__(
@@ -165,10 +384,10 @@ class Membership:
         *,
         callbacks: Callbacks | None = None,
         registered: Registered | None = None,
-        claims: ClaimsBySite = no_lists,
+        admission: Sequence[AdmissionRule] = (),
     ) -> None:
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
-        self.callbacks, self.registered, self.claims = callbacks or Callbacks(), registered, claims
+        self.callbacks, self.registered, self.admission = callbacks or Callbacks(), registered, admission
         self.contract = LabelContract((), MappingProxyType({}))
         self.members: dict[str, Member] = {}
         self.bytes_down, self.bytes_up = Counter[str](), Counter[str]()
@@ -180,7 +399,7 @@ class Membership:
         return self.participation.min_sites or asked
 
     def roll_call(self, grid: Grid, expected: int) -> LabelContract:
-        """Ask every site who it is and what it annotates; settle the label contract.
+        """Ask every site who it is and which classes it annotates; settle the label contract.
 
         Args:
             grid: Flower's connection to the sites.
@@ -191,14 +410,15 @@ class Membership:
             BadInput: If the declarations contradict one another or the method does not fit them.
         """
         section = self.participation
-        self._roll = Roll(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
+        self._roll = roll = Roll(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
         needed = section.min_sites or expected
-        call_the_roll(self._roll, expected, needed, section.roll_call_deadline_s, self.callbacks.on_wait)
-        self._leave_out(claim_faults(self._roll.members.values(), self.claims()), "labels")
+        call_the_roll(roll, expected, needed, section.roll_call_deadline_s, self.callbacks.on_wait)
+        for rule in self.admission:
+            self._leave_out(rule(roll.members.values()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
-            self._leave_out(own_faults(self._declarations()), "labels")
-            self._leave_out(minority_faults(self._declarations()), "labels")
-            self._leave_out(coverage_faults(self.method, self._declarations()), "labels")
+            self._leave_out(own_faults(roll.declarations), "labels")
+            self._leave_out(minority_faults(roll.declarations), "labels")
+            self._leave_out(coverage_faults(self.method, roll.declarations), "labels")
         return self._settle_labels()
 
     def _leave_out(self, faults: Sequence[Fault], kind: str) -> None:
@@ -207,32 +427,36 @@ class Membership:
         Raises:
             BadInput: If too few sites are left.
         """
-        refuse_faulty(self._roll, faults, kind)
+        self._roll.refuse_faulty(faults, kind)
         needed = self.participation.min_sites
         if not needed or len(self._roll.members) < needed:
             stop_on(faults)
 
-    def _declarations(self) -> list[Declaration]:
-        return [member.declaration for member in self._roll.members.values()]
-
     def _settle_labels(self) -> LabelContract:
         """Make the contract and the list of members from who is on the roll."""
         try:
-            self.contract = merge_declarations(self._declarations())
+            self.contract = merge_declarations(self._roll.declarations)
         except BadInput as error:
-            refuse_faulty(self._roll, error.faults, "labels")
+            self._roll.refuse_faulty(error.faults, "labels")
             raise
         stop_on(self.method.contract_faults(self.contract))
         on_roll = {member.answer.site: member for member in self._roll.members.values()}
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
-        self._enrol(on_roll[site] for site in on_roll.keys() - self.members.keys())
+        for site in on_roll.keys() - self.members.keys():
+            self._enrol(on_roll[site])
         stop_on(self.method.roll_call_faults(self.context(0, NO_ARRAYS)))
         return self.contract
 
+    def _enrol(self, member: Member) -> None:
+        site = member.answer.site
+        self.members[site] = member
+        self.bytes_down[site] += member.bytes_down
+        self.bytes_up[site] += member.bytes_up
+
     @property
     def left_out(self) -> dict[str, str]:
-        """Sites that do not take part as things stand, and why: they declined, or could not be taken in."""
+        """Return the sites that do not take part as things stand, with reasons: declined, or could not be taken in."""
         return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
 
     def context(self, server_round: int, statistics: Arrays) -> RoundContext:
@@ -242,6 +466,9 @@ class Membership:
 
     def settle_model(self, layout: str) -> LabelContract:
         """Fix the layout of the model; a site of another release that would build another one is left out.
+
+        Args:
+            layout: Signature of the model's layout.
 
         Returns:
             The contract of the sites that are left: it may have fewer classes.
@@ -254,26 +481,19 @@ class Membership:
         self._leave_out(faults, "version")
         return self._settle_labels() if faults else self.contract
 
-    def _enrol(self, members: Iterable[Member]) -> None:
-        for member in members:
-            site = member.answer.site
-            self.members[site] = member
-            self.bytes_down[site] += member.bytes_down
-            self.bytes_up[site] += member.bytes_up
-
     def admit_late_joiners(self, server_round: int) -> None:
-        """Call the roll for sites that have connected since; who fits the run's classes and model is in."""
+        """Call the roll for sites that have connected since; a site that fits the run's classes and model is in."""
         for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
             if faults := model_faults([member], self._layout):
-                refuse_faulty(self._roll, faults, "version")
-            elif faults := claim_faults([member], self.claims()) or self._joining(member):
-                refuse_faulty(self._roll, [replace(fault, site=member.answer.site) for fault in faults], "labels")
+                self._roll.refuse_faulty(faults, "version")
+            elif faults := [fault for rule in self.admission for fault in rule([member])] or self._joining(member):
+                self._roll.refuse_faulty([replace(fault, site=member.answer.site) for fault in faults], "labels")
             else:
-                self._enrol([member])
+                self._enrol(member)
                 self.callbacks.on_join(server_round, member.answer.site)
 
     def _joining(self, member: Member) -> list[Fault]:
-        """Take a late joiner into the contract, whose classes are settled; or say why not."""
+        """Take a late joiner into the contract, whose classes are settled; or return why that cannot be."""
         declarations = [other.declaration for other in self.members.values()] + [member.declaration]
         try:
             contract = merge_declarations(declarations, self.contract.class_names)
@@ -300,7 +520,7 @@ class Membership:
     def drawn_to_evaluate(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites that are asked how good a model is, but for the excluded.
 
-        It is all of them, or a sample drawn from (seed, round) that covers the run's classes where it can.
+        They are all sites, or a sample drawn from (seed, round) that covers the run's classes where it can.
         """
         if not self.samples:
             return sorted(set(self.members) - set(excluded))

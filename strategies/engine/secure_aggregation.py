@@ -14,11 +14,10 @@ from common.system.plain_text import printable
 from common.wire.codec import R, Record, encode, payload_bytes
 from common.wire.records import EvaluateReply, TrainReply
 from common.wire.secure_aggregation import STAGES, TEST_ROUND, KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from strategies.aggregation.mean import GivenMean, GivenRows, running_sum
-from strategies.aggregation.means import Means, Merged
+from strategies.aggregation.means import GivenMean, GivenRows, Means, Merged, running_sum
+from strategies.engine.events import TooFewSites
+from strategies.engine.exchange import Replies, decoded
 from strategies.engine.layers import Layer, Merge, RoundOutcome
-from strategies.engine.replies import Replies, decoded
-from strategies.engine.round_record import TooFewSites
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
@@ -36,10 +35,10 @@ Answer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
 
 
 class Queries:
-    """Sends the queries of one masked sum in the present exchange; notes who did not answer and what it cost.
+    """Sends the queries of one masked sum in the present exchange; notes who did not answer, and bytes received.
 
     Attributes:
-        round: Under whose number the sum is made.
+        round: Number under which the sum is made.
         absent: Site -> why its answer to the last query does not count.
         bytes_up: Site -> bytes of its answers.
     """
@@ -66,18 +65,16 @@ class Queries:
             record, reason = decoded(message, expected)
             if message.has_content():
                 self.bytes_up[site] = self.bytes_up.get(site, 0) + payload_bytes(message.content)
-            if record is None or (reason := self._mismatch(record, site)):
+            if record is not None:
+                assert isinstance(record, Answer)
+                origin, expected_origin = (record.run, record.round, record.site), (self.run, self.round, site)
+                if origin != expected_origin:
+                    reason = printable(f"reply belongs to run, round, site {origin}, expected {expected_origin}")
+            if record is None or reason:
                 self.absent[site] = reason
                 continue
             self.absent.pop(site, None)
             yield site, record
-
-    def _mismatch(self, record: Record, site: str) -> str:
-        assert isinstance(record, Answer)
-        belongs, wanted = (record.run, record.round, record.site), (self.run, self.round, site)
-        if belongs == wanted:
-            return ""
-        return printable(f"reply belongs to run, round, site {belongs}, expected {wanted}")
 
 
 class SecureAggregation(Layer):
@@ -125,10 +122,10 @@ class SecureAggregation(Layer):
             reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
             raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
         gone = {site: queries.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.survivors}
-        kept = {site: reply for site, reply in replies.items() if site in opened.survivors}
+        summed_replies = {site: reply for site, reply in replies.items() if site in opened.survivors}
         sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
         coordinator.sites.bytes_up.update(queries.bytes_up)
-        summed = Replies(kept, {**received.absent, **gone}, sizes)
+        summed = Replies(summed_replies, {**received.absent, **gone}, sizes)
         coordinator.refuse_too_few(queries.round, summed)
         return RoundOutcome(summed, Merged(means_of_sum(opened, model)), time.monotonic(), opened.closed)
 
@@ -161,7 +158,7 @@ def summed_test(coordinator: "Coordinator", tested: Replies[EvaluateReply]) -> d
 
 
 def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
-    """The means of the updates that are in a sum."""
+    """Return the means of the updates that are in a sum."""
     request, part = opened.asked, 1 / opened.divisor
     trunk, norm, weight, bias = rows_of(request.layout, request.classes, opened.vector)
     whole = running_sum(part for _ in opened.survivors)

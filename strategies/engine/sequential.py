@@ -23,8 +23,8 @@ from strategies.aggregation.means import mixture
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import longest_update, visit
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.replies import Replies, round_record, too_few, validation_of
-from strategies.engine.round_record import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
+from strategies.engine.events import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
+from strategies.engine.exchange import Replies, too_few
 from strategies.engine.state import after_round, with_judgement
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
 from strategies.local.site_method import SiteMethod
@@ -43,7 +43,7 @@ from strategies.local.training import (
 from strategies.methods.base import Method, SequentialMethod, ServerTraining
 
 COORDINATOR = "coordinator"
-"""Under this name its figures stand beside the sites'."""
+"""Name under which the coordinator's figures stand beside the sites'."""
 
 
 @dataclass
@@ -99,28 +99,28 @@ class OwnTraining:
         return state, {} if spec.reset_optimizer else optimizer_arrays(self.network, optimizer), record
 
     def judged(self, model: ModelState) -> FederationValidation:
-        """How good a model is on the coordinator's validation part."""
+        """Return the figures of a model on the coordinator's validation part."""
         self.put(model)
         with reproducible(0, self.plan.training.threads):
             validation = validate(self.network, self.validation, self.method.loss, self.plan.training)
-        return FederationValidation(_named(validation.loss), _named(validation.mean_auroc))
-
-
-def _named(value: float | None) -> dict[str, float]:
-    return {} if value is None or not math.isfinite(value) else {COORDINATOR: value}
+        loss, auroc = (
+            {} if value is None or not math.isfinite(value) else {COORDINATOR: value}
+            for value in (validation.loss, validation.mean_auroc)
+        )
+        return FederationValidation(loss, auroc)
 
 
 @dataclass
 class Pass:
-    """One pass, as it goes.
+    """One pass of the model through the sites of a round, as it goes.
 
     Attributes:
-        model: The last good one.
-        result: What the round would end with after the last hop.
-        replies: Of whom it has passed through, in that order.
-        absent: Whom it could not, with the reasons.
+        model: The last good model.
+        result: The model that the round would end with after the last hop.
+        replies: Replies of the sites that the model has passed through, in that order.
+        absent: The sites that it could not pass through, with the reasons.
         lengths: Site -> lengths of its last update that counted, earlier rounds included.
-        shortened: Whose update was too long, with what was done.
+        shortened: The sites whose update was too long, with what was done.
     """
 
     model: ModelState
@@ -134,70 +134,65 @@ class Pass:
 
 
 class SequentialCoordinator(Coordinator):
-    """Passes one model on from hospital to hospital, round by round, and trains on images of its own where it has any.
-
-    Attributes:
-        own: The coordinator's own images; None for none.
-    """
+    """Passes one model on from hospital to hospital, round by round; trains on images of its own where it has any."""
 
     method: SequentialMethod
-    own: OwnTraining | None = None
+    _own: OwnTraining | None = None
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; they validate, and train where the method says how."""
-        self.own = OwnTraining(own, self.plan, self.method.site, class_names, device, self.frozen.part)
+        self._own = OwnTraining(own, self.plan, self.method.site, class_names, device, self.frozen.part)
 
-    @property
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         """Return whether too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
         server, best = self.method.server_training, self.state.best_round
         return server is not None and best > 0 and self.state.round - best >= server.patience
 
-    def before_rounds(self, timeout: float) -> None:
+    def _before_rounds(self, timeout: float) -> None:
         """Have all sites train an epoch side by side, from the same model, where a method ranks them."""
         if not self.method.site.ranks_sites:
             return
-        self.new_requests(0)
-        statistics, sites = self.method.statistics_for(self.context(0)), sorted(self.sites.members)
-        messages = [self.train_message(site, self.state.model, statistics(site)) for site in sites]
+        requests = self.new_requests(0)
+        statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
+        messages = [requests.train(site, self.state.model, statistics(site), update=False) for site in sites]
         received = self.received(self.exchanged(messages, "train", 0, timeout), TrainReply)
-        needed = self.needed(received)
+        needed = self._needed(received)
         if len(received.accepted) < needed:
             raise too_few("ranking the sites", received, needed)
         self.callbacks.on_absent("ranking", received.absent)
-        ranking = self.method.aggregate_statistics(self.context(0), received.accepted)
+        ranking = self.method.aggregate_statistics(requests.context, received.accepted)
         self.state = replace(self.state, statistics=ranking)
 
-    def after_rounds(self, timeout: float) -> None:
+    def _after_rounds(self, timeout: float) -> None:
         """Ask nobody: each round validates its own model."""
 
-    def validation_sites(self) -> list[str]:
+    def _validation_sites(self) -> list[str]:
         """Return the sites that validate each round's model: a sample is the same in all rounds, to be compared."""
-        if self.samples_sites:
+        if self._samples_sites:
             return self.sites.drawn_to_evaluate(0, self.state.excluded)
-        return super().validation_sites()
+        return super()._validation_sites()
 
-    def train_round(self, server_round: int, timeout: float) -> RoundRecord:
+    def _train_round(self, server_round: int, timeout: float) -> RoundRecord:
         """Pass the model on, train at the coordinator, mix both; and ask how good the mixture is."""
-        self.begin(server_round, self.grid)
+        self._begin(server_round, self.grid)
         done = self._passed(server_round, timeout)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._with_own_training(done.result, server_round)
-        statistics = self.method.aggregate_statistics(self.context(server_round), done.replies)
+        statistics = self.method.aggregate_statistics(self.sites.context(server_round, before.statistics), done.replies)
         state = after_round(
             before, server_round, done.replies, done.absent, model=model, moments=moments, statistics=statistics
         )
         self.state = replace(state, lengths=done.lengths)
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
         self._judge(server_round, timeout)
-        record = round_record(
+        record = RoundRecord.of_replies(
             server_round,
             done.replies,
             absent=done.absent,
             validation=validated,
             bytes_down=done.bytes_down,
             bytes_up=done.bytes_up,
-            seconds=time.monotonic() - self.began,
+            seconds=time.monotonic() - self._began,
             aggregate_seconds=seconds,
             coordinator=coordinator,
             shortened=done.shortened,
@@ -212,14 +207,13 @@ class SequentialCoordinator(Coordinator):
         Raises:
             TooFewSites: As soon as it cannot pass through ``min_sites``.
         """
-        context = self.context(server_round)
+        context = self.sites.context(server_round, self.state.statistics)
         order = self.method.order(context, self.sites.drawn(server_round, self.state.excluded))
         statistics = self.method.statistics_for(context)
         done = Pass(self.state.model, self.state.model, self.state.lengths)
         needed, unfit = self.sites.needed(len(order)), set[str]()
         for place, site in enumerate(order):
-            self.new_requests(server_round)
-            message = self.train_message(site, done.model, statistics(site))
+            message = self.new_requests(server_round).train(site, done.model, statistics(site), update=True)
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
             replies = self.exchanged([message], "train", server_round, timeout, enough=0 if dispensable else 1)
             received = self.received(replies, TrainReply)
@@ -256,22 +250,22 @@ class SequentialCoordinator(Coordinator):
         server, state = self.method.server_training, self.state
         if server is None:
             return hospitals, state.moments, None
-        assert self.own is not None, "checked before the run"
+        assert self._own is not None, "checked before the run"
         try:
-            trained, moments, record = self.own.trained(state.model, server_round, server, state.moments)
+            trained, moments, record = self._own.trained(state.model, server_round, server, state.moments)
         except FloatingPointError as error:
             raise RunStopped(f"round {server_round}, the coordinator's own training: {error}") from error
         return mixture(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
 
     def _judge(self, server_round: int, timeout: float) -> None:
         """Validate the model as it stands: on the coordinator's images, or else, and where asked, at the sites."""
-        at_sites = self.plan.evaluation.test_each_round or not (self.own and self.own.validation.any_known)
+        at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.any_known)
         validation = FederationValidation()
         if at_sites:
             replies = self.exchanged(self.configure_evaluate(), "evaluate", server_round, timeout)
-            validation = validation_of(self.received(replies, EvaluateReply).accepted)
-        if self.own and self.own.validation.any_known:
-            validation = replace(self.own.judged(self.state.model), tallies=validation.tallies)
+            validation = FederationValidation.of_replies(self.received(replies, EvaluateReply).accepted)
+        if self._own and self._own.validation.any_known:
+            validation = replace(self._own.judged(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
         self.state = with_judgement(self.state, validation, self.method.site.chosen_by(self.plan.evaluation))
 

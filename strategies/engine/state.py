@@ -1,4 +1,4 @@
-"""The coordinator's state between rounds, how replies move it, which of two models is better, and the model for Flower.
+"""The coordinator's state between rounds: how replies move it, which of two models is better, its bytes on disk.
 
 Of two models the mean loss decides, and the majority has a veto. What counts as a site's loss is the *criterion* of the
 run. ``auroc``: 1 minus the mean AUROC over the site's own classes on its validation part, which is the share of pairs
@@ -29,21 +29,29 @@ difference cut to the second largest, trimmed, or counted as a vote) chose worse
 see a difference, and the noise of the others outvotes them.
 """
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from common.config import Plan
 from common.errors import BadInput, Fault, quoted
 from common.models.network import Head, build
 from common.models.state import ModelState, read_state, write_state
-from common.wire.records import Arrays, Groups, no_arrays
+from common.system.files import Parts
+from common.system.toml import Section
+from common.wire.records import Arrays, Groups, arrays_under, no_arrays
 from strategies.aggregation.bounds import Lengths
-from strategies.aggregation.mean import running_sum
+from strategies.aggregation.means import running_sum
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.round_record import FederationValidation
+from strategies.engine.events import FederationValidation
 from strategies.local.site_method import Criterion, SiteMethod
 
 FEWEST = 3
@@ -51,94 +59,54 @@ FEWEST = 3
 TOLERATED = 1.25
 """Honest losses near their lowest go up and down by some percent from round to round; the mean settles those."""
 SMALL = 0.02
-"""Added to both losses of a ratio, in nats or in shares of pairs: below it a ratio says nothing."""
+"""Added to both losses of a ratio, in nats or in shares of pairs: arrays_under it a ratio says nothing."""
 
 Losses = Mapping[str, float]
 
 
-def criterion_possible(wanted: Criterion, validation: FederationValidation) -> Criterion:
-    """Return the criterion of a run, which its first judged model settles.
-
-    It is ``loss`` where not more than half of the sites that state a loss have an AUROC: their validation parts show
-    one kind of image only, and the few others, of which one may lie, would decide alone.
-    """
-    with_auroc = validation.auroc.keys() & validation.loss.keys()
-    return wanted if 2 * len(with_auroc) > len(validation.loss) else "loss"
-
-
-def losses_by(criterion: Criterion, validation: FederationValidation) -> Losses:
-    """Return each site's loss by this criterion; by ``auroc`` a site without an AUROC has none."""
-    return {site: 1 - auroc for site, auroc in validation.auroc.items()} if criterion == "auroc" else validation.loss
-
-
-def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:
-    """Return whether the model of ``now`` is better than that of ``before``, over the sites that judged both.
-
-    Args:
-        now, before: Validation loss of each model, by site.
-        lowest: The lowest loss that each site stated up to now, for any model.
-    """
-    common = sorted(set(now) & set(before))
-    regrets = [regret({site: losses[site] for site in common}, lowest) for losses in (now, before)]
-    if len(common) >= FEWEST and max(regrets) > TOLERATED:
-        return regrets[0] < regrets[1]
-    return running_sum(now[site] for site in common) < running_sum(before[site] for site in common)
-
-
-def regret(losses: Losses, lowest: Losses) -> float:
-    """Return how many times its lowest loss a model costs a site, at most, for more than half of the sites."""
-    ratios = sorted((loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items())
-    return ratios[len(ratios) // 2] if ratios else 1.0
-
-
-def lowest_of(losses: Losses, lowest: Losses) -> dict[str, float]:
-    """Return the lowest losses, with these included."""
-    return {**lowest, **{site: min(loss, lowest.get(site, loss)) for site, loss in losses.items()}}
-
-
 @dataclass(frozen=True)
 class FederationState:
-    """Everything the coordinator knows after a round.
+    """The coordinator's whole knowledge after a round.
 
     Attributes:
         round: Rounds completed.
         model: The global model after that round.
         best: Model of the best round so far; None before any was evaluated.
-        best_round: Its round, -1 for none; 0 is the initial model.
-        best_losses: Its losses by the run's criterion, by site.
+        best_round: Round of that model, -1 for none; 0 is the initial model.
+        best_losses: Losses of that model by the run's criterion, by site.
         lowest_losses: The lowest loss by that criterion that each site stated for any round's model.
-        criterion: What counts as a loss there; None before any model was judged.
+        criterion: The figure that counts as a loss there; None before any model was judged.
         counted: Site -> last round in which its reply counted.
-        moments: Of the server optimiser, of the coordinator's own training, or of what a method mixes in.
-        statistics: What the method's coordinator has learned.
         left_out: Site -> why its last reply did not count, with the round; a site that counted since is not there.
         excluded: Site -> why it is left out for the rest of the run.
         sound_losses: Site -> validation loss of the last model that had not collapsed; empty where none is taken back.
         repeated: The last round that was done again because its model had collapsed.
         next_trial: No update is tried before this round, after a trial in which none harmed.
         lengths: Where a model is passed on: site -> lengths of its last update.
+        moments: Moments of the server optimiser, of the coordinator's own training, or of what a method mixes in.
+        statistics: Statistics that the method's coordinator has aggregated.
     """
 
     round: int
     model: ModelState
     best: ModelState | None = None
     best_round: int = -1
-    best_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    lowest_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    best_losses: Losses = field(default_factory=lambda: MappingProxyType({}))
+    lowest_losses: Losses = field(default_factory=lambda: MappingProxyType({}))
     criterion: Criterion | None = None
     counted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    moments: Moments = field(default_factory=lambda: MappingProxyType({}))
-    statistics: Arrays = field(default_factory=no_arrays)
     left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     excluded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    sound_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    sound_losses: Losses = field(default_factory=lambda: MappingProxyType({}))
     repeated: int = 0
     next_trial: int = 0
     lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
+    moments: Moments = field(default_factory=lambda: MappingProxyType({}))
+    statistics: Arrays = field(default_factory=no_arrays)
 
     @property
     def selected(self) -> ModelState:
-        """The best model, or the last where no site ever judged one."""
+        """Return the best model, or the last where no site ever judged one."""
         return self.model if self.best is None else self.best
 
 
@@ -162,13 +130,24 @@ def groups_expected(sent: Groups, method: SiteMethod, annotated: Collection[str]
     )
 
 
+# ---------------------------------------------------------------------- from one round to the next
+
+
 def with_absent(
     state: FederationState, where: str, counted: Collection[str], absent: Mapping[str, str]
 ) -> FederationState:
-    """Take note of why replies of an exchange did not count, for their sites to be told."""
-    before = {site: why for site, why in state.left_out.items() if site not in counted}
-    now = {site: f"{where}: {why}" for site, why in absent.items()}
-    return replace(state, left_out=MappingProxyType({**before, **now}))
+    """Note why replies of an exchange did not count, for their sites to be told.
+
+    Args:
+        state: The state before.
+        where: Name of the exchange, which the reasons begin with.
+        counted: The sites whose replies count.
+        absent: The others that were asked, with the reasons.
+    """
+    left_out = {site: why for site, why in state.left_out.items() if site not in counted}
+    for site, why in absent.items():
+        left_out[site] = f"{where}: {why}"
+    return replace(state, left_out=MappingProxyType(left_out))
 
 
 def after_round(
@@ -181,12 +160,7 @@ def after_round(
     moments: Moments,
     statistics: Arrays,
 ) -> FederationState:
-    """Return the state after a round.
-
-    Args:
-        counted: The sites whose replies count.
-        absent: The others that were asked, with the reasons.
-    """
+    """Return the state after a round; sites as in :func:`with_absent`."""
     return replace(
         with_absent(state, f"round {server_round}", counted, absent),
         round=server_round,
@@ -197,21 +171,30 @@ def after_round(
     )
 
 
-def with_judgement(state: FederationState, validation: FederationValidation, wanted: Criterion) -> FederationState:
-    """Take note of what sites state of the current model, by the run's criterion; see :func:`with_validation`.
+def with_judgement(state: FederationState, validation: FederationValidation, criterion: Criterion) -> FederationState:
+    """Note what sites state of the current model, by the run's criterion; see :func:`with_validation`.
+
+    The first judged model settles the criterion, so that all rounds of a run are compared by one. It is ``loss`` where
+    not more than half of the sites that state a loss have an AUROC: their validation parts show one kind of image only,
+    and the few others, of which one may lie, would decide alone.
 
     Args:
-        wanted: The criterion of the method or the experiment. The first judged model settles whether it is possible,
-            so that all rounds of a run are compared by one.
+        state: The state before.
+        validation: Figures of the current model.
+        criterion: The criterion of the method or the experiment.
     """
     if not validation.loss:
         return state
-    criterion = state.criterion or criterion_possible(wanted, validation)
-    return with_validation(replace(state, criterion=criterion), losses_by(criterion, validation))
+    if state.criterion is None:
+        with_auroc = validation.auroc.keys() & validation.loss.keys()
+        state = replace(state, criterion=criterion if 2 * len(with_auroc) > len(validation.loss) else "loss")
+    if state.criterion == "loss":
+        return with_validation(state, validation.loss)
+    return with_validation(state, {site: 1 - auroc for site, auroc in validation.auroc.items()})
 
 
-def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:
-    """Take note of the current model's losses by the run's criterion, by site, and of whether it is the best so far.
+def with_validation(state: FederationState, losses: Losses) -> FederationState:
+    """Note the current model's losses by the run's criterion, by site, and keep the model where it is the best so far.
 
     The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Where
     not the same sites judged both models, those that did decide; models that no site judged both cannot be compared,
@@ -219,16 +202,144 @@ def with_validation(state: FederationState, losses: Mapping[str, float]) -> Fede
     """
     if not losses:
         return state
-    lowest = MappingProxyType(lowest_of(losses, state.lowest_losses))
-    judged = replace(state, lowest_losses=lowest)
+    lowest = dict(state.lowest_losses)
+    for site, loss in losses.items():
+        lowest[site] = min(loss, lowest.get(site, loss))
+    judged = replace(state, lowest_losses=MappingProxyType(lowest))
     if state.best is not None and not is_better(losses, state.best_losses, lowest):
         return judged
     return replace(judged, best=state.model, best_round=state.round, best_losses=MappingProxyType(dict(losses)))
 
 
+def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:
+    """Return whether the model of ``now`` is better than that of ``before``, over the sites that judged both.
+
+    Args:
+        now: Validation loss of the one model, by site.
+        before: Validation loss of the other model, by site.
+        lowest: The lowest loss that each site stated up to now, for any model.
+    """
+    judges = sorted(now.keys() & before.keys())
+    now, before = {site: now[site] for site in judges}, {site: before[site] for site in judges}
+    regrets = regret(now, lowest), regret(before, lowest)
+    if len(judges) >= FEWEST and max(regrets) > TOLERATED:
+        return regrets[0] < regrets[1]
+    return running_sum(now.values()) < running_sum(before.values())
+
+
+def regret(losses: Losses, lowest: Losses) -> float:
+    """Return how many times its lowest loss a model costs a site, at most, for more than half of the sites."""
+    ratios = sorted([(loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items()])
+    return ratios[len(ratios) // 2] if ratios else 1.0
+
+
+# ---------------------------------------------------------------------- as bytes: tensors by name, facts as JSON
+
+_FACTS, _KINDS = "facts", ("model", "best", "moments", "statistics")
+_DTYPES = {
+    **{"<u8": "U64", "<i8": "I64", "<f8": "F64", "<f4": "F32", "<u4": "U32", "<i4": "I32"},
+    **{"<f2": "F16", "<u2": "U16", "<i2": "I16", "|i1": "I8", "|u1": "U8", "|b1": "BOOL"},
+}
+"""NumPy's names of number types -> safetensors', the widest first, so that each lies at a multiple of its width."""
+
+
+class _Facts(Section):
+    """The fields of a state that are no tensors, and the class names of its head rows."""
+
+    round: int
+    best_round: int
+    best_losses: dict[str, float]
+    lowest_losses: dict[str, float]
+    criterion: Criterion | None
+    counted: dict[str, int]
+    left_out: dict[str, str]
+    class_names: tuple[str, ...]
+    excluded: dict[str, str]
+    sound_losses: dict[str, float]
+    repeated: int
+    next_trial: int
+    lengths: dict[str, dict[str, float]]
+
+
+def to_bytes(state: FederationState) -> bytes:
+    """Write a state as safetensors."""
+    return b"".join(to_parts(state))
+
+
+def to_parts(state: FederationState) -> Parts:
+    """Return what :func:`to_bytes` joins: parts that hold the arrays themselves.
+
+    To copy a large model takes as long as to write it.
+    """
+    facts: dict[str, Any] = {}
+    for name in _Facts.model_fields:
+        fact = state.model.head.class_names if name == "class_names" else getattr(state, name)
+        facts[name] = dict(fact) if isinstance(fact, Mapping) else fact
+    facts["sound_losses"] = dict(sorted(state.sound_losses.items()))  # the same bytes no matter who replied first
+    facts["lengths"] = {site: dict(lengths) for site, lengths in sorted(state.lengths.items())}
+    tensors: dict[str, NDArray[Any]] = {}
+    for prefix, model in (("model", state.model), ("best", state.best)):
+        for name, array in Groups.of_model(model).named().items() if model else ():
+            tensors[f"{prefix}/{name}"] = array
+    for prefix, arrays in (("moments", state.moments), ("statistics", state.statistics)):
+        for name, array in arrays.items():
+            tensors[f"{prefix}/{name}"] = array
+    tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    return _parts({name: np.asarray(array, order="C") for name, array in tensors.items()})
+
+
+def _parts(tensors: Mapping[str, NDArray[Any]]) -> Parts:
+    """Lay tensors out as safetensors has them: the length of the header (8 bytes), the header as JSON, the tensors."""
+    widest_first = list(_DTYPES)
+    ordered = sorted((widest_first.index(array.dtype.str), name) for name, array in tensors.items())
+    header, end, data = dict[str, object](), 0, []
+    for _, name in ordered:
+        array = tensors[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": _DTYPES[array.dtype.str], "shape": array.shape, "data_offsets": (begin, end)}
+        if array.nbytes:
+            data.append(array.reshape(-1).view(np.uint8).data)
+    written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    written += b" " * (-len(written) % 8)
+    return [len(written).to_bytes(8, "little"), written, *data]
+
+
+def of_bytes(content: bytes) -> FederationState:
+    """Read a state that :func:`to_bytes` wrote.
+
+    Raises:
+        ValueError: If the bytes are no state.
+    """
+    try:
+        tensors = load(content)
+        facts: dict[str, Any] = dict(_Facts.model_validate_json(tensors[_FACTS].tobytes()))
+        if unknown := sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS):
+            raise ValueError(f"it holds {quoted(unknown)}, which no state has")
+        names = facts.pop("class_names")
+        for name, fact in facts.items():
+            facts[name] = MappingProxyType(fact) if isinstance(fact, dict) else fact
+        return FederationState(
+            model=Groups.of_named(arrays_under("model", tensors), names).model(),
+            best=Groups.of_named(arrays_under("best", tensors), names).model() if "best/trunk" in tensors else None,
+            moments=MappingProxyType(arrays_under("moments", tensors)),
+            statistics=MappingProxyType(arrays_under("statistics", tensors)),
+            **facts,
+        )
+    except (SafetensorError, LookupError, TypeError) as error:
+        raise ValueError(f"it holds no state of a federation: {error}") from None
+
+
+# ---------------------------------------------------------------------- the model as Flower carries it
+
+
 def array_record(model: ModelState) -> ArrayRecord:
     """Return the global model as Flower's loop carries it."""
     return ArrayRecord({name: Array(array) for name, array in Groups.of_model(model).named().items()})
+
+
+def is_state_dict(arrays: ArrayRecord) -> bool:
+    """Return whether these are the tensors of a network, as Flower's examples have them."""
+    return "trunk" not in arrays
 
 
 def model_of(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> ModelState:
@@ -237,25 +348,9 @@ def model_of(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> M
     Raises:
         BadInput: If a ``state_dict`` is not of the plan's network with a head row for each class.
     """
-    if is_state_dict(arrays):
-        return _of_network(arrays, class_names, plan)
-    head = Head(class_names, arrays["head.weight"].numpy(), arrays["head.bias"].numpy())
-    return ModelState(arrays["trunk"].numpy(), arrays["norm"].numpy(), head)
-
-
-def is_state_dict(arrays: ArrayRecord) -> bool:
-    """Return whether these are the tensors of a network, as Flower's examples have them."""
-    return "trunk" not in arrays
-
-
-def state_dict_record(model: ModelState, plan: Plan) -> ArrayRecord:
-    """Return the global model as the ``state_dict`` of the plan's network."""
-    network = build(plan.model, model.head.class_names, plan.run.seed)
-    write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
-    return ArrayRecord(network.state_dict())
-
-
-def _of_network(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> ModelState:
+    if not is_state_dict(arrays):
+        head = Head(class_names, arrays["head.weight"].numpy(), arrays["head.bias"].numpy())
+        return ModelState(arrays["trunk"].numpy(), arrays["norm"].numpy(), head)
     network = build(plan.model, class_names, plan.run.seed)
     try:
         network.load_state_dict(arrays.to_torch_state_dict())
@@ -263,3 +358,10 @@ def _of_network(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -
         problem = f"is no state_dict of the plan's network with the classes {quoted(class_names)}: {error}"
         raise BadInput([Fault("initial_arrays", problem)]) from None
     return read_state(network)
+
+
+def state_dict_record(model: ModelState, plan: Plan) -> ArrayRecord:
+    """Return the global model as the ``state_dict`` of the plan's network."""
+    network = build(plan.model, model.head.class_names, plan.run.seed)
+    write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+    return ArrayRecord(network.state_dict())

@@ -19,8 +19,7 @@ from common.errors import Fault, quoted
 from common.models.state import ModelState
 from common.models.zoo.spec import Task
 from common.wire.records import NO_ARRAYS, Arrays, RollCallAnswer, TrainReply
-from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.aggregation.means import Weights
+from strategies.aggregation.means import HeadMean, Weights, WholeHeadMean
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.site_method import SequentialSite, SiteMethod

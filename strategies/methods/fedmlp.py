@@ -33,8 +33,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.models.network import SplitNetwork, features_and_logits
 from common.wire.records import Arrays, TrainReply
-from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.aggregation.means import Weighting
+from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import Loss, loss_for
 from strategies.local.objective import ClientContext, LocalRound, fixed_copy
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic

@@ -42,8 +42,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.models.network import SplitNetwork, logits_of
 from common.wire.records import Arrays, TrainReply
-from strategies.aggregation.means import Weighting, Weights
-from strategies.aggregation.robust import Float64, distances_between, inner_products
+from strategies.aggregation.means import Float64, Weighting, Weights
+from strategies.aggregation.robust import distances_between, inner_products
 from strategies.local.losses import Missing
 from strategies.local.objective import ClientContext, LocalRound, fixed_copy
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic

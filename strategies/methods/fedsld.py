@@ -32,8 +32,7 @@ from common.errors import Fault, quoted
 from common.models.network import SplitNetwork
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, RollCallAnswer
-from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.aggregation.means import Weighting
+from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import Missing, class_of_known, filled, image_losses, mean_where, only_known
 from strategies.local.objective import ClientContext, LocalRound
 from strategies.local.site_method import Parameters, Payload, SiteMethod

@@ -33,8 +33,8 @@ from common.models.network import SplitNetwork
 from common.models.state import read_state, write_state
 from common.system.hashing import seed_of
 from common.wire.records import Arrays, Groups, TrainReply, arrays_under
-from strategies.aggregation.means import Weighting, Weights
-from strategies.aggregation.robust import Float64, distances_from_mean, inner_products
+from strategies.aggregation.means import Float64, Weighting, Weights
+from strategies.aggregation.robust import distances_from_mean, inner_products
 from strategies.local.losses import known_entries, positive_weights
 from strategies.local.objective import ClientContext, LocalRound, decay_after, fixed_copy, follow
 from strategies.local.site_method import Parameters, SiteMethod

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.models.network import Head
-from strategies.aggregation.mean import GivenRows, HeadMean
+from strategies.aggregation.means import GivenRows, HeadMean
 from strategies.local.site_method import Payload, SiteMethod
 from strategies.methods.base import Method
 

@@ -14,7 +14,7 @@ from common.errors import BadInput
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from polyclinic import testing
-from strategies.engine.round_record import TooFewSites
+from strategies.engine.events import TooFewSites
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
 from strategies.registry import method_of
 from tests.federations import experiment, federation, finished

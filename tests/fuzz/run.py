@@ -19,7 +19,7 @@ READERS = (
         "common.system.toml",
         "common.models.saved",
         "common.models.state",
-        "strategies.engine.checkpoint",
+        "strategies.engine.state",
         "server.federation.checkpoints",
     ),
     *(

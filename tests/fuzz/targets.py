@@ -57,8 +57,7 @@ from server.coordinator.folder import Coordinator, CoordinatorFile, read_coordin
 from server.export.pictures import read_pictures
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.runs.folder import RunFolder
-from strategies.engine.checkpoint import of_bytes, to_bytes
-from strategies.engine.state import FederationState
+from strategies.engine.state import FederationState, of_bytes, to_bytes
 from tests.bad_input.coordinator_files import GOOD
 from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded

@@ -17,7 +17,7 @@ from server.deployment.superlink.storage import runs
 from server.deployment.superlink.storage.sites import PATIENCE
 from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
 from server.federation.benefit import deadline_s
-from strategies.engine import membership, roll_call
+from strategies.engine import membership
 from tests.federations import DIGITS
 from tests.network.real import flwr_server, ready_to_lead
 
@@ -59,7 +59,7 @@ INTERNAL = {
 }
 
 
-@pytest.mark.parametrize("module", [of_sites, roll_call, membership, control, network_grid, process, run, runs])
+@pytest.mark.parametrize("module", [of_sites, membership, control, network_grid, process, run, runs])
 def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
     constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
     listed = [timer.seconds for timer in timers(None)]

@@ -12,7 +12,7 @@ from client.site.policy import Policy
 from client.site.site import Site
 from common.security.audit import Audit
 from server.runs.verify import verify
-from strategies.engine.round_record import TooFewSites
+from strategies.engine.events import TooFewSites
 from tests.federations import federation
 
 REASON = 'declines: policy.methods: it does not have "surgical".'

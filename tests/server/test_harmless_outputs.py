@@ -35,7 +35,7 @@ from server.runs.folder import RunFolder
 from server.runs.live_status import Present
 from server.runs.reader import RoundLine as RoundLine
 from server.runs.reporter import Reporter
-from strategies.engine.round_record import FederationValidation, RoundRecord, Waiting
+from strategies.engine.events import FederationValidation, RoundRecord, Waiting
 from strategies.engine.state import FederationState
 from tests.strategies.states import ONE
 from tests.words import HOSTILE_TEXTS, raw_in

@@ -13,7 +13,7 @@ from server.deployment.status import in_words
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present, part_of, read_present
 from server.runs.reporter import Reporter
-from strategies.engine.round_record import FederationValidation, RoundRecord, Waiting
+from strategies.engine.events import FederationValidation, RoundRecord, Waiting
 from strategies.engine.state import FederationState
 
 MODEL = ModelState(

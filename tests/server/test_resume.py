@@ -23,9 +23,8 @@ from server.federation import checkpoints
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
 from server.simulation.backends import inline as backends
-from strategies.engine.checkpoint import of_bytes, to_bytes
-from strategies.engine.round_record import RunStopped
-from strategies.engine.state import FederationState
+from strategies.engine.events import RunStopped
+from strategies.engine.state import FederationState, of_bytes, to_bytes
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, finished, needs_of
 from tests.network.real import warm

@@ -3,7 +3,7 @@
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.engine import exchange, roll_call
+from strategies.engine import exchange, membership
 from tests.strategies.scripted import SUPERLINK, Clock
 
 
@@ -11,7 +11,7 @@ from tests.strategies.scripted import SUPERLINK, Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time for the exchange and the roll call; and a task, which Flower's messages ask for."""
     clock = Clock()
-    for module in (exchange, roll_call):
+    for module in (exchange, membership):
         monkeypatch.setattr(module, "time", clock)
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, SUPERLINK)

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import TrainReply
-from strategies.aggregation.mean import Float32, RunningMean, running_sum
-from strategies.aggregation.means import means_of
+from strategies.aggregation.means import Float32, RunningMean, means_of, running_sum
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
 from strategies.engine.state import FederationState
 from strategies.methods.surgical import OwnersMean

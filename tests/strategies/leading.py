@@ -10,9 +10,8 @@ from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.simulation import simulated_data
 from server.simulation.backends.inline import inline, site_app
-from strategies.engine.callbacks import Callbacks
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.round_record import FederationValidation, RoundRecord
+from strategies.engine.events import Callbacks, FederationValidation, RoundRecord
 from strategies.engine.sequential import coordinator_of
 from strategies.engine.state import FederationState, array_record
 from strategies.registry import strategy_of

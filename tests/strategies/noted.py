@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strategies.engine.callbacks import Callbacks
-from strategies.engine.round_record import RoundRecord
+from strategies.engine.events import Callbacks, RoundRecord
 from strategies.engine.state import FederationState
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models.network import Head
-from strategies.aggregation.mean import WholeHeadMean, running_sum
+from strategies.aggregation.means import WholeHeadMean, running_sum
 from tests.strategies.folds import moved_head, owners_mean, weighted_mean
 
 

@@ -10,8 +10,7 @@ from safetensors.numpy import load, save
 
 from common.models.network import Head
 from common.models.state import ModelState
-from strategies.engine.checkpoint import _DTYPES, _parts, of_bytes, to_bytes, to_parts
-from strategies.engine.state import FederationState
+from strategies.engine.state import _DTYPES, FederationState, _parts, of_bytes, to_bytes, to_parts
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
 ARRAYS = st.sampled_from(sorted(_DTYPES)).flatmap(

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.bounds import MOST_LOSS
-from strategies.engine.checkpoint import of_bytes, to_bytes
-from strategies.engine.round_record import FederationValidation
+from strategies.engine.events import FederationValidation
 from strategies.engine.state import (
     SMALL,
     TOLERATED,
     FederationState,
     is_better,
-    lowest_of,
+    of_bytes,
     regret,
+    to_bytes,
     with_judgement,
     with_validation,
 )
@@ -137,7 +137,10 @@ def test_the_regret_is_the_smallest_one_that_more_than_half_of_the_sites_stay_wi
 
 
 def test_the_lowest_losses_are_of_each_site_by_itself() -> None:
-    assert lowest_of({"a": 0.5, "b": 0.1}, {"a": 0.4, "c": 0.3}) == {"a": 0.4, "b": 0.1, "c": 0.3}
+    state = FederationState(0, ONE)
+    for losses in ({"a": 0.4, "c": 0.3}, {"a": 0.5, "b": 0.1}):
+        state = with_validation(state, losses)
+    assert state.lowest_losses == {"a": 0.4, "b": 0.1, "c": 0.3}
 
 
 def test_a_clearly_worse_mean_is_no_reason_where_most_sites_say_better() -> None:
@@ -226,8 +229,3 @@ def test_all_rounds_of_a_run_are_compared_by_one_criterion_over_a_restart_too() 
     assert again.criterion == "loss"
     later = FederationValidation({"a": 0.4, "b": 0.4}, {"a": 0.1, "b": 0.1})
     assert with_judgement(replace(again, round=1), later, "auroc").best_losses == {"a": 0.4, "b": 0.4}
-
-
-def test_a_checkpoint_of_an_earlier_release_goes_on_by_loss() -> None:
-    earlier = replace(judged(RISING_LOSS[:1], "loss"), criterion=None)
-    assert of_bytes(to_bytes(earlier)).criterion == "loss"

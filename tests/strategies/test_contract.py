@@ -20,8 +20,7 @@ from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from server.simulation.backends.inline import InlineGrid
-from strategies.engine.checkpoint import of_bytes, to_bytes
-from strategies.engine.state import FederationState
+from strategies.engine.state import FederationState, of_bytes, to_bytes
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method
 from strategies.registry import STRATEGIES, method_of, strategy_named

@@ -1,6 +1,6 @@
 """One exchange with sites that answer, fail, fall silent, get lost and come back, under a clock that tests move."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,11 +16,9 @@ from strategies.engine.exchange import (
     NODE_UNAVAILABLE,
     NOT_REGISTERED,
     REVOKED,
-    Patience,
-    Registered,
+    decoded,
     exchange,
 )
-from strategies.engine.replies import decoded
 from tests.strategies.scripted import LOST, SUPERLINK, Answer, Clock, ScriptedGrid, Site, at, failed, lost, reply, said
 
 DEADLINE_S = 60.0
@@ -41,7 +39,7 @@ def exchanged(
     enough: int,
     told: Told | None = None,
     deadline_s: float = DEADLINE_S,
-    registered: Registered | None = None,
+    registered: Callable[[], Collection[int]] | None = None,
 ) -> tuple[dict[int, Message], ScriptedGrid]:
     """Replies by site."""
     grid, heard = ScriptedGrid(sites, clock), [] if told is None else told
@@ -50,7 +48,7 @@ def exchanged(
         heard.append((set(silent), set(gone)))
 
     found: Any = grid
-    replies = list(exchange(found, orders(sites), Patience(deadline_s, enough), waiting, registered))
+    replies = list(exchange(found, orders(sites), waiting, deadline_s=deadline_s, enough=enough, registered=registered))
     by_site = {message.metadata.src_node_id: message for message in replies}
     assert len(by_site) == len(replies)
     return by_site, grid
@@ -197,9 +195,9 @@ def test_a_message_whose_site_was_removed_long_before_the_deadline_has_that_for_
 
 def test_a_reply_to_a_message_of_an_earlier_exchange_does_not_stand_for_one_that_is_missing(clock: Clock) -> None:
     grid: Any = ScriptedGrid({7: Site()}, clock)
-    assert list(exchange(grid, orders([7]), Patience(DEADLINE_S, 1), lambda silent, gone: None)) == []
+    assert list(exchange(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)) == []
     grid.strays = [reply("round 1")(grid.sent[0][1])]
-    assert list(exchange(grid, orders([7]), Patience(DEADLINE_S, 1), lambda silent, gone: None)) == []
+    assert list(exchange(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)) == []
     assert grid.strays == []
 
 
@@ -211,7 +209,7 @@ def test_a_reply_to_work_that_was_sent_again_since_is_left_out(clock: Clock) -> 
         return reply("to the second")(message)
 
     grid.sites[7].answers = [*grid.sites[7].answers, Answer(5, again)]
-    (came,) = exchange(grid, orders([7]), Patience(DEADLINE_S, 1), lambda silent, gone: None)
+    (came,) = exchange(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)
     assert said(came) == "to the second"
     assert grid.strays == []
 

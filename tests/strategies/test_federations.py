@@ -16,7 +16,7 @@ from common.models.state import read_state
 from common.wire.codec import decode, payload_bytes
 from common.wire.records import EvaluateReply, TrainReply, TrainRequest
 from server.runs.verify import verify
-from strategies.engine.round_record import TooFewSites
+from strategies.engine.events import TooFewSites
 from strategies.methods.base import SequentialMethod
 from strategies.registry import STRATEGIES, strategy_named
 from tests.federations import (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from common.errors import BadInput
 from common.wire.codec import encode
 from common.wire.fleet_protocol import REFUSAL
 from common.wire.records import RefusalNoted, RollCallAnswer
-from strategies.engine.claims import Claims
+from strategies.engine.claims import Claims, claim_faults
 from strategies.engine.membership import Membership
 from strategies.registry import strategy_of
 from tests.client.rounds import plan
@@ -53,7 +54,7 @@ def gathered(
         ParticipationSection(min_sites=min_sites),
         "run-1",
         registered=lambda: nodes,
-        claims=lambda: claims or {},
+        admission=[partial(claim_faults, lambda: claims or {})],
     )
     members.roll_call(grid, len(said))
     return members, grid

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.aggregation.mean import BLOCK, STRETCH, Float32, MeanOfAll, RunningMean
+from strategies.aggregation.means import BLOCK, STRETCH, Float32, MeanOfAll, RunningMean
 
 
 def added(arrays: Sequence[Float32], weights: Sequence[float]) -> RunningMean:
@@ -18,7 +18,7 @@ def added(arrays: Sequence[Float32], weights: Sequence[float]) -> RunningMean:
 
 
 def equal_bits(arrays: Sequence[Float32], weights: Sequence[float], state: Float32) -> None:
-    one, other = MeanOfAll(arrays, weights), added(arrays, weights)
+    one, other = MeanOfAll(list(zip(arrays, weights, strict=True))), added(arrays, weights)
     assert one.mean.tobytes() == other.mean.tobytes()
     assert one.moved(state).tobytes() == other.moved(state).tobytes()
     assert one.moved(state).dtype == np.float32
@@ -54,6 +54,6 @@ def test_for_any_numbers(numbers: tuple[list[list[float]], list[float]], data: s
 def test_arrays_of_another_length_are_an_error() -> None:
     short, long = np.zeros(2, np.float32), np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"expected shape \(2,\), got \(3,\)"):
-        MeanOfAll([short, long], [1.0, 1.0])
+        MeanOfAll([(short, 1.0), (long, 1.0)])
     with pytest.raises(ValueError, match=r"expected shape \(3,\), got \(2,\)"):
-        MeanOfAll([short, short], [1.0, 1.0]).moved(long)
+        MeanOfAll([(short, 1.0), (short, 1.0)]).moved(long)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from strategies.aggregation import mean
-from strategies.aggregation.mean import BLOCK, Float32, moved
+from strategies.aggregation import means
+from strategies.aggregation.means import BLOCK, Float32, moved
 from tests.strategies.folds import moved_by_mean, weighted_mean
 
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)
@@ -27,7 +27,7 @@ def rounds(draw: st.DrawFn) -> tuple[Float32, list[Float32], list[float]]:
 
 
 def test_a_state_of_several_blocks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mean, "BLOCK", 2)
+    monkeypatch.setattr(means, "BLOCK", 2)
     state = np.array([1, -2, 0.5, 0, 10], np.float32)
     first, second = np.array([4, 0, -4, 8, 1], np.float32), np.array([-8, 4, 0, 4, -3], np.float32)
     # means with weights 3 and 1: (12 - 8) / 4 = 1, (0 + 4) / 4 = 1, -12 / 4 = -3, (24 + 4) / 4 = 7, (3 - 3) / 4 = 0
@@ -42,7 +42,7 @@ def test_in_blocks_of_any_size_it_is_the_plain_mean_bit_for_bit(
 ) -> None:
     state, updates, weights = drawn
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(mean, "BLOCK", block)
+        patched.setattr(means, "BLOCK", block)
         after = moved_by_mean(state, updates, weights)
     assert after.tobytes() == moved(state, weighted_mean(updates, weights)).tobytes()
 

@@ -16,7 +16,7 @@ from common.models.network import Head
 from common.wire.codec import R, Record
 from common.wire.records import Groups
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.aggregation.mean import running_sum
+from strategies.aggregation.means import running_sum
 from strategies.privacy.accounting import Steps, epsilon_of
 from strategies.privacy.discrete_gaussian import KEY_BYTES, BitStream, discrete_gaussian
 from strategies.privacy.protection import Protection

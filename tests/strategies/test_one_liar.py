@@ -20,7 +20,7 @@ from server.federation.checkpoints import CheckpointFolder
 from server.federation.recorder import RollbackStore
 from server.runs.verify import verify
 from server.simulation.simulate import simulate
-from strategies.engine.rollback import Rollback
+from strategies.engine.layers import Rollback
 from strategies.registry import STRATEGIES
 from tests.backdoors import backdoor, success_of
 from tests.federations import federation, given_weights, needs_of

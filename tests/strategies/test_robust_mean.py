@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import Groups
-from strategies.aggregation import mean
-from strategies.aggregation.means import Merged, robust_means
-from strategies.aggregation.robust import RobustMean, krum, robust_mean, squared_distances
+from strategies.aggregation import means
+from strategies.aggregation.means import Merged
+from strategies.aggregation.robust import RobustMean, krum, robust_mean, robust_means, squared_distances
 
 MEDIAN = RobustMean(kind="coordinate_median")
 TRIMMED = RobustMean(kind="trimmed_mean", fraction=0.2)
@@ -127,8 +127,8 @@ def test_long_vectors_are_taken_block_by_block_to_the_same_bits(
 ) -> None:
     updates = drawn(5, 1001, 4)
     whole = of(rule, updates)
-    monkeypatch.setattr(mean, "BLOCK", 16)
-    monkeypatch.setattr(mean, "STRETCH", 160)
+    monkeypatch.setattr(means, "BLOCK", 16)
+    monkeypatch.setattr(means, "STRETCH", 160)
     np.testing.assert_array_equal(of(rule, updates), whole)
 
 

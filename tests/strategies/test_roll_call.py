@@ -11,8 +11,8 @@ from common.errors import Fault
 from common.wire.codec import decode, encode, payload_bytes
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
-from strategies.engine.roll_call import Member, Roll, call_the_roll, model_faults, refuse_faulty
-from strategies.engine.round_record import TooFewSites, Waiting
+from strategies.engine.events import TooFewSites, Waiting
+from strategies.engine.membership import Member, Roll, call_the_roll, model_faults
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost
 
 CALL = RollCall("run-1", "{}")
@@ -262,7 +262,7 @@ def test_whoever_has_to_mend_something_is_told_all_of_it_in_one_message_and_is_o
         Fault("site.toml of south", "second.", "Fix it.", "south"),
         Fault("site.toml of nobody", "third.", "", "west"),
     ]
-    refuse_faulty(roll, faults, "labels")
+    roll.refuse_faulty(faults, "labels")
     reason = "site.toml of south: first.\nsite.toml of south: second. Fix it."
     # At the site, lines after the first are indented: none looks like one of its own program.
     assert refusal_to(roll, 8) == Refusal("run-1", "labels", reason.replace("\n", "\n    "))

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from common.config import ParticipationSection, Plan
 from common.models.network import Head
 from common.models.state import ModelState
-from strategies.engine.callbacks import Callbacks, RolledBack
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.rollback import ModelCollapse, Rollback, collapse, culprit, stalled
-from strategies.engine.round_record import FederationValidation
+from strategies.engine.events import Callbacks, FederationValidation, RolledBack
+from strategies.engine.layers import ModelCollapse, Rollback, collapse, culprit, stalled
 from strategies.engine.state import FederationState
 from strategies.registry import strategy_named
 

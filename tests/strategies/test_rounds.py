@@ -25,11 +25,10 @@ from common.wire.records import (
     TrainRequest,
 )
 from server.simulation.backends.inline import inline
-from strategies.engine.checkpoint import of_bytes, to_bytes
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.replies import Replies
-from strategies.engine.round_record import RoundRecord, TooFewSites
-from strategies.engine.state import array_record
+from strategies.engine.events import RoundRecord, TooFewSites
+from strategies.engine.exchange import Replies
+from strategies.engine.state import array_record, of_bytes, to_bytes
 from strategies.registry import strategy_named
 from tests.harms import FORMS, Harm
 from tests.strategies.noted import Noted
@@ -325,14 +324,10 @@ def test_why_a_reply_did_not_count_outlives_the_coordinator() -> None:
     assert kept == coordinator.state.left_out == {"south": 'evaluation: tested "q", which it does not annotate'}
 
 
-def test_the_lowest_losses_outlive_the_coordinator_and_a_checkpoint_of_an_earlier_release_begins_with_the_best() -> (
-    None
-):
+def test_the_lowest_losses_outlive_the_coordinator() -> None:
     state = run(ALL, rounds=2).coordinator.state
     assert set(state.lowest_losses) == {"east", "north", "south"}
     assert of_bytes(to_bytes(state)).lowest_losses == state.lowest_losses
-    earlier = replace(state, lowest_losses={})
-    assert of_bytes(to_bytes(earlier)).lowest_losses == state.best_losses
 
 
 def test_an_evaluation_that_cannot_count_is_reported_with_its_reason_and_told_to_the_site() -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.zoo.spec import Task
-from strategies.engine.round_record import TooFewSites
+from strategies.engine.events import TooFewSites
 from strategies.local.losses import Loss, Missing, chosen_loss, loss_for
 from strategies.registry import STRATEGIES, method_of
 from tests.federations import experiment, federation

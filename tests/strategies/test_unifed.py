@@ -26,7 +26,7 @@ from common.wire.records import (
 )
 from server.simulation.backends.inline import inline
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.round_record import RoundRecord, RunStopped, TooFewSites
+from strategies.engine.events import RoundRecord, RunStopped, TooFewSites
 from strategies.engine.sequential import coordinator_of
 from strategies.engine.state import array_record
 from strategies.methods.unifed import SequentialTraining, UniFed

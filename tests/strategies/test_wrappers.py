@@ -16,7 +16,7 @@ from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode
 from common.wire.records import NO_ARRAYS, Form, Groups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, stepped
-from strategies.engine.replies import fault_in
+from strategies.engine.exchange import fault_in
 from strategies.engine.state import FederationState
 from strategies.local.objective import ClientContext, LocalRound, proximal
 from strategies.local.training import Batch, Examples

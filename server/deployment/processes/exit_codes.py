@@ -9,7 +9,7 @@ from typing import Any
 from common.errors import BadInput, CannotGoOn
 from common.system.files import is_disk_full
 from server.deployment.processes.supervisor import RunExit
-from strategies.engine.round_record import RunStopped
+from strategies.engine.events import RunStopped
 
 Tell = Callable[[str], None]
 

@@ -15,7 +15,7 @@ from server.simulation.backends.frames import Frame
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.packing import ArrayBytes, packed, unpacked
 from server.simulation.backends.ray_program import WORKER_READY, RayLost, RayProgram
-from strategies.engine.round_record import RunStopped
+from strategies.engine.events import RunStopped
 
 LOOK_S = 0.1
 MOST_STARTS, MOST_FIRST_STARTS = 10, 3

@@ -19,8 +19,8 @@ from server.deployment.superlink.objects.reply_bounds import MORE_BYTES, NOTHING
 from server.deployment.superlink.run_client.signing import Signing
 from server.deployment.superlink.storage.messages import Lack
 from server.runs.live_status import stopped_at
+from strategies.engine.events import Arrival
 from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
-from strategies.engine.round_record import Arrival
 
 ARRIVING_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4

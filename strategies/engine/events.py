@@ -1,0 +1,221 @@
+"""The events of a run, such as the record of a round or a rollback, and the callbacks that receive them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import RecordDict
+
+from common.errors import CannotGoOn
+from common.metrics.multi_class import Tally
+from common.wire.records import EvaluateReply, TrainReply
+
+if TYPE_CHECKING:
+    from strategies.engine.state import FederationState
+
+
+class RunStopped(CannotGoOn):
+    """The run cannot go on; the message gives the reason."""
+
+
+class TooFewSites(RunStopped):
+    """Fewer sites than ``participation.min_sites`` answered in time; the message names the missing, with reasons."""
+
+
+@dataclass(frozen=True)
+class FederationValidation:
+    """Validation figures of one model, by site, for the sites that have a validation part.
+
+    Attributes:
+        tallies: Correct answers on the sites' test parts, where the experiment asks for them every round.
+    """
+
+    loss: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    auroc: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    tallies: Mapping[str, Tally] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of_replies(cls, replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> "FederationValidation":
+        """Return the validation figures of replies; a site that has none is left out."""
+        loss, auroc, tallies = dict[str, float](), dict[str, float](), dict[str, Tally]()
+        for site, reply in replies.items():
+            if reply.validation_loss is not None:
+                loss[site] = reply.validation_loss
+            if reply.validation_auroc is not None:
+                auroc[site] = reply.validation_auroc
+            if reply.test_correct is not None and reply.test_images is not None:
+                tallies[site] = Tally(reply.test_correct, reply.test_images)
+        return cls(loss, auroc, tallies)
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Return the uniform mean over sites (specs 1.4)."""
+        return float(np.mean(list(self.loss.values()))) if self.loss else None
+
+    @property
+    def mean_auroc(self) -> float | None:
+        """Return the uniform mean over sites of each site's mean over its classes."""
+        return float(np.mean(list(self.auroc.values()))) if self.auroc else None
+
+
+@dataclass(frozen=True)
+class CoordinatorRound:
+    """Figures of the coordinator's own training, in a method that has any."""
+
+    train_loss: float
+    epochs: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """The figures of one round; ``validation`` is of the model that the round began with.
+
+    Attributes:
+        sites: Sites that count, by name, or in the order in which the model passed through them.
+        epochs: Epochs trained at each site.
+        train_loss: Training loss of each site that sends one.
+        epsilon: Privacy that the run has cost each site so far, where it has privacy.
+        after: Validation of the model that the round made, where it is known at once.
+        shortened: Sites whose update was too long and was shortened, with what was done.
+        plain: Parts that got the plain mean because too few sites sent them for the method's own: ``trunk``, classes.
+        closed_rows: Head rows that stayed masked, because only one site was left that owns them.
+        arithmetic: Each site's statement of how it computed.
+    """
+
+    round: int
+    sites: tuple[str, ...]
+    absent: Mapping[str, str]
+    train_loss: Mapping[str, float]
+    validation: FederationValidation
+    site_seconds: Mapping[str, float]
+    bytes_down: Mapping[str, int]
+    bytes_up: Mapping[str, int]
+    seconds: float
+    aggregate_seconds: float
+    epochs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    coordinator: CoordinatorRound | None = None
+    after: FederationValidation | None = None
+    shortened: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    plain: tuple[str, ...] = ()
+    closed_rows: tuple[str, ...] = ()
+    epsilon: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    arithmetic: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of_replies(cls, server_round: int, replies: Mapping[str, TrainReply], **figures: Any) -> "RoundRecord":
+        """Return the record of a round from its replies and from the coordinator's figures."""
+        return cls(
+            round=server_round,
+            sites=tuple(replies),
+            train_loss={site: reply.train_loss for site, reply in replies.items() if reply.train_loss is not None},
+            site_seconds={site: reply.seconds for site, reply in replies.items()},
+            epochs={site: reply.epochs for site, reply in replies.items()},
+            epsilon={site: reply.epsilon for site, reply in replies.items() if reply.epsilon is not None},
+            arithmetic={site: reply.arithmetic for site, reply in replies.items()},
+            **figures,
+        )
+
+    @property
+    def mean_train_loss(self) -> float | None:
+        """Return the uniform mean over the sites that send a loss; where none does, the coordinator's loss, if any."""
+        if self.train_loss:
+            return float(np.mean(list(self.train_loss.values())))
+        return None if self.coordinator is None else self.coordinator.train_loss
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A site's reply as it came.
+
+    Attributes:
+        record: Name of the record that was expected.
+        content: The records that came; None where an error came.
+        reason: Why the reply does not count; empty where it does.
+    """
+
+    record: str
+    round: int
+    site: str
+    content: RecordDict | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The sites that a run waits for, shown to anyone who watches the run.
+
+    Attributes:
+        phase: ``roll call``, ``train``, ``masking``, ``evaluate`` or ``test``.
+        round: Number of the round; 0 before the first.
+        sites: Names of the sites that are waited for, sorted; at the roll call, of those that are not connected.
+        lost: Sites that have not replied and give no sign of life; they are waited for only where too few others are
+            left, and may come back.
+        deadline_s: Seconds left.
+    """
+
+    phase: str
+    round: int
+    sites: tuple[str, ...]
+    lost: tuple[str, ...]
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """A model was taken back.
+
+    Attributes:
+        collapsed: The round that made the model.
+        to: The round whose model is taken up again.
+        because: The sites' figures that show the collapse, in words.
+    """
+
+    collapsed: int
+    to: int
+    because: str
+
+    @property
+    def sentence(self) -> str:
+        """Return a sentence for a person that says what happened and what follows."""
+        return (
+            f"round {self.collapsed}: {self.because}; the run goes back to the model of round {self.to} and does round "
+            f"{self.collapsed} again, to find the site that did it"
+        )
+
+
+def exclusion_sentence(server_round: int, site: str, reason: str) -> str:
+    """Return a sentence for a person that a site is left out for the rest of the run."""
+    return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"
+
+
+class Callbacks:
+    """Receives the events of a run; a method that is not overridden does nothing."""
+
+    def on_wait(self, waiting: Waiting) -> None:
+        """Receive the sites that are waited for, whenever these change."""
+
+    def on_join(self, server_round: int, site: str) -> None:
+        """Receive the name of a site that joined after the roll call."""
+
+    def on_reply(self, arrival: Arrival) -> None:
+        """Receive every reply of a site that was asked, as it comes."""
+
+    def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
+        """Receive the sites that missed an exchange outside the rounds, with reasons."""
+
+    def on_round(self, record: RoundRecord, state: "FederationState") -> None:
+        """Receive a round that counted."""
+
+    def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
+        """Receive the site that is left out for the rest of the run."""
+
+    def on_rollback(self, rolled_back: RolledBack) -> "FederationState | None":
+        """Return the state after the round to go back to; None where there is none, and nothing is taken back."""
+        return None
+
+    def on_reset(self, state: "FederationState") -> FederationValidation:
+        """Receive the state that the run goes on from after a rollback; return the validation of its model."""
+        return FederationValidation()
