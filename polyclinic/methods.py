@@ -4,23 +4,25 @@ The entry point stands in the group ``polyclinic.methods``; ``docs/new-method.md
 the coordinator's half, a Flower ``Strategy``; its ``site_class`` names the hospital's half, a ``SiteMethod``.
 """
 
-from common.models.network import SplitNetwork
+from common.models.network import Model, SplitNetwork
 from strategies.aggregation.means import Weighting, Weights
-from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, Objective, plain
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.local.training import Batch, Objective, plain
-from strategies.methods.base import Method, RoundContext
+from strategies.methods.base import Method, RoundContext, SiteReply
 
 __all__ = [
     "Batch",
     "ClientContext",
     "LocalRound",
+    "Losses",
     "Method",
+    "Model",
     "Objective",
     "Parameters",
     "Payload",
     "RoundContext",
     "SiteMethod",
+    "SiteReply",
     "SplitNetwork",
     "Statistic",
     "Weighting",

@@ -25,10 +25,10 @@ from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import size
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import Groups, TrainReply
-from strategies.local.objective import LocalRound
+from strategies.local.objective import LocalRound, examples_of, plain
 from strategies.local.optimisation import optimizer_for
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import Frozen, TrainingTask, examples_of, plain, reproducible, train_epoch
+from strategies.local.training import Frozen, TrainingTask, reproducible, train_epoch
 from strategies.local.updates import compressed
 from strategies.registry import method_of
 

@@ -21,7 +21,8 @@ from common.metrics.score_histograms import Floats, ScoreHistogram, score_histog
 from common.models.network import label_matrix, scores_of
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.records import Request
-from strategies.local.training import Validation, examples_of, validate
+from strategies.local.objective import examples_of
+from strategies.local.training import Validation, validate
 
 if TYPE_CHECKING:
     from client.training.task import LocalTask

@@ -32,17 +32,15 @@ from common.wire.records import (
     TrainRequest,
     no_scores,
 )
-from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.objective import ClientContext, Examples, LocalRound, plain
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, rate_factor, restore_optimizer
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
-    Examples,
     Frozen,
     StopCriterion,
     Trained,
     TrainingTask,
     Validation,
-    plain,
     refuse_diverged,
     reproducible,
     train,

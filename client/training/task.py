@@ -19,8 +19,9 @@ from common.models.network import MemoryFormat, SplitNetwork, build, head_of, in
 from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
+from strategies.local.objective import Examples, examples_of
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import Epoch, Examples, Validation, examples_of, validate
+from strategies.local.training import Epoch, Validation, validate
 from strategies.registry import method_of
 
 

@@ -2,11 +2,11 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -94,6 +94,38 @@ def initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
         unit = np.random.default_rng(int.from_bytes(digest)).random(features + 1, dtype=np.float32)
         row[:] = (2 * unit - 1) / np.float32(np.sqrt(features))
     return Head(tuple(class_names), np.ascontiguousarray(rows[:, :-1]), rows[:, -1].copy())
+
+
+class Model(Protocol):
+    """A classifier as inference and the methods call it: features, and a linear head with one row for each class.
+
+    :class:`SplitNetwork` is one. A wrapper makes one of any other torch module.
+    """
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the head's rows, in their order."""
+
+    @property
+    def head(self) -> nn.Linear:
+        """Return the last layer."""
+
+    @property
+    def frozen(self) -> Collection[str]:
+        """Return the names of the tensors that are never trained."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return logits ``(batch, classes)``."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return what the head receives, ``(batch, features)``."""
+
+    def eval(self) -> Self: ...
+    def requires_grad_(self, requires_grad: bool = True) -> Self: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def state_dict(self) -> dict[str, Any]: ...
 
 
 class SplitNetwork(nn.Module):
@@ -310,7 +342,7 @@ def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
+def logits_of(network: Model, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
     """Return logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     network.eval()
     parts = []
@@ -322,7 +354,7 @@ def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precisi
 
 @torch.no_grad()
 def features_and_logits(
-    network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
+    network: Model, images: Tensor | Pixels, precision: Precision = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Return what the head sees ``(n, features)`` and says ``(n, rows)``, of uint8 images, in evaluation mode."""
     network.eval()

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.models.network import BATCH_NORM, SplitNetwork, build
+from common.models.network import BATCH_NORM, Model, SplitNetwork, build
 from common.models.network import Head as Head
 from common.models.zoo.spec import ModelSpec
 
@@ -120,7 +120,7 @@ def layout_of(network: SplitNetwork) -> Layout:
     return Layout(spec.architecture, network.head.in_features, *shapes, spec.train, spec.frozen_sha256 or "")
 
 
-def read_state(network: SplitNetwork) -> ModelState:
+def read_state(network: Model) -> ModelState:
     """Return copies of all values, wherever the network lives."""
     trunk, norm = _groups(network)
     weight, bias = _array(network.head.weight), _array(network.head.bias)
@@ -128,7 +128,7 @@ def read_state(network: SplitNetwork) -> ModelState:
 
 
 def write_state(
-    network: SplitNetwork, trunk: Array | None = None, norm: Array | None = None, head: Head | None = None
+    network: Model, trunk: Array | None = None, norm: Array | None = None, head: Head | None = None
 ) -> None:
     """Overwrite the given groups of a network in place; the others stay.
 
@@ -210,7 +210,7 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _groups(network: SplitNetwork) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _groups(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the live float tensors of trunk and norm by name, in the network's order."""
     normed = {name for name, module in network.named_modules() if isinstance(module, BATCH_NORM)}
     tensors = {

@@ -12,15 +12,16 @@ At the site, :class:`Site` has the loss that the strategy needs; it leaves out c
     site = Site(message)
     loss = site.loss(model(images), targets)
 
-The maths is that of the product's own methods (``strategies/``). What the product adds around it is not here: no guard
-against a harmful site, no quarantine of malformed replies, no checkpoints, no report.
+Each strategy runs one of the product's own methods (``strategies/methods``). What the product adds around a method is
+not here: no guard against a harmful site, no quarantine of malformed replies, no checkpoints, no report.
 """
 
-from polyclinic.flower.fedmlp import FedMLP, FedMLPSite
+from polyclinic.flower.averaging import FedMLP, FedSLD, LabelledSites, PartialLoss, SurgicalAggregation, VanillaFL
 from polyclinic.flower.labels import SiteLabels, UnknownLabels, labels
-from polyclinic.flower.passing import EarlyStopping, SequentialTraining, UniFed, loss_slope
-from polyclinic.flower.site import Site
-from polyclinic.flower.strategies import FedSLD, LabelledSites, PartialLoss, SurgicalAggregation, VanillaFL
+from polyclinic.flower.passing import SequentialTraining, UniFed
+from polyclinic.flower.site import FedMLPSite, Site
+from strategies.local.early_stopping import EarlyStopping
+from strategies.methods.unifed import loss_slope
 
 __all__ = [
     "EarlyStopping",

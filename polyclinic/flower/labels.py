@@ -5,31 +5,32 @@ The question is a Flower query named ``labels``; the answer is one ``ConfigRecor
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
+
+from common.contract import LabelContract
+from common.wire.records import RollCallAnswer
 
 QUERY, RECORD = "labels", "labels"
 
 
 @dataclass(frozen=True)
 class SiteLabels:
-    """What a site says of its labels.
+    """The classes that a site labels, and how many of its images show them.
 
     Attributes:
-        classes: Names of the classes that it labels.
-        positives: Training images that show each of these classes, in the same order; only FedSLD needs it.
-        images: Training images in all; only FedSLD needs it.
+        classes: Names of the classes that the site labels.
+        positives: Training images that show each of these classes, in the same order; only FedSLD needs them.
+        images: Number of all training images; only FedSLD needs it.
 
     Raises:
-        TypeError: If names are no list of texts, or a count is no whole number.
-        ValueError: If there is no class, a name repeats, or there is not one count for each class.
+        TypeError: If the names are no list of texts, or a count is no whole number.
+        ValueError: If there is no class, a name repeats, or the counts do not fit the classes or the images.
     """
 
     classes: Sequence[str]
@@ -37,55 +38,46 @@ class SiteLabels:
     images: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.positives, Iterable):
+            raise TypeError(f"positives must be a list of whole numbers, got {self.positives!r}")
         object.__setattr__(self, "classes", class_names(self.classes))
-        object.__setattr__(self, "positives", _counts(self.positives))
-        object.__setattr__(self, "images", _count("images", self.images))
+        object.__setattr__(self, "positives", tuple(_whole("positives", count) for count in self.positives))
+        object.__setattr__(self, "images", _whole("images", self.images))
         if self.positives and len(self.positives) != len(self.classes):
             raise ValueError(f"{len(self.classes)} classes and {len(self.positives)} counts of positives")
         if any(not 0 <= count <= self.images for count in self.positives):
             raise ValueError(f"positives must be from 0 to images = {self.images}, got {list(self.positives)}")
         if self.positives and not self.images:
-            raise ValueError(
-                "positives need images, the number of training images in all, above 0: a site without training images "
-                "cannot take part, so leave its node out of the federation"
-            )
+            raise ValueError("positives need images above 0: leave out the node of a site without training images")
 
 
-def class_names(given: object) -> tuple[str, ...]:
-    """Names of classes, checked.
+def class_names(names: object) -> tuple[str, ...]:
+    """Check the names of classes, and return them as a tuple.
 
     Raises:
         TypeError: If they are no list of texts.
         ValueError: If there is none, or one repeats.
     """
-    if isinstance(given, str | bytes):
-        raise TypeError(f"classes must be a list of names, not the text {given!r}")
-    if isinstance(given, Set | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"classes must be a list of names in an order, got {given!r}")
-    names = tuple(given)
-    if wrong := [name for name in names if not isinstance(name, str)]:
+    if isinstance(names, str | bytes | Set | Mapping) or not isinstance(names, Iterable):
+        raise TypeError(f"classes must be a list of names in an order, got {names!r}")
+    checked = tuple(names)
+    if wrong := [name for name in checked if not isinstance(name, str)]:
         raise TypeError(f"names of classes are texts, got {wrong[0]!r}")
-    if not names:
+    if not checked:
         raise ValueError("classes must hold at least one class")
-    if len(set(names)) != len(names):
-        raise ValueError(f"classes must differ, got {list(names)}")
-    return tuple(map(str, names))
+    if len(set(checked)) != len(checked):
+        raise ValueError(f"classes must differ, got {list(checked)}")
+    return tuple(map(str, checked))
 
 
-def _counts(given: object) -> tuple[int, ...]:
-    if not isinstance(given, Iterable):
-        raise TypeError(f"positives must be a list of whole numbers, got {given!r}")
-    return tuple(_count("positives", one) for one in given)
-
-
-def _count(name: str, given: Any) -> int:
-    """A whole number of any kind: Python's, numpy's, a tensor's; 3.0 is one too."""
+def _whole(name: str, count: Any) -> int:
+    """Return a whole number of Python, numpy or torch as an int; 3.0 is a whole number, too."""
     try:
-        number = float(given) if not isinstance(given, str) else math.nan
+        number = math.nan if isinstance(count, str) else float(count)
     except (TypeError, ValueError):
         number = math.nan
     if not number.is_integer():
-        raise TypeError(f"{name} must be whole numbers, got {given!r}")
+        raise TypeError(f"{name} must be whole numbers, got {count!r}")
     return int(number)
 
 
@@ -95,7 +87,7 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
     Used as a decorator of a function that gets Flower's ``Context`` and returns :class:`SiteLabels`::
 
         @labels(app)
-        def own(context: Context) -> SiteLabels:
+        def labelled(context: Context) -> SiteLabels:
             return SiteLabels(("atelectasis", "effusion"))
 
     Raises:
@@ -107,11 +99,11 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
     def decorate(function: Callable[[Context], SiteLabels]) -> Callable[[Context], SiteLabels]:
         @app.query(QUERY)
         def answer(message: Message, context: Context) -> Message:
-            said = function(context)
-            if not isinstance(said, SiteLabels):
-                raise TypeError(f"{function.__name__} must return SiteLabels, got {type(said).__name__}")
-            record = ConfigRecord({"classes": list(said.classes), "images": said.images})
-            record["positives"] = [int(count) for count in said.positives]
+            site = function(context)
+            if not isinstance(site, SiteLabels):
+                raise TypeError(f"{function.__name__} must return SiteLabels, got {type(site).__name__}")
+            record = ConfigRecord({"classes": list(site.classes), "images": site.images})
+            record["positives"] = list(site.positives)
             return Message(RecordDict({RECORD: record}), reply_to=message)
 
         return function
@@ -120,21 +112,29 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
 
 
 class UnknownLabels(ValueError):
-    """Sites whose labels the coordinator cannot use; says which and why."""
+    """Raised with the nodes whose labels the coordinator cannot use, and why."""
+
+
+def site_name(node: int) -> str:
+    """Return the name of a node as a method's rules know it: names sort as nodes do."""
+    return f"{node:020d}"
 
 
 class RollCall:
-    """What the sites said of their labels; a site that joins later is asked when it does.
+    """The labels of all sites that have answered; a site that joins later is asked then.
 
     Args:
         classes: Names of the head's rows, in their order.
-        needs_counts: Whether a site has to say how many images show each class.
-        exclusive: Whether an image shows one class at most.
+        needs_counts: A site has to state how many images show each class.
+        exclusive: An image shows one class at most.
+
+    Attributes:
+        answers: Labels of each site, by node.
     """
 
-    def __init__(self, classes: Sequence[str], needs_counts: bool = False, exclusive: bool = False) -> None:
+    def __init__(self, classes: Sequence[str], *, needs_counts: bool, exclusive: bool) -> None:
         self.classes, self._needs_counts, self._exclusive = tuple(classes), needs_counts, exclusive
-        self._said: dict[int, SiteLabels] = {}
+        self.answers: dict[int, SiteLabels] = {}
 
     def ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> None:
         """Ask the nodes that have not answered yet.
@@ -145,104 +145,75 @@ class RollCall:
         Raises:
             UnknownLabels: If a node does not answer, or labels a class that the model has no row for.
         """
-        new = sorted(set(nodes) - self._said.keys())
+        new = sorted(set(nodes) - self.answers.keys())
         if not new:
             return
         kind = f"{MessageType.QUERY}.{QUERY}"
-        asked = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in new]
-        replies = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(asked, timeout=timeout)}
-        faults = [fault for node in new if (fault := self._taken(node, replies.get(node), timeout))]
-        if faults:
+        questions = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in new]
+        replies = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(questions, timeout=timeout)}
+        silence = f"no reply within {timeout:g} s"
+        if faults := [fault for node in new if (fault := self._note(node, replies.get(node), silence))]:
             raise UnknownLabels("\n".join(faults))
 
-    def _taken(self, node: int, reply: Message | None, timeout: float) -> str:
-        """Note a node's answer; return what is wrong with it."""
-        if reply is None:
-            return f"node {node} did not say which classes it labels: no reply within {timeout:g} s"
-        if reply.has_error():
-            return f"node {node} did not say which classes it labels: {why(reply.error.reason or '')}"
-        record = reply.content.config_records.get(RECORD, ConfigRecord())
+    def _note(self, node: int, reply: Message | None, silence: str) -> str:
+        """Note a node's answer; return its fault, or an empty string."""
+        if reply is None or reply.has_error():
+            reason = silence if reply is None else error_line(reply.error.reason or "")
+            return f"node {node} did not say which classes it labels: {reason}"
+        record: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
         try:
-            said = SiteLabels(_words(record, "classes"), _numbers(record, "positives"), _number(record, "images"))
+            site = SiteLabels(**record)
         except (TypeError, ValueError) as error:
             return f"node {node} sent labels that cannot be read: {error}"
-        if unknown := [name for name in said.classes if name not in self.classes]:
+        if unknown := [name for name in site.classes if name not in self.classes]:
             return f"node {node} labels {unknown}; the model's rows are {list(self.classes)}"
-        if self._needs_counts and not said.positives:
-            return f"node {node} told no counts: this strategy needs positives and images in its SiteLabels"
-        if self._needs_counts and self._exclusive and sum(said.positives) > said.images:
-            shown = sum(said.positives)
-            return f"node {node} counts {shown} positives in {said.images} images of classes that exclude one another"
-        self._said[node] = said
+        if self._needs_counts and not site.positives:
+            return f"node {node} sent no counts: this strategy needs positives and images in its SiteLabels"
+        if self._needs_counts and self._exclusive and (shown := sum(site.positives)) > site.images:
+            return f"node {node} counts {shown} positives in {site.images} images of classes that exclude one another"
+        self.answers[node] = site
         return ""
 
-    def __contains__(self, node: int) -> bool:
-        return node in self._said
-
-    def of(self, node: int) -> SiteLabels:
-        """What a node said.
-
-        Raises:
-            KeyError: If it was not asked.
-        """
-        return self._said[node]
-
-    def owners(self, name: str, nodes: Collection[int]) -> list[int]:
-        """Those of the nodes that label a class, in ascending order."""
-        return sorted(node for node in nodes if name in self._said[node].classes)
-
-    def annotated(self, node: int) -> NDArray[np.bool_]:
-        """Which of the head's rows a node labels, bool ``(classes,)``."""
-        return np.array([name in self._said[node].classes for name in self.classes], np.bool_)
-
-    def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Positives and images, both ``(sites, classes)`` in ascending order of nodes; NaN where a site tells none."""
-        positives = np.full((len(self._said), len(self.classes)), np.nan)
-        images = positives.copy()
-        for row, (_, said) in enumerate(sorted(self._said.items())):
-            for name, count in zip(said.classes, said.positives, strict=False):
-                positives[row, self.classes.index(name)] = count
-                images[row, self.classes.index(name)] = said.images
-        return positives, images
+    @property
+    def contract(self) -> LabelContract:
+        """Return which of the head's rows each site labels."""
+        return LabelContract(
+            self.classes, {site_name(node): tuple(a.classes) for node, a in sorted(self.answers.items())}
+        )
 
     @property
-    def said(self) -> Mapping[int, SiteLabels]:
-        """All answers, by node."""
-        return dict(self._said)
+    def label_counts(self) -> dict[str, RollCallAnswer]:
+        """Return the counts of each site in the form in which a method reads them."""
+        return {site_name(node): _counts(site_name(node), answer) for node, answer in self.answers.items()}
 
 
-def why(reason: str) -> str:
-    """A site's error in one line: Flower's reason holds Ray's whole remote traceback.
+def _counts(name: str, site: SiteLabels) -> RollCallAnswer:
+    return RollCallAnswer(
+        run="",
+        site=name,
+        names=tuple(site.classes),
+        class_names=tuple(site.classes),
+        train_samples=site.images,
+        validation_samples=0,
+        patients=0,
+        layout="",
+        version="",
+        positives=tuple(site.positives),
+        negatives=tuple(site.images - count for count in site.positives),
+    )
+
+
+def error_line(reason: str) -> str:
+    """Return a site's error in one line: Flower's reason holds Ray's whole remote traceback.
 
     Args:
-        reason: As Flower tells it: the type of the exception, and its text in brackets.
+        reason: Flower's text: the type of the exception, and its message in brackets.
     """
     if f"registered with name '{QUERY}'" in reason:
         return "its ClientApp needs @polyclinic.flower.labels(app)"
-    flowers = re.fullmatch(r"<class '(?:\w+\.)*(.*?)'>:<'(.*)'>", reason, re.DOTALL)
-    kind, text = flowers.groups() if flowers else ("no reason given", reason)
+    parts = re.fullmatch(r"<class '(?:\w+\.)*(.*?)'>:<'(.*)'>", reason, re.DOTALL)
+    kind, text = parts.groups() if parts else ("no reason given", reason)
     lines = [line.strip().rpartition(" occurred. Message: ")[2] for line in text.splitlines() if line.strip()]
     if not lines:
         return kind
-    return f"{kind}: {lines[0]}" if flowers and len(lines) == 1 else lines[-1]  # of a traceback the end
-
-
-def _words(record: ConfigRecord, key: str) -> list[str]:
-    value = record.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise TypeError(f"{key} is no list of texts")
-    return [str(one) for one in value]
-
-
-def _numbers(record: ConfigRecord, key: str) -> list[int]:
-    value = record.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
-        raise TypeError(f"{key} is no list of whole numbers")
-    return [int(one) for one in value]
-
-
-def _number(record: ConfigRecord, key: str) -> int:
-    value = record.get(key, 0)
-    if not isinstance(value, int):
-        raise TypeError(f"{key} is no whole number")
-    return value
+    return f"{kind}: {lines[0]}" if parts and len(lines) == 1 else lines[-1]  # of a traceback the end

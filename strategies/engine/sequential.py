@@ -26,15 +26,13 @@ from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
 from strategies.engine.exchange import Replies, too_few
 from strategies.engine.state import after_round, with_judgement
+from strategies.local.objective import Examples, examples_of, plain
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
-    Examples,
     Frozen,
     StopCriterion,
     TrainingTask,
-    examples_of,
-    plain,
     refuse_diverged,
     reproducible,
     train_until_settled,

@@ -1,31 +1,110 @@
-"""One round at a site: its objective, the statistics and notes that go with it, and teachers that methods need."""
+"""What a hospital's half of a method works with: a model, a batch, and the round that it makes of them."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.config import TrainingSection
-from common.models.network import BATCH_NORM, SplitNetwork
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import Pixels
+from common.models.network import BATCH_NORM, Model, label_matrix
 from common.wire.records import NO_ARRAYS, Arrays
-from strategies.local.training import Batch, Examples, Losses, Objective
+from strategies.local.losses import Loss
+
+AnyModel = TypeVar("AnyModel", bound=Model)
+Losses = NDArray[np.float32]
+"""Losses of batches ``(batches,)``, in the order in which they were trained."""
+
+
+class Batch(Protocol):
+    """One mini-batch, as an objective sees it."""
+
+    @property
+    def rows(self) -> Tensor:
+        """Return the places ``(batch,)`` of the images among the site's examples."""
+
+    @property
+    def images(self) -> Tensor:
+        """Return the images as they are stored, uint8 ``(batch, channels, height, width)``."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Return the labels ``(batch, rows)``, NaN for unknown."""
+
+    @property
+    def annotated(self) -> Tensor:
+        """Return for each head row if the site annotates its class, bool ``(rows,)``."""
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Return the generator, on the CPU, for all that an objective draws by itself."""
+
+    def view(self) -> Tensor:
+        """Draw a new random view of the images, float32 ``(batch, channels, height, width)``."""
+
+    def logits(self, model: Model, view: Tensor) -> Tensor:
+        """Return the model's logits of a view, float32 ``(batch, rows)``."""
+
+
+Objective = Callable[[Model, Batch], Tensor]
+"""The function that a site minimises: a scalar of the model and one batch."""
+
+
+def plain(loss: Loss) -> Objective:
+    """Return the objective that applies a loss to the logits of one view of each image."""
+    return lambda model, batch: loss(batch.logits(model, batch.view()), batch.labels, batch.annotated)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images and labels of one part of a site's data, on its device.
+
+    Attributes:
+        images: uint8 ``(n, channels, height, width)``.
+        labels: float32 ``(n, rows)``, NaN for unknown.
+        annotated: bool ``(rows,)``, the head rows whose class the site annotates.
+    """
+
+    images: Tensor | Pixels
+    labels: Tensor
+    annotated: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def any_known(self) -> bool:
+        """Return true if at least one label is known."""
+        return len(self) > 0 and not bool(self.labels.isnan().all())
+
+
+def examples_of(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
+    """Pair pixels with the labels of their images for these head rows, on the device of the pixels."""
+    annotated = torch.tensor([name in images.class_names for name in class_names])
+    labels = label_matrix(images, class_names)
+    return Examples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
 
 
 @dataclass(frozen=True)
 class ClientContext:
-    """The network, data and memory of a site when a round begins.
+    """The model, data and memory of a site when a round begins.
 
     Attributes:
-        network: As received, with the site's own parts in place; it is about to be trained, so copy what must last.
-        examples: The training part.
+        network: The received model, with the site's own parts in place. It is trained later: copy what must last.
+        examples: The training part of the site's data.
         statistics: The federation's statistics, as the coordinator sent them.
-        notes: What the method noted down at this site when it last counted.
-        round: From 1.
+        notes: What the method stored at this site in the last round that counted.
+        round: The number of the round, from 1.
+        spec: The experiment's training settings.
     """
 
-    network: SplitNetwork
+    network: Model
     examples: Examples
     statistics: Arrays
     notes: Arrays
@@ -33,25 +112,21 @@ class ClientContext:
     spec: TrainingSection
 
 
-def fixed_copy(network: SplitNetwork) -> SplitNetwork:
-    """Return a copy that stays as the network is now, for evaluation: a teacher."""
-    return copy.deepcopy(network).eval().requires_grad_(False)
-
-
 @dataclass(frozen=True)
 class LocalRound:
-    """One round at one site.
+    """The hospital's half of a method for one round at one site.
 
     Attributes:
-        objective: What is minimised.
-        statistics: What is told besides the update, of the trained network and the losses of all its batches.
-        notes: What the site keeps for the method's next round, on its own disk, once the network is trained.
-        lr_factor: The learning rate is multiplied by it.
+        objective: The function that training minimises.
+        statistics: Makes the statistics that leave beside the update, from the trained model and the losses of all
+            batches.
+        notes: Makes what the site stores on its own disk for the method's next round, from the trained model.
+        lr_factor: A factor of the learning rate.
     """
 
     objective: Objective
-    statistics: Callable[[SplitNetwork, Losses], Arrays] = lambda network, losses: NO_ARRAYS
-    notes: Callable[[SplitNetwork], Arrays] = lambda network: NO_ARRAYS
+    statistics: Callable[[Model, Losses], Arrays] = lambda model, losses: NO_ARRAYS
+    notes: Callable[[Model], Arrays] = lambda model: NO_ARRAYS
     lr_factor: float = 1.0
 
 
@@ -62,41 +137,48 @@ def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf
     """Add ``mu / 2`` times the squared distance from the received model (FedProx, Li et al., MLSys 2020, eq. 2).
 
     Args:
-        half: Any method's.
-        mu: Strength.
-        head, norm: Whether these groups come from the federation; the distance runs over what does.
+        half: The hospital's half of any method.
+        mu: Strength of the pull.
+        head: Include the head in the distance: it comes from the federation.
+        norm: Include batch normalisation in the distance: it comes from the federation.
     """
+
+    def shared(model: Model) -> list[Tensor]:
+        own = set() if head else set(model.head.parameters())
+        if not norm:
+            own |= {value for part in model.modules() if isinstance(part, BATCH_NORM) for value in part.parameters()}
+        return [value for value in model.parameters() if value not in own]
 
     def local(context: ClientContext) -> LocalRound:
         inner = half(context)
-        received = [value.detach().clone() for value in _shared(context.network, head=head, norm=norm)]
+        received = [value.detach().clone() for value in shared(context.network)]
 
-        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            pairs = zip(_shared(network, head=head, norm=norm), received, strict=True)
+        def objective(model: Model, batch: Batch) -> Tensor:
+            pairs = zip(shared(model), received, strict=True)
             distance = torch.stack([(now - before).square().sum() for now, before in pairs]).sum()
-            return inner.objective(network, batch) + mu / 2 * distance
+            return inner.objective(model, batch) + mu / 2 * distance
 
         return replace(inner, objective=objective)
 
     return local
 
 
-def _shared(network: SplitNetwork, *, head: bool, norm: bool) -> list[Tensor]:
-    """Return the parameters that the federation averages."""
-    own = set() if head else set(network.head.parameters())
-    if not norm:
-        own |= {value for part in network.modules() if isinstance(part, BATCH_NORM) for value in part.parameters()}
-    return [value for value in network.parameters() if value not in own]
+# ---------------------------------------------------------------------- teachers
+
+
+def fixed_copy(model: AnyModel) -> AnyModel:
+    """Return a copy that stays as the model is now, in evaluation mode: a teacher."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def decay_after(steps: int, decay: float) -> float:
-    """The teacher is the plain mean of all students so far until that would be slower than ``decay``."""
+    """Return the decay that makes a teacher the plain mean of all students, until that would be above ``decay``."""
     return min(1 - 1 / (steps + 1), decay)
 
 
 @torch.no_grad()
-def follow(teacher: SplitNetwork, student: SplitNetwork, decay: float) -> None:
-    """Running mean of parameters, and of batch normalisation's means and variances."""
+def follow(teacher: Model, student: Model, decay: float) -> None:
+    """Move a teacher's parameters and running statistics towards the student's by ``1 - decay``."""
     now = student.state_dict()
     for name, mean in teacher.state_dict().items():
         if mean.is_floating_point():

@@ -14,14 +14,13 @@ from common.config import EvaluationSection, Plan, TrainingSection
 from common.contract import LabelContract
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
-from common.wire.records import Form
+from common.wire.records import Arrays, Form
 from strategies.aggregation.means import Weighting
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Loss, Missing, chosen_loss, loss_for
-from strategies.local.objective import ClientContext, LocalRound, proximal
-from strategies.local.training import Examples, plain
+from strategies.local.objective import ClientContext, Examples, LocalRound, plain, proximal
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -166,10 +165,11 @@ class SiteMethod:
     parameters: Parameters
 
     def __init_subclass__(cls, **more: Any) -> None:
-        """Take a class with a :meth:`client` of its own for one that does more, where it does not say otherwise."""
+        """Set ``plain_client`` and ``looks_at_images`` of a class that overrides the training and sets neither."""
         super().__init_subclass__(**more)
-        if "client" in vars(cls):
+        if vars(cls).keys() & {"client", "local_loss"}:
             cls.plain_client = vars(cls).get("plain_client", False)
+        if "client" in vars(cls):
             cls.looks_at_images = vars(cls).get("looks_at_images", True)
 
     def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
@@ -268,9 +268,19 @@ class SiteMethod:
 
     # ------------------------------------------------------------------ training
 
+    def local_loss(self, statistics: Arrays, examples: Examples, spec: TrainingSection) -> Loss:
+        """Return the loss that a method minimises which looks at the logits of one view of each image alone.
+
+        Args:
+            statistics: The federation's statistics, as the coordinator sent them.
+            examples: The training part of the site's data.
+            spec: The experiment's training settings.
+        """
+        return self.training_loss(examples, spec)
+
     def client(self, context: ClientContext) -> LocalRound:
         """Return what a site minimises in this round, sends beside its update, and keeps for the next."""
-        return LocalRound(plain(self.training_loss(context.examples, context.spec)))
+        return LocalRound(plain(self.local_loss(context.statistics, context.examples, context.spec)))
 
     def local_round(self, context: ClientContext) -> LocalRound:
         """:meth:`client`, with the pull back to the received model where ``proximal_mu`` is set."""

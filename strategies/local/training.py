@@ -8,58 +8,24 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from common.config import TrainingSection
-from common.data.base.image_set import ImageSet
 from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
-from common.data.images.pixels import Pixels
 from common.metrics.auroc import mean_auroc
 from common.models.gpu import cuda_graphs, is_data_parallel
-from common.models.network import Precision, SplitNetwork, autocast, label_matrix, logits_of, probabilities, train_mode
+from common.models.network import Model, Precision, SplitNetwork, autocast, logits_of, probabilities, train_mode
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Loss
+from strategies.local.objective import Examples, Losses, Objective
 from strategies.local.optimisation import gradient_scaler
 
 CPU = torch.device("cpu")
-Losses = NDArray[np.float32]
-"""``(batches,)``, in the order in which they were trained."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Images and labels of one part of a site's data, on its device.
-
-    Attributes:
-        images: uint8 ``(n, channels, height, width)``.
-        labels: float32 ``(n, rows)``, NaN for unknown.
-        annotated: bool ``(rows,)``, the head rows whose class the site annotates.
-    """
-
-    images: Tensor | Pixels
-    labels: Tensor
-    annotated: Tensor
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def any_known(self) -> bool:
-        """Return whether there is any label."""
-        return len(self) > 0 and not bool(self.labels.isnan().all())
-
-
-def examples_of(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
-    """Images, whose ``pixels`` go to a device, with the labels of these head rows."""
-    annotated = torch.tensor([name in images.class_names for name in class_names])
-    labels = label_matrix(images, class_names)
-    return Examples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
 
 
 @dataclass(frozen=True)
@@ -71,16 +37,12 @@ class Frozen:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One mini-batch, as an objective sees it.
+class MiniBatch:
+    """A :class:`strategies.local.objective.Batch` of a site's examples.
 
     Attributes:
-        rows: ``(batch,)`` places among the examples.
-        images: uint8 ``(batch, channels, height, width)``, as they lie there.
-        labels: ``(batch, rows)``, NaN for unknown.
-        annotated: ``(rows,)``.
-        augmented: Draws another random view of images.
-        generator: On the CPU, for anything else that an objective draws.
+        augmented: Draws a random view of images.
+        precision: The number format of the network's arithmetic.
     """
 
     rows: Tensor
@@ -92,27 +54,11 @@ class Batch:
     generator: torch.Generator
 
     def view(self) -> Tensor:
-        """Draw a new random view of the images, float32 ``(batch, channels, height, width)``."""
         return self.augmented(self.images.float())
 
-    def logits(self, network: SplitNetwork, view: Tensor) -> Tensor:
-        """Return the network's logits of a view, float32 ``(batch, rows)``."""
+    def logits(self, model: Model, view: Tensor) -> Tensor:
         with autocast(view.device, self.precision):
-            logits = network(view)
-        return logits.float()  # type: ignore[no-any-return]
-
-
-Objective = Callable[[SplitNetwork, Batch], Tensor]
-"""The function that a site minimises: a scalar of the network and one batch."""
-
-
-def plain(loss: Loss) -> Objective:
-    """The objective that looks at one view of the images and no further."""
-
-    def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-        return loss(batch.logits(network, batch.view()), batch.labels, batch.annotated)
-
-    return objective
+            return model(view).float()
 
 
 @dataclass(frozen=True)
@@ -165,7 +111,7 @@ def train_epoch(
         for number, rows in enumerate(parts, start=1):
             begin_step()
             images, labels = examples.images[rows], examples.labels[rows]
-            batch = Batch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
+            batch = MiniBatch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
             value = exercise.objective(network, batch)
             if (number - 1) % steps == 0:
                 optimizer.zero_grad(set_to_none=True)

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -18,7 +18,7 @@ from common.data.base.image_set import Splits
 from common.errors import Fault, quoted
 from common.models.state import ModelState
 from common.models.zoo.spec import Task
-from common.wire.records import NO_ARRAYS, Arrays, RollCallAnswer, TrainReply
+from common.wire.records import NO_ARRAYS, Arrays, Groups, RollCallAnswer
 from strategies.aggregation.means import HeadMean, Weights, WholeHeadMean
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.early_stopping import EarlyStopping
@@ -45,6 +45,22 @@ class RoundContext:
     statistics: Arrays
     round: int
     seed: int = 0
+
+
+class SiteReply(Protocol):
+    """The part of a site's reply that a method's rules read."""
+
+    @property
+    def train_samples(self) -> float:
+        """Return the number of training images."""
+
+    @property
+    def update(self) -> Groups:
+        """Return new minus received."""
+
+    @property
+    def statistics(self) -> Arrays:
+        """Return the method's statistics, by name."""
 
 
 class Method(Strategy):
@@ -88,7 +104,7 @@ class Method(Strategy):
         """Return names and shapes of the statistics in one site's reply, given the width of a head row."""
         return {}
 
-    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return the coordinator's statistics after a round.
 
         Args:
@@ -96,7 +112,7 @@ class Method(Strategy):
         """
         return context.statistics
 
-    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+    def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Turn each site's plain weight into the weight that it has in this round's means.
 
         Args:

@@ -38,16 +38,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import SplitNetwork, logits_of
+from common.models.network import Model, logits_of
 from common.models.state import ModelState
-from common.wire.records import Arrays, Groups, TrainReply, arrays_under
+from common.wire.records import Arrays, Groups, arrays_under
 from strategies.aggregation.means import Weighting, Weights, mixed
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.losses import known_entries, positive_weights
-from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.objective import Batch, ClientContext, LocalRound, Losses
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.local.training import Batch, Losses
-from strategies.methods.base import Method, RoundContext, finite_by_name
+from strategies.methods.base import Method, RoundContext, SiteReply, finite_by_name
 
 Floats = NDArray[np.floating]
 Float64 = NDArray[np.float64]
@@ -93,7 +92,7 @@ def thresholds(entries: Floats, base: float, lowest: float, highest: float) -> F
     return np.asarray(np.clip(share + base - spread, lowest, highest), np.float64)
 
 
-def entries_of(reply: TrainReply) -> Float64:
+def entries_of(reply: SiteReply) -> Float64:
     """Entries of each class that a site trained on, at most its images; ``(classes,)``."""
     return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
 
@@ -154,13 +153,13 @@ class CBAFedSite(SiteMethod):
         parameters, targets = self.parameters, self.targets(context)
         positive_weight = positive_weights(targets) if parameters.balanced else None
 
-        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            logits = batch.logits(network, batch.view())
+        def objective(model: Model, batch: Batch) -> Tensor:
+            logits = batch.logits(model, batch.view())
             entries = parameters.pseudo_label_reduction == "entries" or batch.annotated.all()
             loss = known_entries if entries else labels_and_tags
             return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
 
-        def statistics(network: SplitNetwork, losses: Losses) -> Arrays:
+        def statistics(model: Model, losses: Losses) -> Arrays:
             """Entries of each class that were trained on, from the last round of stage 1 on."""
             if context.round < parameters.stage_one_rounds:
                 return {}
@@ -197,7 +196,7 @@ class CBAFed(Method):
             return {}
         return {"entries": (len(context.contract.class_names),)}
 
-    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return the thresholds for the next round, once sites send entries."""
         parameters = self.site.parameters
         if context.round < parameters.stage_one_rounds:
@@ -206,7 +205,7 @@ class CBAFed(Method):
         low, high = parameters.threshold_lowest, parameters.threshold_highest
         return {"thresholds": thresholds(entries, parameters.threshold_base, low, high).astype(np.float32)}
 
-    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+    def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Multiply, in stage 2, each plain weight by the mean entries that an image of the site was trained on."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return weights

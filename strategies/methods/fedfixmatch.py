@@ -24,12 +24,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.data.images.augmentation import strongly_augmented
-from common.models.network import SplitNetwork
+from common.models.network import Model
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Loss, known_entries, positive_weights
-from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.objective import Batch, ClientContext, LocalRound
 from strategies.local.site_method import Parameters, SiteMethod
-from strategies.local.training import Batch
 from strategies.methods.base import Method
 
 
@@ -84,12 +83,12 @@ class FedFixMatchSite(SiteMethod):
         parameters = self.parameters
         weight = positive_weights(context.examples.labels) if parameters.balanced else None
 
-        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            weak = batch.logits(network, batch.view())
+        def objective(model: Model, batch: Batch) -> Tensor:
+            weak = batch.logits(model, batch.view())
             labelled = known_entries(weak, batch.labels, batch.annotated, weight)
             if batch.annotated.all():
                 return labelled
-            strong = batch.logits(network, strongly_augmented(batch.view(), batch.generator))
+            strong = batch.logits(model, strongly_augmented(batch.view(), batch.generator))
             pseudo = pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
             return labelled + parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)
 

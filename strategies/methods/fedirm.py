@@ -43,14 +43,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.models.network import SplitNetwork, logits_of
-from common.wire.records import Arrays, TrainReply
+from common.models.network import Model, logits_of
+from common.wire.records import Arrays
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Loss, known_entries, positive_weights
-from strategies.local.objective import ClientContext, LocalRound, decay_after, fixed_copy, follow
+from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, decay_after, fixed_copy, follow, plain
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.local.training import Batch, Losses, plain
-from strategies.methods.base import Method, RoundContext
+from strategies.methods.base import Method, RoundContext, SiteReply
 from strategies.methods.fedmlp import consistency
 
 Floats = NDArray[np.floating]
@@ -136,9 +135,9 @@ def ramp_up(finished: int, rounds: int) -> float:
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
 
-def teacher_of(network: SplitNetwork) -> SplitNetwork:
+def teacher_of(model: Model) -> Model:
     """A copy that is not trained: batch normalisation as in evaluation, dropout as in training."""
-    teacher = fixed_copy(network)
+    teacher = fixed_copy(model)
     for module in teacher.modules():
         if isinstance(module, nn.Dropout):
             module.train()
@@ -194,12 +193,12 @@ class FedIRMRound:
         relations = context.statistics.get("relations", nothing)
         self.federation = torch.from_numpy(relations.copy()).to(self.missing.device)[self.missing]
 
-    def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
+    def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return partial loss, consistency and mismatch, of one view for the student and several for the teacher."""
         if self.steps:  # the teacher follows the step that the student has made since the last batch
-            follow(self.teacher, network, decay_after(self.steps, self.parameters.teacher_decay))
+            follow(self.teacher, model, decay_after(self.steps, self.parameters.teacher_decay))
         self.steps += 1
-        student = batch.logits(network, batch.view())
+        student = batch.logits(model, batch.view())
         with torch.no_grad():
             teachers = [batch.logits(self.teacher, batch.view()) for _ in range(self.parameters.passes)]
         likely = torch.stack([logits.sigmoid() for logits in teachers]).mean(dim=0)[:, self.missing]
@@ -208,12 +207,12 @@ class FedIRMRound:
         unlabelled = consistency([student], teachers[:1], batch.annotated) + mismatch(own, members, self.federation)
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
-    def statistics(self, network: SplitNetwork, losses: Losses) -> Arrays:
+    def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return the trained model's relations of the classes labelled here, over all training images as they are."""
         if self.context.round < self.parameters.supervised_rounds:
             return {}
         examples = self.context.examples
-        logits = logits_of(network, examples.images, self.context.spec.precision)
+        logits = logits_of(model, examples.images, self.context.spec.precision)
         members = (examples.labels == 1) & examples.annotated
         with torch.no_grad():
             relations = log_relations(logits, members, self.parameters.temperature).exp()
@@ -238,7 +237,7 @@ class FedIRM(Method):
         classes = len(context.contract.class_names)
         return {"relations": (classes, classes)} if context.round >= self.site.parameters.supervised_rounds else {}
 
-    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return this round's mean relations; a row of which nobody says anything stays as it was."""
         relations = {
             site: np.where(context.contract.annotated(site)[:, None], reply.statistics["relations"], np.nan)

@@ -27,12 +27,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from common.models.network import SplitNetwork
+from common.models.network import Model
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Missing, filled, known_entries, positive_weights
-from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.objective import Batch, ClientContext, LocalRound
 from strategies.local.site_method import Parameters, SiteMethod
-from strategies.local.training import Batch
 from strategies.methods.base import Method
 
 
@@ -105,9 +104,9 @@ class FedLSRSite(SiteMethod):
         weight = positive_weights(context.examples.labels) if parameters.balanced else None
         gamma = parameters.distance_weight * grown(context.round - 1, parameters.ramp_rounds)
 
-        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            original = batch.logits(network, batch.images.float())
-            augmented = batch.logits(network, batch.view())
+        def objective(model: Model, batch: Batch) -> Tensor:
+            original = batch.logits(model, batch.images.float())
+            augmented = batch.logits(model, batch.view())
             share = torch.rand((), generator=batch.generator).to(original)  # Beta(1, 1)
             sharpened = mixed(original, augmented, share) / parameters.sharpening_temperature
             cooled = [view / parameters.distillation_temperature for view in (original, augmented)]

@@ -31,14 +31,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import SplitNetwork, features_and_logits
-from common.wire.records import Arrays, TrainReply
+from common.models.network import Model, features_and_logits
+from common.wire.records import Arrays
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from strategies.local.losses import Loss, loss_for
-from strategies.local.objective import ClientContext, LocalRound, fixed_copy
+from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, fixed_copy
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.local.training import Batch, Losses
-from strategies.methods.base import Method, RoundContext, finite_by_name
+from strategies.methods.base import Method, RoundContext, SiteReply, finite_by_name
 from strategies.methods.surgical import OwnersMean
 
 Floats = NDArray[np.floating]
@@ -447,28 +446,28 @@ class FedMLPRound:
             every[:, column] = with_tags(every[:, column], new)
         return every
 
-    def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
+    def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the loss of a batch: in stage 1 of two views of the images, in stage 2 of one."""
         targets, annotated = self.targets[batch.rows], batch.annotated
         if self.second_stage:
             view = batch.view()
             teacher = self._taught(batch, view) if self.parameters.consistency else None
-            return second_stage(batch.logits(network, view), teacher, targets, annotated, self.adjustment)
+            return second_stage(batch.logits(model, view), teacher, targets, annotated, self.adjustment)
         views = [batch.view(), batch.view()]
         consistent = self.parameters.consistency and self.parameters.consistency_stage_one
         teachers = [self._taught(batch, view) for view in views] if consistent else None
-        students = [batch.logits(network, view) for view in views]
+        students = [batch.logits(model, view) for view in views]
         return first_stage(students, teachers, targets, annotated, self.adjustment)
 
     def _taught(self, batch: Batch, view: Tensor) -> Tensor:
         with torch.no_grad():
             return batch.logits(self.teacher, view)
 
-    def statistics(self, network: SplitNetwork, losses: Losses) -> Arrays:
+    def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return prototypes and difficulty of the trained model, from the last round of stage 1 on (specs 3.4)."""
         if not self.parameters.detection or self.context.round < self.parameters.stage_one_rounds:
             return {}
-        features, probabilities = self._features_and_probabilities(network)
+        features, probabilities = self._features_and_probabilities(model)
         labels = np.where(self.annotated, self.labels, np.nan)
         sure = difficulty(probabilities, self.parameters.sure_below, self.parameters.sure_above)
         return {
@@ -476,13 +475,13 @@ class FedMLPRound:
             "difficulty": np.where(self.annotated, np.nan, sure).astype(np.float32),
         }
 
-    def notes(self, network: SplitNetwork) -> Arrays:
+    def notes(self, model: Model) -> Arrays:
         """Return the tags: they last for the whole run."""
         return {"tags": self.tags.astype(np.float32)}
 
-    def _features_and_probabilities(self, network: SplitNetwork) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _features_and_probabilities(self, model: Model) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Features and unadjusted probabilities of all training images as they are, not augmented."""
-        features, logits = features_and_logits(network, self.context.examples.images, self.context.spec.precision)
+        features, logits = features_and_logits(model, self.context.examples.images, self.context.spec.precision)
         return features.cpu().numpy(), logits.sigmoid().cpu().numpy()
 
 
@@ -511,7 +510,7 @@ class FedMLP(Method):
         classes = len(context.contract.class_names)
         return {"prototypes": (classes, 2, features), "difficulty": (classes,)}
 
-    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return the global prototypes and difficulties; where no site says anything, those of the round before."""
         sent = {site: reply.statistics for site, reply in replies.items() if "prototypes" in reply.statistics}
         if not sent:

@@ -40,15 +40,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import SplitNetwork, logits_of
-from common.wire.records import Arrays, TrainReply
+from common.models.network import Model, logits_of
+from common.wire.records import Arrays
 from strategies.aggregation.means import Float64, Weighting, Weights
 from strategies.aggregation.robust import distances_between, inner_products
 from strategies.local.losses import Missing
-from strategies.local.objective import ClientContext, LocalRound, fixed_copy
+from strategies.local.objective import Batch, ClientContext, LocalRound, fixed_copy
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.local.training import Batch
-from strategies.methods.base import Method, RoundContext
+from strategies.methods.base import Method, RoundContext, SiteReply
 from strategies.methods.fedmlp import adjustment_of, supervised
 
 Floats = NDArray[np.floating]
@@ -202,9 +201,9 @@ class FedNoRoSite(SiteMethod):
         noisy = "noisy" in context.statistics and bool(context.statistics["noisy"][0])
         teacher = fixed_copy(context.network) if noisy else None
 
-        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+        def objective(model: Model, batch: Batch) -> Tensor:
             view = batch.view()
-            student = batch.logits(network, view)
+            student = batch.logits(model, view)
             labels = supervised([student], targets[batch.rows], adjustment)
             if teacher is None:
                 return labels
@@ -213,7 +212,7 @@ class FedNoRoSite(SiteMethod):
             chosen = torch.ones_like(batch.annotated) if negative else ~batch.annotated
             return share * divergence(student, received, chosen) + (1 - share) * labels
 
-        return LocalRound(objective, lambda network, losses: indicators)
+        return LocalRound(objective, lambda model, losses: indicators)
 
     def indicators(self, context: ClientContext, targets: Tensor) -> Arrays:
         """Return the site's loss indicators in the last round of stage 1, if they decide."""
@@ -250,14 +249,14 @@ class FedNoRo(Method):
             return {}
         return {"indicators": (len(context.contract.class_names), 2)}
 
-    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return, by site, 1 for noisy and 0 for clean, once the indicators are there."""
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return context.statistics
         flags = noisy_sites(np.stack([reply.statistics["indicators"].reshape(-1) for reply in replies.values()]))
         return {site: np.array([flag], np.float32) for site, flag in zip(replies, flags, strict=True)}
 
-    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+    def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Weigh, in stage 2, noisy sites less the further they are from every clean one."""
         noisy: Flags = np.array([self.is_noisy(context, site) for site in replies], np.bool_)
         if context.round <= self.site.parameters.stage_one_rounds or noisy.all() or not noisy.any():

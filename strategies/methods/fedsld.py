@@ -28,15 +28,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from common.config import TrainingSection
 from common.errors import Fault, quoted
-from common.models.network import SplitNetwork
+from common.models.network import Model
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, RollCallAnswer
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
-from strategies.local.losses import Missing, class_of_known, filled, image_losses, mean_where, only_known
-from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.losses import Loss, Missing, class_of_known, filled, image_losses, mean_where, only_known
+from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, plain
 from strategies.local.site_method import Parameters, Payload, SiteMethod
-from strategies.local.training import Batch, plain
 from strategies.methods.base import Method, RoundContext
 from strategies.methods.surgical import OwnersMean
 
@@ -263,7 +263,6 @@ class FedSLDSite(SiteMethod):
     table = FedSLDParameters
     parameters: FedSLDParameters
     declared = Payload(label_counts=True)
-    looks_at_images = False
     chooses_loss = False
 
     @property
@@ -271,15 +270,15 @@ class FedSLDSite(SiteMethod):
         """``heads = "own"``: each site has the rows of its own classes only."""
         return replace(self.declared, rows=self.parameters.heads)
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def local_loss(self, statistics: Arrays, examples: Examples, spec: TrainingSection) -> Loss:
         """Weigh each batch by how often the federation sees its classes."""
-        prior = torch.from_numpy(context.statistics["prior"].copy()).to(context.examples.labels.device)
+        prior = torch.from_numpy(statistics["prior"].copy()).to(examples.labels.device)
 
-        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            labels = filled(batch.labels, batch.annotated, self.parameters.missing)
-            return WEIGHTED[self.task](batch.logits(network, batch.view()), labels, prior, self.parameters.reduction)
+        def loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+            labels = filled(labels, annotated, self.parameters.missing)
+            return WEIGHTED[self.task](logits, labels, prior, self.parameters.reduction)
 
-        return LocalRound(objective)
+        return loss
 
 
 class ScaledFedAvgSite(SiteMethod):
@@ -298,10 +297,10 @@ class ScaledFedAvgSite(SiteMethod):
             return LocalRound(plain(loss), lr_factor=float(context.statistics["factor"][0]))
         prior = torch.from_numpy(context.statistics["prior"].copy()).to(context.examples.labels.device)
 
-        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+        def objective(model: Model, batch: Batch) -> Tensor:
             weights = WEIGHTS[self.task](filled(batch.labels, batch.annotated, self.parameters.missing), prior)
             counted = weights > 0
-            return mean_where(counted, weights) * plain(loss)(network, batch)
+            return mean_where(counted, weights) * plain(loss)(model, batch)
 
         return LocalRound(objective)
 

@@ -29,17 +29,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.models.network import SplitNetwork
+from common.models.network import Model
 from common.models.state import read_state, write_state
 from common.system.hashing import seed_of
-from common.wire.records import Arrays, Groups, TrainReply, arrays_under
+from common.wire.records import Arrays, Groups, arrays_under
 from strategies.aggregation.means import Float64, Weighting, Weights
 from strategies.aggregation.robust import distances_from_mean, inner_products
 from strategies.local.losses import known_entries, positive_weights
-from strategies.local.objective import ClientContext, LocalRound, decay_after, fixed_copy, follow
+from strategies.local.objective import Batch, ClientContext, LocalRound, decay_after, fixed_copy, follow
 from strategies.local.site_method import Parameters, SiteMethod
-from strategies.local.training import Batch
-from strategies.methods.base import Method, RoundContext
+from strategies.methods.base import Method, RoundContext, SiteReply
 from strategies.methods.fedmlp import consistency
 
 
@@ -134,27 +133,27 @@ class RSCFedRound:
         labels = context.examples.labels
         self.positive_weight = positive_weights(labels) if parameters.balanced else None
 
-    def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
+    def objective(self, model: Model, batch: Batch) -> Tensor:
         """Cross-entropy on the site's own classes, consistency with the teacher's other view on the rest."""
-        self._catch_up(network)
+        self._catch_up(model)
         self.behind = True
-        student = batch.logits(network, batch.view())
+        student = batch.logits(model, batch.view())
         with torch.no_grad():
             teacher = batch.logits(self.teacher, batch.view()) / self.parameters.temperature
         supervised = known_entries(student, batch.labels, batch.annotated, self.positive_weight)
         return supervised + self.parameters.consistency_weight * consistency([student], [teacher], batch.annotated)
 
-    def notes(self, network: SplitNetwork) -> Arrays:
+    def notes(self, model: Model) -> Arrays:
         """The teacher, and how many steps it has followed."""
-        self._catch_up(network)
+        self._catch_up(model)
         arrays = Groups.of_model(read_state(self.teacher)).named()
         return {f"teacher/{name}": array for name, array in arrays.items()} | {
             "steps": np.array([self.steps], np.float32)
         }
 
-    def _catch_up(self, network: SplitNetwork) -> None:
+    def _catch_up(self, model: Model) -> None:
         if self.behind:
-            follow(self.teacher, network, decay_after(self.steps, self.parameters.teacher_decay))
+            follow(self.teacher, model, decay_after(self.steps, self.parameters.teacher_decay))
             self.steps, self.behind = self.steps + 1, False
 
 
@@ -167,7 +166,7 @@ class RSCFed(Method):
     site_class = RSCFedSite
     site: RSCFedSite
 
-    def site_weights(self, context: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+    def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return what each site weighs in the mean of this round's sub-consensus models."""
         parameters, seed = self.site.parameters, (context.seed, context.round)
         models = range(parameters.consensus_models)

@@ -15,14 +15,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import Field
 
-from common.models.network import SplitNetwork
-from common.wire.records import Arrays, TrainReply
+from common.models.network import Model
+from common.wire.records import Arrays
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Missing
-from strategies.local.objective import ClientContext, LocalRound
+from strategies.local.objective import ClientContext, LocalRound, Losses, plain
 from strategies.local.site_method import Parameters, Payload, SequentialSite, Statistic
-from strategies.local.training import Losses, plain
-from strategies.methods.base import RoundContext, SequentialMethod, ServerTraining, finite_by_name
+from strategies.methods.base import RoundContext, SequentialMethod, ServerTraining, SiteReply, finite_by_name
 
 SlopeRule = Literal["least_squares", "endpoints"]
 """``least_squares`` is the paper's eq. 2. ``endpoints`` is the authors' code, the mean of successive differences, in
@@ -125,7 +124,7 @@ class UniFedSite(SequentialSite):
     def client(self, context: ClientContext) -> LocalRound:
         """Train as in FedAvg, and send the slope."""
 
-        def slope(network: SplitNetwork, losses: Losses) -> Arrays:
+        def slope(model: Model, losses: Losses) -> Arrays:
             return {"slope": np.array([loss_slope(losses.tolist(), self.parameters.slope)], np.float32)}
 
         return LocalRound(plain(self.training_loss(context.examples, context.spec)), slope)
@@ -151,7 +150,7 @@ class UniFed(SequentialMethod):
         """Expect one number."""
         return {"slope": (1,)}
 
-    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return each site's slope when it last trained."""
         return {**context.statistics, **{site: reply.statistics["slope"] for site, reply in replies.items()}}
 

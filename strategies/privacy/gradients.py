@@ -30,7 +30,8 @@ from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import DRAWS, changed
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
-from strategies.local.training import Batch, Losses, TrainingTask
+from strategies.local.objective import Losses
+from strategies.local.training import MiniBatch, TrainingTask
 from strategies.privacy.image_gradients import (
     gradients_by_image,
     no_gradient_an_image,
@@ -143,7 +144,7 @@ class PrivateEpochs:
         rows = torch.zeros(pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
         nothing = torch.zeros_like(examples.images[rows])
         facts = examples.labels[rows], examples.annotated, lambda images: images, exercise.spec.precision, generator
-        batch = Batch(rows, nothing, *facts)
+        batch = MiniBatch(rows, nothing, *facts)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
             taken_gradients(parameter, len(rows))
@@ -185,7 +186,7 @@ class PrivateEpochs:
             off = exercise.augmentation == AugmentationSpec()
             return images if off else changed(images, exercise.augmentation, self.noise.uniform((DRAWS, len(images))))
 
-        batch = Batch(rows, examples.images[rows], labels, annotated, augmented, spec.precision, generator)
+        batch = MiniBatch(rows, examples.images[rows], labels, annotated, augmented, spec.precision, generator)
         return losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)
 
 

@@ -20,8 +20,9 @@ from common.models.saved import load_model
 from common.models.state import read_state
 from common.wire.records import EvaluateRequest, TrainReply
 from strategies.engine.state import groups_for
+from strategies.local.objective import plain
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Frozen, TrainingTask, plain, reproducible, train_epoch, validate
+from strategies.local.training import Frozen, TrainingTask, reproducible, train_epoch, validate
 from strategies.registry import STRATEGIES, method_of
 from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 

@@ -16,8 +16,9 @@ from common.models.network import MemoryFormat, SplitNetwork, build, in_format, 
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import missing_as_negative
+from strategies.local.objective import Batch, Examples, Objective, plain
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Batch, Examples, Frozen, Objective, TrainingTask, plain, reproducible, train_epoch
+from strategies.local.training import Frozen, TrainingTask, reproducible, train_epoch
 
 SIDES = {
     "densenet121": 64,

@@ -9,8 +9,9 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-import polyclinic.flower.fedmlp
 from polyclinic.flower import FedMLP, FedMLPSite
+from polyclinic.flower.averaging import FEDMLP_PARAMETERS
+from polyclinic.flower.checks import unpacked
 from server.simulation.backends.inline import inline
 from strategies.methods.fedmlp import FedMLPParameters, global_difficulty, global_prototypes, local_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, FedMLPApp, data, network, run
@@ -27,34 +28,34 @@ def test_nothing_is_told_before_the_last_round_of_the_first_stage() -> None:
     app = FedMLPApp()
     strategy = FedMLP(stage_one_rounds=3, **HEAD)
     run(strategy, app, rounds=2)
-    assert all(not told for told in strategy._told.values())
-    assert strategy.records() == {}
+    assert all(not reply["polyclinic-statistics"] for reply in app.replies.values())
+    assert strategy.statistics == {}
 
 
 def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_means() -> None:
     app, strategy = FedMLPApp(), FedMLP(stage_one_rounds=1, **HEAD)
-    told: list[dict[int, ArrayRecord]] = []
+    rounds: list[dict[int, dict[str, Any]]] = []
     aggregate = strategy.aggregate_train
 
     def noting(server_round: int, replies: Any) -> Any:
-        came = list(replies)
-        told.append({reply.metadata.src_node_id: reply.content["polyclinic-fedmlp"] for reply in came})
-        return aggregate(server_round, came)
+        every = {reply.metadata.src_node_id: reply for reply in replies}
+        rounds.append({node: unpacked(reply.content["polyclinic-statistics"]) for node, reply in every.items()})
+        return aggregate(server_round, every.values())
 
     strategy.aggregate_train = noting  # type: ignore[method-assign]
     run(strategy, app, rounds=2)
     trained = network()
-    first = told[0]
+    first = rounds[0]
     own = {str(node): own_of(node - 2) for node in first}
-    prototypes = {str(node): record["prototypes"].numpy() for node, record in first.items()}
+    prototypes = {str(node): record["prototypes"] for node, record in first.items()}
     for node, values in prototypes.items():
         assert values.shape == (10, 2, 8 * 36)
         np.testing.assert_array_equal(np.isnan(values).all(axis=(1, 2)), ~own[node])
     images = {str(node): float(len(data(node - 2, SITES)[0])) for node in first}
-    sent = app.sent[2]["polyclinic-fedmlp"]
-    np.testing.assert_allclose(sent["prototypes"].numpy(), global_prototypes(prototypes, images), rtol=1e-5)
-    difficulty = {str(node): record["difficulty"].numpy() for node, record in first.items()}
-    np.testing.assert_allclose(sent["difficulty"].numpy(), global_difficulty(difficulty, images), rtol=1e-5)
+    sent = unpacked(app.sent[2]["polyclinic-statistics"])
+    np.testing.assert_allclose(sent["prototypes"], global_prototypes(prototypes, images), rtol=1e-5)
+    difficulty = {str(node): record["difficulty"] for node, record in first.items()}
+    np.testing.assert_allclose(sent["difficulty"], global_difficulty(difficulty, images), rtol=1e-5)
     # The features are those that the head sees: recomputed here from the last reply's model.
     trained.load_state_dict(app.replies[3]["arrays"].to_torch_state_dict())
     pixels, targets = data(1, SITES)
@@ -62,7 +63,7 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
         features = trained.eval()[:4](pixels).numpy()  # type: ignore[index]
     labelled = np.where(own_of(1), targets.numpy(), np.nan)
     np.testing.assert_allclose(
-        told[1][3]["prototypes"].numpy(), local_prototypes(features, labelled).astype(np.float32), rtol=1e-4, atol=1e-6
+        rounds[1][3]["prototypes"], local_prototypes(features, labelled).astype(np.float32), rtol=1e-4, atol=1e-6
     )
 
 
@@ -73,7 +74,7 @@ def test_tags_last_at_the_site_grow_and_are_trained_on() -> None:
         def _trained(self, message: Any, context: Any) -> Any:
             reply = super()._trained(message, context)
             if context.node_id == 2:
-                self.kept.append(context.state["polyclinic-fedmlp"]["tags"].numpy().copy())
+                self.kept.append(unpacked(context.state["polyclinic-fedmlp"])["tags"])
             return reply
 
     app = Watched()
@@ -99,10 +100,10 @@ def test_parameters_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_layer_that_is_no_linear_one_is_refused() -> None:
-    from polyclinic.flower.fedmlp import _Split
+    from polyclinic.flower.site import HeadedModel
 
     with pytest.raises(ValueError, match="'0' is a Conv2d"):
-        _Split(network(), "0")
+        HeadedModel(network(), "0", CLASSES)
 
 
 class Given(FedMLPApp):
@@ -167,7 +168,7 @@ def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
 
         def _trained(self, message: Any, context: Any) -> RecordDict:
             reply = super()._trained(message, context)
-            kept.append(context.state["polyclinic-fedmlp"]["tags"].numpy().copy())
+            kept.append(unpacked(context.state["polyclinic-fedmlp"])["tags"])
             return reply
 
     app, strategy = Second(), FedMLP(stage_one_rounds=1, parameters=RATES, **HEAD)
@@ -241,13 +242,14 @@ def test_the_parameters_are_those_that_a_run_reads(monkeypatch: pytest.MonkeyPat
             read.add(name)
             return super().__getattribute__(name)
 
-    monkeypatch.setattr("polyclinic.flower.fedmlp.FedMLPParameters", Watched)
+    monkeypatch.setattr("strategies.methods.fedmlp.FedMLPSite.table", Watched)
     run(FedMLP(stage_one_rounds=1, parameters={"self_adaptive": True}, **HEAD), FedMLPApp(), rounds=2)
-    assert read & Watched.model_fields.keys() == polyclinic.flower.fedmlp.PARAMETERS | {"stage_one_rounds"}
+    # A method asks which rows are sent in the product; here whole models are.
+    assert read & Watched.model_fields.keys() == FEDMLP_PARAMETERS | {"stage_one_rounds", "heads"}
 
 
 def test_classes_that_exclude_one_another_are_refused() -> None:
-    with pytest.raises(ValueError, match='FedMLP is for task "multi_label" only'):
+    with pytest.raises(ValueError, match='FedMLP is for "multi_label" only'):
         FedMLP(stage_one_rounds=1, task="multi_class", **HEAD)
 
 

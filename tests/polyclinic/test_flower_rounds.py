@@ -177,7 +177,7 @@ def test_the_names_of_a_compiled_model_are_told_by_what_stands_in_front(strategy
 
 
 def test_a_head_inside_a_compiled_model_or_under_weight_norm_is_told_as_that() -> None:
-    from polyclinic.flower.heads import head_of
+    from polyclinic.flower.checks import head_of
 
     state = network().state_dict()
     compiled = ArrayRecord({f"_orig_mod.{name}": value for name, value in state.items()})
@@ -220,7 +220,7 @@ def test_fedmlp_started_again_sends_no_old_prototypes() -> None:
     run(strategy, FedMLPApp(), rounds=2)
     app = FedMLPApp()
     run(strategy, app, rounds=1)
-    assert all("polyclinic-fedmlp" not in sent for sent in app.sent.values())
+    assert all("polyclinic-statistics" not in sent for sent in app.sent.values())
 
 
 # ---------------------------------------------------------------------- metrics

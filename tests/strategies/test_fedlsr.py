@@ -14,8 +14,8 @@ from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import NO_ARRAYS
 from strategies.local.losses import known_entries
-from strategies.local.objective import ClientContext
-from strategies.local.training import Batch, Examples
+from strategies.local.objective import ClientContext, Examples
+from strategies.local.training import MiniBatch
 from strategies.methods.fedlsr import distance, entropy, grown, mixed
 from strategies.registry import strategy_named
 
@@ -77,7 +77,7 @@ def test_the_distances_weight_grows_evenly_from_nothing_and_then_stays() -> None
 
 def objective_at(
     server_round: int, augmented: Any, missing: str | None = "masked", **parameters: float
-) -> tuple[float, torch.Tensor, Batch]:
+) -> tuple[float, torch.Tensor, MiniBatch]:
     """Its value; with the logits of the image as it lies, and the batch."""
     network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 3).eval()
     generator = torch.Generator().manual_seed(2)
@@ -88,7 +88,7 @@ def objective_at(
     situation = ClientContext(
         network, Examples(images, labels, annotated), NO_ARRAYS, NO_ARRAYS, server_round, TrainingSection()
     )
-    batch = Batch(torch.arange(3), images, labels, annotated, augmented, "float32", generator)
+    batch = MiniBatch(torch.arange(3), images, labels, annotated, augmented, "float32", generator)
     with torch.no_grad():
         return float(method.site.local_round(situation).objective(network, batch)), network(images), batch
 

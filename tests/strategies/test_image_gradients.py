@@ -12,7 +12,8 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import loss_for
-from strategies.local.training import Examples, Frozen, TrainingTask, plain
+from strategies.local.objective import Examples, plain
+from strategies.local.training import Frozen, TrainingTask
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum
 from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, taken_gradients
 from strategies.privacy.noise import Grid, seeded

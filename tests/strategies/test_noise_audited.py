@@ -16,7 +16,8 @@ from common.data.base.spec import AugmentationSpec
 from common.models.network import SplitNetwork
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import loss_for
-from strategies.local.training import Examples, Frozen, TrainingTask, plain
+from strategies.local.objective import Examples, plain
+from strategies.local.training import Frozen, TrainingTask
 from strategies.privacy.accounting import Steps, epsilon_of
 from strategies.privacy.gradients import PrivateEpochs
 from strategies.privacy.noise import seeded

@@ -20,8 +20,9 @@ from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Groups
 from strategies.local.losses import loss_for
+from strategies.local.objective import Examples, plain
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Examples, Frozen, TrainingTask, plain, train_epoch
+from strategies.local.training import Frozen, TrainingTask, train_epoch
 from strategies.local.updates import clipped
 from strategies.privacy.accounting import Accountant, Steps, epsilon_of, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum, losses_by_image, packs, rows_by_owner

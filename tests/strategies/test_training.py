@@ -19,15 +19,14 @@ from common.models.zoo.spec import ModelSpec
 from strategies.local import optimisation
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import known_entries
+from strategies.local.objective import Examples, plain
 from strategies.local.optimisation import optimizer_arrays, optimizer_for, rate_factor, restore_optimizer
 from strategies.local.training import (
-    Examples,
     Frozen,
     StopCriterion,
     Trained,
     TrainingTask,
     batches,
-    plain,
     reproducible,
     train_epoch,
     train_until_settled,

@@ -18,8 +18,7 @@ from common.wire.records import NO_ARRAYS, Form, Groups, TrainReply
 from strategies.aggregation.server_optimizer import ServerOptimizer, stepped
 from strategies.engine.exchange import fault_in
 from strategies.engine.state import FederationState
-from strategies.local.objective import ClientContext, LocalRound, proximal
-from strategies.local.training import Batch, Examples
+from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, proximal
 from strategies.local.updates import clipped, compressed, norm_of
 from strategies.registry import strategy_named
 from tests.federations import ALL_SHARED, federation, finished, needs_of, of_type, overheard

@@ -35,7 +35,7 @@ from common.models.state import layout_of, read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import TrainReply
 from strategies.local.losses import loss_for
-from strategies.local.training import examples_of
+from strategies.local.objective import examples_of
 
 SIZE = 112
 CROP, POOL = 6, 4

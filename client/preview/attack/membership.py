@@ -26,7 +26,7 @@ from common.models.network import SplitNetwork, build
 from common.models.state import ModelState, layout_of, read_state, write_state
 from common.wire.records import TrainReply
 from strategies.local.losses import loss_for
-from strategies.local.training import Examples, examples_of
+from strategies.local.objective import Examples, examples_of
 
 SHADOWS = 8
 EPOCHS = 20
