@@ -12,11 +12,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from server.reporting.page import write_page
-from server.reporting.run_figures import BAND, CHANCE, ROW, class_axis_height, label_class_rows
+from common.system.plain_text import signed
+from server.reporting.page import ClassGroup, write_page
+from server.reporting.run_figures import BAND, CHANCE, class_axis_height, label_class_rows
 from server.reporting.svg import (
     INK,
     PAPER,
+    ROW,
     RULE,
     SeriesStyle,
     canvas,
@@ -26,7 +28,6 @@ from server.reporting.svg import (
     series_styles,
     theme,
 )
-from server.reporting.wording import ClassGroup, signed
 from server.runs.reader import Run
 from studies import claims
 from studies.claims import MEASURE_NAMES, markdown_rows, probability, spread

@@ -27,7 +27,7 @@ from common.metrics.bootstrap import Interval, Intervals, auroc_intervals
 from common.metrics.calibration import Decisions, decisions
 from common.models.network import SplitNetwork, label_matrix
 from common.models.saved import load_model
-from common.system.plain_text import counted, listed, number
+from common.system.plain_text import counted, listed, number, span
 from server.export.prediction import Cell, picture_scores, table_text
 from server.export.preflight import (
     LabelledInput,
@@ -38,7 +38,6 @@ from server.export.preflight import (
     npz_spec,
 )
 from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images, why_undefined
-from server.reporting.wording import span
 from server.runs.reader import RunSummary, read_run
 
 SpecT = TypeVar("SpecT", NpzSpec, FolderSpec)

@@ -1,4 +1,4 @@
-"""Figures of what scores are worth, class by class: calibration, ROC and precision-recall curves, decisions at 0.5."""
+"""Figures of the quality of scores, class by class: calibration, ROC and precision-recall curves, decisions at 0.5."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -6,12 +6,25 @@ from typing import TypeVar
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.markers import TICKDOWN, TICKLEFT
 from matplotlib.transforms import Affine2D, Transform
+from numpy.typing import NDArray
 
 from common.metrics.calibration import Calibration, Decisions, RankingCurve, wilson
-from server.reporting.svg import BLUE, INK, PAPER, RULE, VERMILION, canvas, inline, theme
+from server.reporting.svg import (
+    BLUE,
+    INK,
+    PAPER,
+    ROW,
+    RULE,
+    VERMILION,
+    canvas,
+    column,
+    heat_map,
+    inline,
+    legend_above,
+    theme,
+)
 
 COLUMNS, MOST = 5, 25
 """Panels in a row, and in one figure."""
@@ -20,12 +33,8 @@ FROM, TO = -0.06, 1.06
 WIDTH, HEIGHT = 1.3, 1.3 * (INCHES + TITLE_INCHES) / INCHES
 """Size of a panel with its margins, where the axes have length 1."""
 TICKS = ("0", 0.0), ("0.5", 0.5), ("1", 1.0)
-ROW = 0.27
-"""Inches of height for one line of text."""
 NUMBERED = 14
 """Number of classes up to which the cells of a confusion matrix have room for numbers."""
-DARKEST = 0.6
-"""Opacity of a full cell: the page's ink stays readable on it."""
 
 Content = TypeVar("Content")
 
@@ -38,16 +47,16 @@ def reliability(calibrations: Mapping[str, Calibration]) -> Markup:
 
 
 def _reliability(axes: Axes, at: Transform, calibration: Calibration) -> None:
-    points = [
-        (each.mean_score, each.positives, each.images) for each in calibration.bins if each.mean_score is not None
-    ]
-    means, shares = [mean for mean, _, _ in points], [positives / images for _, positives, images in points]
-    low, high = wilson(np.array([p for _, p, _ in points], float), np.array([n for _, _, n in points], float))
+    bins = [each for each in calibration.bins if each.mean_score is not None]
+    means = [each.mean_score for each in bins]
+    positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
+    low, high = wilson(positives, images)
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
     axes.vlines(means, low, high, BLUE, linewidth=1.2, alpha=0.6, transform=at)
-    total = sum(images for _, _, images in points)
-    areas = [14 + 60 * images / total for _, _, images in points]
-    axes.scatter(means, shares, s=areas, color=BLUE, edgecolors=PAPER, linewidths=0.6, zorder=3, transform=at)
+    areas = 14 + 60 * images / images.sum()
+    axes.scatter(
+        means, positives / images, s=areas, color=BLUE, edgecolors=PAPER, linewidths=0.6, zorder=3, transform=at
+    )
 
 
 def roc(curves: Mapping[str, RankingCurve]) -> Markup:
@@ -57,11 +66,7 @@ def roc(curves: Mapping[str, RankingCurve]) -> Markup:
 
 def _roc(axes: Axes, at: Transform, curve: RankingCurve) -> None:
     detected, alarms = np.array(curve.found, float), np.array(curve.alarms, float)
-    low, high = wilson(detected, np.full_like(detected, detected[-1]))
-    rate = alarms / alarms[-1]
-    axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
-    axes.fill_between(rate, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)
-    axes.plot(rate, detected / detected[-1], color=BLUE, linewidth=1.6, transform=at)
+    _band(axes, at, alarms / alarms[-1], detected, np.full_like(detected, detected[-1]), guessing=(0, 1))
 
 
 def precision_recall(curves: Mapping[str, RankingCurve]) -> Markup:
@@ -72,11 +77,23 @@ def precision_recall(curves: Mapping[str, RankingCurve]) -> Markup:
 
 def _precision(axes: Axes, at: Transform, curve: RankingCurve) -> None:
     detected, alarms = np.array(curve.found[1:], float), np.array(curve.alarms[1:], float)
-    low, high = wilson(detected, detected + alarms)
-    recall, share = detected / detected[-1], detected[-1] / (detected[-1] + alarms[-1])
-    axes.plot([0, 1], [share] * 2, color=INK, linewidth=1, linestyle=":", transform=at)
-    axes.fill_between(recall, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)
-    axes.plot(recall, detected / (detected + alarms), color=BLUE, linewidth=1.6, transform=at)
+    share = detected[-1] / (detected[-1] + alarms[-1])
+    _band(axes, at, detected / detected[-1], detected, detected + alarms, guessing=(share, share))
+
+
+def _band(
+    axes: Axes,
+    at: Transform,
+    x: NDArray[np.float64],
+    hits: NDArray[np.float64],
+    images: NDArray[np.float64],
+    guessing: tuple[float, float],
+) -> None:
+    """Draw the share of hits among images with its 95 % interval, and the line that guessing attains."""
+    low, high = wilson(hits, images)
+    axes.plot([0, 1], guessing, color=INK, linewidth=1, linestyle=":", transform=at)
+    axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)
+    axes.plot(x, hits / images, color=BLUE, linewidth=1.6, transform=at)
 
 
 def _panels(
@@ -86,9 +103,9 @@ def _panels(
     labels: tuple[str, str],
     description: str,
 ) -> Markup:
-    """Draw the first 25 classes, five in a row; nothing where there is none.
+    """Draw the first 25 classes, five in a row; empty where there are no classes.
 
-    All lie on one pair of axes: 25 pairs take matplotlib as long as the whole rest of a report.
+    All panels share one pair of axes, because matplotlib needs as long for 25 pairs as for the rest of a report.
 
     Args:
         draw: Draws one class by a transform from its panel's coordinates.
@@ -102,9 +119,9 @@ def _panels(
         figure, (axes,) = canvas(max(columns * INCHES, 2.6), rows * (INCHES + TITLE_INCHES) + 0.2)
         axes.set_axis_off()
         for index, (title, content) in enumerate(shown.items()):
-            row, column = divmod(index, COLUMNS)
-            at = Affine2D().translate(column * WIDTH, -row * HEIGHT) + axes.transData
-            _frame(axes, at, title, left=not column, below=index + columns >= len(shown))
+            row, place = divmod(index, COLUMNS)
+            at = Affine2D().translate(place * WIDTH, -row * HEIGHT) + axes.transData
+            _frame(axes, at, title, left=not place, below=index + columns >= len(shown))
             draw(axes, at, content)
         axes.set(xlim=(-0.2, columns * WIDTH - 0.2), ylim=(-(rows - 1) * HEIGHT - 0.3, 1.25), aspect="equal")
         figure.supxlabel(labels[0], fontsize=10)
@@ -135,14 +152,13 @@ def decisions_chart(decisions: Mapping[str, Decisions]) -> Markup:
         for row in range(len(decisions)):
             axes.axhline(row, color=RULE, linewidth=0.6)
         for kind, color, marker, shift in (("sensitivity", BLUE, "o", -0.12), ("specificity", VERMILION, "s", 0.12)):
-            values = [(getattr(each, kind), row + shift) for row, each in enumerate(decisions.values())]
-            x, y = [value for value, _ in values if value is not None], [y for value, y in values if value is not None]
+            x, y = column([getattr(each, kind) for each in decisions.values()]), np.arange(len(decisions)) + shift
             axes.plot(x, y, marker, color=color, markersize=8, markeredgecolor=PAPER, label=kind, clip_on=False)
         axes.set_yticks(range(len(decisions)), list(map(_short, decisions)))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set(xlim=(-0.02, 1.02), ylim=(len(decisions) - 0.5, -0.5), xlabel="sensitivity, specificity")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, borderaxespad=0.4)
+        legend_above(axes, axes.get_lines()[len(decisions) :])
         return inline(figure, "decided", "Dot chart: sensitivity and specificity of every class at probability 0.5.")
 
 
@@ -153,18 +169,12 @@ def confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str])
     size, names = len(class_names), [_short(name, 16) for name in class_names]
     with theme():
         figure, (axes,) = canvas(9, min(9.0, 1.6 + 0.36 * size))
-        colors = np.array([to_rgba(BLUE, DARKEST * share) for share in shares.flat])
-        mesh = axes.pcolormesh(np.arange(size + 1), np.arange(size + 1), shares, edgecolors=RULE, linewidth=0.5)
-        mesh.set(array=None, facecolor=colors)
-        for (row, column), count in np.ndenumerate(counts):
-            if count and size <= NUMBERED:
-                place, weight = (column + 0.5, row + 0.5), "bold" if row == column else "normal"
-                axes.annotate(f"{count}", place, ha="center", va="center", fontsize=9, weight=weight)
-        axes.set(ylim=(size, 0), xlabel="answer", ylabel="class", xlim=(0, size))
-        axes.set_xticks(np.arange(size) + 0.5, names, rotation=90 if max(map(len, names)) > 3 else 0)
-        axes.set_yticks(np.arange(size) + 0.5, names)
-        axes.tick_params(length=0, labelsize=10 if size <= NUMBERED else 6)
-        axes.spines[["left", "bottom"]].set_visible(False)
+        texts = [[str(count) if count else "" for count in row] for row in table] if size <= NUMBERED else ()
+        heat_map(axes, shares, (0.0, 1.0), texts)
+        axes.set(xlabel="answer", ylabel="class")
+        axes.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 3 else 0)
+        axes.set_yticks(range(size), names)
+        axes.tick_params(labelsize=10 if size <= NUMBERED else 6)
         return inline(figure, "confusion", "Confusion matrix: test images by class and by the model's answer.")
 
 

@@ -1,4 +1,4 @@
-"""The model card: what a model is, what it is not, and how far its figures go, for anyone who is asked to trust it."""
+"""The model card: a model's origin, its figures and their limits, for people who decide whether to trust the model."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ from common.models.saved import read_description
 from common.models.zoo.spec import DESCRIPTION
 from common.system import plain_text
 from common.system.files import write_atomically
-from server.reporting import wording
-from server.reporting.page import TEMPLATES
-from server.reporting.run_claims import limits, run_result, sites_taking_part, tested_model
+from common.system.plain_text import count
+from server.reporting import run_claims
+from server.reporting.page import SHARED, TEMPLATES
 from server.runs.reader import RunSummary, read_run
 from server.runs.tracking import flattened
 
@@ -37,51 +37,46 @@ def model_card(folder: Path) -> str:
         BadInput: If one of them cannot be read, or the summary is of another model.
     """
     run, saved = read_run(folder), read_description(folder)
-    summary, taken = run.summary, run.rounds_taken
+    summary = run.summary
     if summary.model_sha256 != saved.model_sha256:
         problem = f"summary.json is of the model {summary.model_sha256}, {DESCRIPTION} of {saved.model_sha256}."
         raise BadInput([Fault(str(folder), problem, "A model card needs both of one run.")])
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=False,  # it is not HTML; see finalize
+        autoescape=False,  # Markdown, not HTML: see finalize
         finalize=escaped,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    # Settings that shape a model, where they have a value.
     settings = flattened({name: summary.experiment.get(name) for name in SETTINGS})
     return environment.get_template("model_card.md.j2").render(
-        say=wording,
+        **SHARED,
+        run_claims=run_claims,
+        run=run,
         summary=summary,
         saved=saved,
         simulated=summary.backend != "network",
-        owners={name: summary.owners.get(name, ()) for name in saved.class_names},
-        shown={name: training_images_that_show(summary, name) for name in saved.class_names},
-        taken=taken,
-        limits=limits(run),
-        tested_model=tested_model(summary),
-        trained_by=sites_taking_part(run),
-        all_tested=all(taken[site] for site in summary.per_site if site in summary.sites),
-        result=run_result(run),
+        training_images_that_show=training_images_that_show,
+        all_tested=all(run.rounds_taken[site] for site in summary.per_site if site in summary.sites),
         settings=[pair for pair in settings if pair[1] != "–"],
         data_kind=(summary.experiment.get("data") or {}).get("kind"),
     )
 
 
 def escaped(value: object) -> str:
-    """Return text that Markdown shows as it is, on one line, in a table too; for any name of a site or a class."""
+    """Return any name as text that Markdown shows unchanged on one line, also in a table; None as ``unknown``."""
     if value is None:
         return UNKNOWN
     return re.sub(r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", plain_text.escaped(" ".join(str(value).split())))
 
 
 def training_images_that_show(summary: RunSummary, name: str) -> str:
-    """Count the images over the sites that annotate the class, as far as their policies tell."""
+    """Return the number of training images with a class, over its sites, as far as their policies allow a count."""
     counts = [site.positives.get(name) for site in summary.sites.values() if name in site.classes]
-    visible = [count for count in counts if count is not None]
+    visible = [images for images in counts if images is not None]
     if not visible:
         return UNKNOWN
-    total = wording.count(sum(visible))
+    total = count(sum(visible))
     return total if len(visible) == len(counts) else f"{total} at {len(visible)} of {len(counts)} sites, else {UNKNOWN}"

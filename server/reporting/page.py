@@ -1,31 +1,44 @@
-"""From a template to one HTML file."""
+"""Pages from templates, with the words that several pages share."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from markupsafe import Markup
 
+from common.metrics.auroc import Summary
+from common.metrics.calibration import wilson
+from common.metrics.measured import figure
+from common.system import plain_text
 from common.system.files import write_atomically
-from common.system.plain_text import page_environment
-from server.reporting import wording
+from common.system.plain_text import NOT_APPLICABLE, count, listed, page_environment
+from server.runs.reader import RunSummary
 
 CONTENTS = "<!-- contents -->"
 TEMPLATES = Path(__file__).parent / "templates"
+GROUP_TITLES = {
+    "shared": "annotated by every site",
+    "some": "annotated by some sites",
+    "unique": "annotated by one site only",
+    "varies": "shared or unique depending on the seed",
+}
 
 
 def write_page(template: str, destination: Path, folder: Path = TEMPLATES, **content: object) -> Path:
-    """Render a template and write the page whole; return ``destination``.
+    """Render a template, write the page atomically and return ``destination``.
 
-    What comes from a run or a site is escaped; only the style sheet and our own figures are ``Markup``. The page's
-    headings are numbered, and listed where the template has its ``contents``.
+    Texts of a run or a site are escaped; only the style sheet and our own figures are ``Markup``. The headings are
+    numbered, and listed where the template has its ``contents``.
 
     Args:
-        folder: Folder of the template, which may extend one of ours.
-        content: What the template asks for beside ``say`` (:mod:`server.reporting.wording`) and the style.
+        folder: Folder of the template, which may extend a template of this package.
+        content: Variables of the template beside the style, the contents and :data:`SHARED`.
     """
     style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
-    environment = page_environment(folder, TEMPLATES)
-    page = environment.get_template(template).render(say=wording, style=style, contents=Markup(CONTENTS), **content)
+    source = page_environment(folder, TEMPLATES).get_template(template)
+    page = source.render(style=style, contents=Markup(CONTENTS), **SHARED, **content)
     titles: list[str] = []
 
     def numbered(heading: re.Match[str]) -> str:
@@ -37,3 +50,68 @@ def write_page(template: str, destination: Path, folder: Path = TEMPLATES, **con
     page = page.replace(CONTENTS, f'<nav aria-label="Contents"><ul class="contents">\n{links}</ul></nav>')
     write_atomically(destination, page.encode())
     return destination
+
+
+@dataclass(frozen=True)
+class ClassGroup:
+    """Classes that are annotated by every site, by some sites, or by one.
+
+    Attributes:
+        kind: A key of ``GROUP_TITLES``.
+        classes: Class names, in the order of the run's classes.
+    """
+
+    kind: str
+    classes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Return the property that the classes have in common."""
+        return GROUP_TITLES[self.kind]
+
+
+def class_groups(summary: RunSummary) -> list[ClassGroup]:
+    """Return shared, partly shared and unique classes without empty groups; every class is in exactly one group.
+
+    The groups come from the test results, because a method that pools all data has one site but is judged on the
+    hospitals' classes.
+    """
+    shared, unique = summary.test.shared_classes.classes, summary.test.unique_classes.classes
+    kinds = {name: "shared" if name in shared else "unique" if name in unique else "some" for name in summary.classes}
+    groups = {kind: tuple(name for name in summary.classes if kinds[name] == kind) for kind in GROUP_TITLES}
+    return [ClassGroup(kind, names) for kind, names in groups.items() if names]
+
+
+def listed_first(words: Sequence[str], most: int) -> str:
+    """Return the first words in a sentence and the number of the others: ``"a, b and 3 more"``."""
+    rest = len(words) - most
+    return listed([*words[:most], f"{rest:,} more"] if rest > 0 else words)
+
+
+def count_or_hidden(value: int | None, smallest: int | None) -> str:
+    """Format a site's count; where its policy hides it, name the bound that the count is below, never 0."""
+    return f"hidden (fewer than {smallest} patients)" if value is None and smallest else count(value)
+
+
+def classes_averaged(test: Summary) -> str:
+    """Return which classes a mean counts: ``"all classes"``, ``"4 of 8 classes"`` where the others have no AUROC."""
+    scored = sum(result.auroc is not None for result in test.per_class.values())
+    return "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
+
+
+def share(part: int, whole: int) -> str:
+    """Format a share of images in per cent with its 95 % score interval: ``"91 % (87–94)"``."""
+    if not whole:
+        return NOT_APPLICABLE
+    (low,), (high,) = wilson(np.array([part]), np.array([whole]))
+    return f"{part / whole:.0%} ({100 * low:.0f}–{100 * high:.0f})".replace("%", "\N{NO-BREAK SPACE}%")
+
+
+SHARED = {
+    "say": plain_text,
+    "figure": figure,
+    "share": share,
+    "count_or_hidden": count_or_hidden,
+    "classes_averaged": classes_averaged,
+}
+"""Variables of every template of a page or a model card."""

@@ -1,88 +1,82 @@
 """What one run supports: its result in a sentence, and what limits that result."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassGroup, ClassMetrics, Summary
-from common.metrics.benefit import Benefit, Choice, benefit_sentence
-from common.metrics.bootstrap import Interval
+from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, Summary, mean_and_sd
+from common.metrics.benefit import Benefit, benefit_sentence
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
 from common.system.plain_text import counted, listed, number, shortened, span, spans
+from server.reporting.page import listed_first
 from server.runs.reader import Run, RunSummary
 
-"""Positive or negative test images below which an AUROC is said to rest on few."""
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
 """AUROC from which, and balanced accuracy up to which, a threshold of 0.5 is said not to fit."""
-NAMED = 8
+MOST_NAMED = 8
 """Names in one sentence; more are counted."""
-UNTOLD = "its policy tells no such figures, or no class has both a positive and a negative test image there"
-NOT_OPENED = "fewer sites tested it than a sum needs, so its counts stayed masked"
+WITHHELD_BY_SITE = "its policy tells no such figures, or no class has both a positive and a negative test image there"
+STAYED_MASKED = "fewer sites tested it than a sum needs, so its counts stayed masked"
 UNKNOWN_PATIENTS = (
     "The data does not say which images belong to one patient: images of one patient may be in training and in test "
     "data, so that figures may be too good, and intervals are over images."
 )
 
 
-@dataclass(frozen=True)
-class Limit:
-    """One sentence on what a run does not show.
-
-    Attributes:
-        prominent: Whether it belongs beside the result itself; the others stand in a list below.
-    """
-
-    text: str
-    prominent: bool
-
-
 def run_result(run: Run) -> str:
-    """Say what the run resulted in, over exactly the classes that were tested."""
+    """State the result of a run, over exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
-    which = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
-    training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}{which}"
-    accuracy = (
-        f" Accuracy is {number(test.multi_class.accuracy)} over {counted(test.multi_class.images, 'image')}."
-        if test.multi_class
-        else ""
-    ) + where_tested(summary)
+    model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
+    training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}{model}"
+    accuracy = where_tested(summary)
+    if (scored := test.multi_class) is not None:
+        accuracy = f" Accuracy is {number(scored.accuracy)} over {counted(scored.images, 'image')}.{accuracy}"
     if test.mean_auroc is None:
-        why = f": {test.withheld}" if test.withheld else ""
-        return f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC{why}.{accuracy}"
+        reason = f": {test.withheld}" if test.withheld else ""
+        return (
+            f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC{reason}.{accuracy}"
+        )
     headline = test.headline()
     if headline.mean is None:
         most = max(headline.left_out.values())
-        why = f"at most {most:,} of the test images show a class, and a mean counts those that {FEWEST_POSITIVES} show"
-        return f"{training}, no mean AUROC can be given: {why}.{accuracy}"
-    interval = interval_of_mean(summary)
-    beside = f" ({interval})" if interval else ""
-    scored = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
-    result = f"{training}, the mean AUROC {scored} is {figure(headline.mean)}{beside}"
-    result += f" over {over_which_classes(summary)}"
-    parts = list(_parts(summary))
-    result = f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
-    return " ".join(filter(None, (result, external_result(summary))))
+        reason = f"at most {most:,} of the test images show a class, and a mean counts those that"
+        return f"{training}, no mean AUROC can be given: {reason} {FEWEST_POSITIVES} show.{accuracy}"
+    interval = f" ({text})" if (text := interval_of_mean(summary)) else ""
+    images = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
+    groups = f": {listed(parts)}" if (parts := list(_parts(summary))) else ""
+    mean = f"the mean AUROC {images} is {figure(headline.mean)}{interval} over {classes_in_mean(summary)}{groups}"
+    return f"{training}, {mean}.{accuracy} {external_result(summary)}".rstrip()
+
+
+def _parts(summary: RunSummary) -> Iterator[str]:
+    """Yield the result on shared and on unique classes, where these are not all classes and all were tested."""
+    if not summary.test.per_class.keys() >= set(summary.classes):
+        return
+    for group, owners in (
+        (summary.test.shared_classes, "every site annotates"),
+        (summary.test.unique_classes, "only one site annotates"),
+    ):
+        mean = summary.test.headline(group.classes).mean
+        if mean is not None and len(group.classes) < len(summary.classes):
+            yield f"{figure(mean)} on {number_in_mean(summary, group.classes, 'the ')} that {owners}"
 
 
 def external_result(summary: RunSummary) -> str:
-    """Say how good the model is on the external test set, beside the other test images; empty without one."""
+    """State how good the model is on the external test set and on the other test images; empty without that set."""
     if (external := summary.external) is None:
         return ""
-    both = [(name, result.auroc) for name, result in external.per_class.items() if result.auroc is not None]
-    if not both:
+    names = [name for name, result in external.per_class.items() if result.auroc is not None]
+    if not names:
         return "On the external test set no class has an AUROC."
-    images = max((result.images or 0 for result in external.per_class.values()), default=0)
-    spread = external.intervals and external.intervals.mean_auroc
-    beside = f" (95 % interval {span(spread)})" if spread else ""
-    where = f"On the external test set ({counted(images, 'labelled image')})"
-    mean = f"{where} the mean AUROC is {number(external.mean_auroc)}{beside}"
-    mean += f" over {counted(len(both), 'class', 'classes')}"
-    inside = {name: result.auroc for name, result in summary.test.per_class.items()}
-    pairs = [(value, own) for name, value in both if (own := inside.get(name)) is not None]
-    if not pairs:
-        return f"{mean}."
-    own = sum(inner for _, inner in pairs) / len(pairs)
-    return f"{mean}; over the same classes it is {number(own)} on the run's other test images."
+    images = max(result.images or 0 for result in external.per_class.values())
+    interval = external.intervals and external.intervals.mean_auroc
+    beside = f" (95 % interval {span(interval)})" if interval else ""
+    mean = f"the mean AUROC is {number(external.mean_auroc)}{beside} over {counted(len(names), 'class', 'classes')}"
+    sentence = f"On the external test set ({counted(images, 'labelled image')}) {mean}"
+    inside, _ = mean_and_sd(each.auroc for name, each in summary.test.per_class.items() if name in names)
+    if inside is None:
+        return f"{sentence}."
+    return f"{sentence}; over the same classes it is {number(inside)} on the run's other test images."
 
 
 def tested_model(summary: RunSummary) -> str:
@@ -93,7 +87,7 @@ def tested_model(summary: RunSummary) -> str:
 
 
 def interval_of_mean(summary: RunSummary) -> str:
-    """Return the interval of the mean AUROC, and for what it holds; empty where there is none."""
+    """Return the interval of the mean AUROC and the sites that it holds for; empty where there is none."""
     intervals, sampled = summary.test.intervals, summary.test.sampled
     if summary.test.headline().left_out:
         return ""  # both are of the mean over all classes
@@ -105,60 +99,44 @@ def interval_of_mean(summary: RunSummary) -> str:
 
 
 def where_tested(summary: RunSummary) -> str:
-    """Say at how many sites the model was tested, where a sample was asked; else empty."""
+    """Return at how many sites the model was tested, where only a sample of sites had to test; else empty."""
     if summary.drawn_to_test is None:
         return ""
-    own = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"
-    summed = (
-        {site for each in summary.test.pooled.per_class.values() for site in each.sites} if summary.test.pooled else ()
-    )
-    tested = len({*summed, *(site for site, result in summary.per_site.items() if result.per_class)})
-    silent = len(summary.drawn_to_test) - tested
-    more = f"; {silent:,} more that {'was' if silent == 1 else 'were'} drawn told no figures" if silent else ""
-    return f" {own} tested at {tested:,} of {counted(len(summary.sites), 'site')}, drawn at random{more}."
-
-
-def asked_to_test(summary: RunSummary) -> tuple[str, ...]:
-    """Return the sites that were asked to test the model."""
-    return tuple(summary.sites) if summary.drawn_to_test is None else summary.drawn_to_test
+    subject = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"
+    pooled = summary.test.pooled.per_class.values() if summary.test.pooled else ()
+    tested = {site for result in pooled for site in result.sites}
+    tested |= {site for site, result in summary.per_site.items() if result.per_class}
+    silent = len(summary.drawn_to_test) - len(tested)
+    rest = f"; {silent:,} more that {'was' if silent == 1 else 'were'} drawn told no figures" if silent else ""
+    return f" {subject} tested at {len(tested):,} of {counted(len(summary.sites), 'site')}, drawn at random{rest}."
 
 
 def sites_taking_part(run: Run) -> str:
     """Return how many of the sites took part in a round: ``"3 sites"``, ``"1 of 2 sites"``."""
-    taking = {site for each in run.rounds for site in each.sites} & run.summary.sites.keys()
+    active = _active_sites(run) & run.summary.sites.keys()
     every = counted(len(run.summary.sites), "site")
-    return every if len(taking) == len(run.summary.sites) or not run.rounds else f"{len(taking):,} of {every}"
+    return every if len(active) == len(run.summary.sites) or not run.rounds else f"{len(active):,} of {every}"
 
 
-def _parts(summary: RunSummary) -> Iterator[str]:
-    """Yield the result on shared and on unique classes, where these are not all classes and all were tested."""
-    if not summary.test.per_class.keys() >= set(summary.classes):
-        return
-    groups: tuple[tuple[ClassGroup, str], ...] = (
-        (summary.test.shared_classes, "every site annotates"),
-        (summary.test.unique_classes, "only one site annotates"),
-    )
-    for group, who in groups:
-        mean = summary.test.headline(group.classes).mean
-        if mean is not None and len(group.classes) < len(summary.classes):
-            yield f"{figure(mean)} on {how_many_counted(summary, group.classes, 'the ')} that {who}"
+def _active_sites(run: Run) -> set[str]:
+    return {site for line in run.rounds for site in line.sites}
 
 
-def over_which_classes(summary: RunSummary) -> str:
-    """Return over which classes the mean is: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
+def classes_in_mean(summary: RunSummary) -> str:
+    """Return the classes of the mean: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
     left_out = summary.test.headline().left_out
     if not left_out:
-        return how_many_counted(summary, names)
-    few = listed([f"{name} ({count:,})" for name, count in left_out.items()])
-    return f"{how_many_counted(summary, names)} that {FEWEST_POSITIVES} test images or more show, without {few}"
+        return number_in_mean(summary, names)
+    rare = listed([f"{name} ({count:,})" for name, count in left_out.items()])
+    return f"{number_in_mean(summary, names)} that {FEWEST_POSITIVES} test images or more show, without {rare}"
 
 
-def how_many_counted(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
-    """Return how many of the classes the mean counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
-    number_of = len(summary.test.headline(names).classes)
+def number_in_mean(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
+    """Return how many of the named classes the mean counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
+    counts = len(summary.test.headline(names).classes)
     every = counted(len(names), "class", "classes")
-    return f"{article}{every}" if number_of == len(names) else f"{number_of} of {article}{every}"
+    return f"{article}{every}" if counts == len(names) else f"{counts} of {article}{every}"
 
 
 def why_undefined(result: ClassMetrics | None) -> str:
@@ -180,57 +158,126 @@ def why_undefined(result: ClassMetrics | None) -> str:
 
 def why_untested(summary: RunSummary, name: str) -> str:
     """Return why a class of the run has no AUROC, or an empty string if it has one."""
-    reason = why_undefined(summary.test.per_class.get(name))
+    reason, owners = why_undefined(summary.test.per_class.get(name)), set(summary.owners.get(name, ()))
     if reason and summary.test.withheld:
         return summary.test.withheld
-    if not reason or summary.test.note == GLOBAL_MODEL or not (of_class := set(summary.owners.get(name, ()))):
+    if not reason or summary.test.note == GLOBAL_MODEL or not owners:
         return reason
-    if not of_class & set(asked_to_test(summary)):
+    if not owners & set(testing_sites(summary)):
         return "no site with this class was drawn to test the model"
     if summary.test.note == SUMS:
-        return reason if name in (summary.test.pooled.per_class if summary.test.pooled else {}) else NOT_OPENED
-    return reason if of_class & summary.per_site.keys() else "no site with this class tested the model"
+        return reason if summary.test.pooled and name in summary.test.pooled.per_class else STAYED_MASKED
+    return reason if owners & summary.per_site.keys() else "no site with this class tested the model"
+
+
+def testing_sites(summary: RunSummary) -> tuple[str, ...]:
+    """Return the sites that had to test the model."""
+    return tuple(summary.sites) if summary.drawn_to_test is None else summary.drawn_to_test
 
 
 def extremes(accuracies: Mapping[str, float]) -> str:
-    """Return the sites at both ends: ``"0.700 (north) to 0.930 (south)"``; of equals the first by name."""
+    """Return the least and the most accurate site, the first by name of equals: ``"0.7 (north) to 0.9 (south)"``."""
     ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
     return " to ".join(f"{number(accuracies[site])} ({site})" for site in ends)
 
 
-def condemned(site: str, reason: str) -> str:
-    """Say that a site's update harmed the model."""
-    return f"{site} harmed the model and was left out for the rest of the run: {reason}."
+# ---------------------------------------------------------------------- limits of the result
 
 
-def limits(run: Run) -> list[Limit]:
-    """Return what the run's own figures say against its result, the most important first."""
-    prominent = [Limit(text, prominent=True) for rule in PROMINENT for text in rule(run)]
-    return prominent + [Limit(text, prominent=False) for rule in FURTHER for text in rule(run)]
+def prominent_limits(run: Run) -> list[str]:
+    """Return the sentences that stand beside the run's result, because they limit it most; the gravest come first."""
+    summary, test = run.summary, run.summary.test
+    limits = [
+        f"{site} harmed the model and was left out for the rest of the run: {reason}."
+        for site, reason in summary.condemned.items()
+    ]
+    if summary.untrained:
+        before = f"Validation was best before the first of {counted(summary.rounds, 'round')}"
+        limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
+    choices = site_choices(run)
+    if alone := [each.site for each in choices if each.benefit and each.benefit.choice == "alone"]:
+        compared = counted(sum(each.benefit is not None for each in choices), "site")
+        better = f"{_verb(alone, 'is', 'are')} better off alone than with this model"
+        limits.append(f"{len(alone)} of {compared} that compared {better}: {shortened(alone, MOST_NAMED)}.")
+    limits += [*_untested_classes(summary), *_lost_sites(run), *_left_behind(run)]
+    if names := hidden_classes(summary):
+        few = (
+            f"{_named(names)} {_verb(names, 'is', 'are')} annotated only by sites with too few patients to tell a count"
+        )
+        rows = _verb(names, "this row was", "these rows were")
+        limits.append(f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there.")
+    closed = [set(line.closed_rows) for line in run.rounds]
+    if names := [name for name in summary.classes if closed and all(name in rows for rows in closed)]:
+        rows = f"{_verb(names, 'its head row', 'their head rows')} stayed masked in every round"
+        few = "fewer hospitals than smallest_cohort sent it"
+        limits.append(f"{_named(names)} {_verb(names, 'was', 'were')} not learned: {rows}, because {few}.")
+    if summary.patients_known is False:
+        limits.append(UNKNOWN_PATIENTS)
+    limits += [*_detected_by_chance(test), *_unfit_threshold(test)]
+    by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
+    if by_validation and 1 < summary.rounds == summary.best_round:
+        limits.append(
+            f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model."
+        )
+    return limits
 
 
-def _untested(run: Run) -> Iterator[str]:
-    summary = run.summary
+def further_limits(run: Run) -> list[str]:
+    """Return the sentences on what the run does not show, beside those of :func:`prominent_limits`."""
+    summary, test = run.summary, run.summary.test
+    limits = list[str]()
+    for name in summary.classes:
+        positives, negatives = test.counts(name) if name in test.per_class else (None, None)
+        if positives is not None and negatives is not None and test.per_class[name].auroc is not None:
+            limits += few_images(name, positives, negatives, "test image")
+    samples = {site: record.validation_samples for site, record in summary.sites.items()}
+    few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
+    if few and summary.best_round is not None:
+        limits.append(f"Few validation images chose the round that is tested: {listed_first(few, MOST_NAMED)}.")
+    if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
+        covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
+        if names := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
+            drawn = f"No site that annotates {_named(names)} was drawn to test the model"
+            limits.append(f"{drawn}: no site’s figures are of it.")
+    limits += [*_single_readings(run), *_rounds_missed(run)]
+    limits.append(
+        f"This is one run, with seed {summary.seed}: it does not show how far figures move with another seed."
+    )
+    if compared := sum(each.benefit is not None for each in site_choices(run)):
+        limits.append(
+            f"Whether a site is better off alone rests on a 95 % interval for each of {counted(compared, 'site')} by "
+            "itself: where both models are equally good, one site in 40 is called better off alone by chance. The "
+            "intervals are over test images and say nothing of another training."
+        )
+    if test.note not in (GLOBAL_MODEL, SUMS):
+        most = ", and each count of test images is that of the site with most" if test.pooled is None else ""
+        limits.append(f"The score is the {test.note}{most}.")
+    return limits
+
+
+def _untested_classes(summary: RunSummary) -> Iterator[str]:
+    """Name the classes without an AUROC, by reason, and the sites that did not test the model."""
     by_reason: dict[str, list[str]] = {}
     for name in summary.classes:
         if reason := why_untested(summary, name):
             by_reason.setdefault(reason, []).append(name)
-    of_all = f"of {counted(len(summary.classes), 'class', 'classes')}"
+    every = counted(len(summary.classes), "class", "classes")
     for reason, names in by_reason.items():
-        verb = "was" if len(names) == 1 else "were"
-        yield f"{len(names)} {of_all} {verb} not tested: {_named(names)} ({reason})."
+        yield f"{len(names)} of {every} {_verb(names, 'was', 'were')} not tested: {_named(names)} ({reason})."
+    sites = testing_sites(summary)
+    silent = [site for site in sites if site not in summary.per_site]
+    if silent and summary.test.note != GLOBAL_MODEL:
+        of_all = counted(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
+        yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_named(silent)} did not."
 
 
-def _lost(run: Run) -> Iterator[str]:
-    """Name the sites that were absent when the run ended."""
-    last = run.rounds[-1] if run.rounds else None
-    for site in sorted(last.absent if last else ()):
-        if site in run.summary.condemned:
-            continue  # said already
-        took_part = [each.round for each in run.rounds if site in each.sites]
-        if took_part:
-            last_part = f"round {took_part[-1]:,} of {run.summary.rounds:,}"
-            yield f"{site} took part last in {last_part}, and was absent at the end."
+def _lost_sites(run: Run) -> Iterator[str]:
+    """Name the sites that were absent when the run ended, except those that were left out for harm."""
+    absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
+    for site in sorted(absent - run.summary.condemned.keys()):
+        if rounds := [line.round for line in run.rounds if site in line.sites]:
+            last = f"round {rounds[-1]:,} of {run.summary.rounds:,}"
+            yield f"{site} took part last in {last}, and was absent at the end."
         else:
             without = "" if run.summary.untrained else ": the model was trained without it"
             yield f"{site} took part in no round{without}."
@@ -240,137 +287,68 @@ def _left_behind(run: Run) -> Iterator[str]:
     """Name the classes whose sites were all gone while the rest of the model was still trained."""
     summary = run.summary
     if summary.untrained:
-        return  # said of the whole model
+        return
     end = summary.best_round or (run.rounds[-1].round if run.rounds else 0)
-    counted_rounds = [each for each in run.rounds if each.round <= end]
+    effective = [line for line in run.rounds if line.round <= end]
     by_round: dict[int, list[str]] = {}
     for name in summary.classes:
-        of_class = set(summary.owners.get(name, ()))
-        last = max((each.round for each in counted_rounds if of_class & set(each.sites)), default=0)
-        if any(of_class & each.absent.keys() for each in counted_rounds if each.round > last):
+        owners = set(summary.owners.get(name, ()))
+        last = max((line.round for line in effective if owners & set(line.sites)), default=0)
+        if any(owners & line.absent.keys() for line in effective if line.round > last):
             by_round.setdefault(last, []).append(name)
     for last, names in sorted(by_round.items()):
         if last:
             since = f"after round {last:,}; the model is that of round {end:,}"
             yield f"No site that annotates {_named(names)} took part {since}."
         else:
-            verb, them, scores = (
-                ("was", "it", "its score is") if len(names) == 1 else ("were", "them", "their scores are")
-            )
-            why = f"no site that annotates {them} took part"
-            yield f"{_named(names)} {verb} never trained: {why}; {scores} no result."
+            why = f"no site that annotates {_verb(names, 'it', 'them')} took part"
+            scores = _verb(names, "its score is", "their scores are")
+            yield f"{_named(names)} {_verb(names, 'was', 'were')} never trained: {why}; {scores} no result."
 
 
-def _not_testing(run: Run) -> Iterator[str]:
-    summary = run.summary
-    asked = asked_to_test(summary)
-    silent = [site for site in asked if site not in summary.per_site]
-    if silent and summary.test.note != GLOBAL_MODEL:
-        sites = counted(len(asked), "site" if summary.drawn_to_test is None else "drawn site")
-        yield f"{len(asked) - len(silent)} of {sites} tested the model; {_named(silent)} did not."
+def _detected_by_chance(test: Summary) -> Iterator[str]:
+    """Name the classes whose interval includes or lies below 0.5, wherever in its error the AUROC lies."""
+    if test.intervals:
+        images, bounds = "", {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
+    else:
+        images = " of the test images of all sites that report the class"
+        bounds = {
+            name: (*each.interval, each.auroc.error)
+            for name, each in (test.pooled.per_class if test.pooled else {}).items()
+            if each.interval is not None and each.auroc is not None and each.auroc.error <= LARGEST_ERROR
+        }
+    includes = [name for name, (low, high, error) in bounds.items() if low + error <= CHANCE <= high - error]
+    below = [name for name, (_, high, error) in bounds.items() if high + error < CHANCE]
+    for names, detected, where in (
+        (includes, "not detected better", "includes"),
+        (below, "detected worse", "lies below"),
+    ):
+        if names:
+            interval = f"the 95 % interval{images} {where} an AUROC of 0.5"
+            yield f"{_named(names)} {_verb(names, 'is', 'are')} {detected} than by chance: {interval}."
 
 
-def _not_drawn(run: Run) -> Iterator[str]:
-    """Name the classes of which no site has figures, beside a test on the coordinator's images, which has them all."""
-    summary = run.summary
-    if summary.drawn_to_test is None or summary.test.note != GLOBAL_MODEL:
-        return
-    covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
-    if names := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
-        yield f"No site that annotates {_named(names)} was drawn to test the model: no site’s figures are of it."
-
-
-def _unknown_patients(run: Run) -> Iterator[str]:
-    if run.summary.patients_known is False:
-        yield UNKNOWN_PATIENTS
-
-
-def _never_better(run: Run) -> Iterator[str]:
-    """Say that no round was better than the model that the run began with, which is the one tested."""
-    if run.summary.untrained:
-        yield (
-            f"Validation was best before the first of {counted(run.summary.rounds, 'round')}: all figures are of the "
-            "initial model, which no site of this run has trained."
-        )
-
-
-def _still_improving(run: Run) -> Iterator[str]:
-    """Say that the best round was the last one, so that nobody knows what further rounds bring."""
-    summary = run.summary
-    by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
-    if by_validation and 1 < summary.rounds == summary.best_round:
-        yield f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model."
-
-
-def _detects_nothing(run: Run) -> Iterator[str]:
-    test = run.summary.test
-    of_sites = {name: each.decisions for name, each in test.pooled.per_class.items()} if test.pooled else {}
-    made = test.quality.decisions if test.quality else of_sites
-    names = [name for name, each in made.items() if each.false_negatives and not each.true_positives]
-    if names:
-        yield (
-            f"At a threshold of 0.5 the model finds none of the positive test images of {_named(names)} "
-            "(sensitivity 0)."
-        )
-
-
-def _wrong_threshold(run: Run) -> Iterator[str]:
-    """Name the classes that are ranked well and decided badly."""
-    results = run.summary.test.per_class.items()
-    pairs = ((name, one.measured("auroc"), one.measured("balanced_accuracy")) for name, one in results)
-    if names := [
-        name
-        for name, ranked, decided in pairs
-        if ranked and decided and ranked.low >= RANKED_WELL and decided.high <= DECIDED_BADLY
-    ]:
-        figures = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
-        yield f"A threshold of 0.5 does not fit {_named(names)}: {figures}."
-
-
-def _no_better_than_chance(run: Run) -> Iterator[str]:
-    """Classes whose interval includes, or lies below, an AUROC of 0.5, wherever in its error the AUROC lies."""
-    test = run.summary.test
-    exact = {name: (interval, 0.0) for name, interval in (test.intervals.per_class if test.intervals else {}).items()}
-    by_class = exact if test.intervals else _pooled_intervals(test)
-    of_what = "" if test.intervals else " of the test images of all sites that report the class"
-    if names := [name for name, ((low, high), error) in by_class.items() if low + error <= CHANCE <= high - error]:
-        verb, interval = "is" if len(names) == 1 else "are", f"the 95 % interval{of_what} includes an AUROC of 0.5"
-        yield f"{_named(names)} {verb} not detected better than by chance: {interval}."
-    if names := [name for name, ((_, high), error) in by_class.items() if high + error < CHANCE]:
-        verb, interval = "is" if len(names) == 1 else "are", f"the 95 % interval{of_what} lies below an AUROC of 0.5"
-        yield f"{_named(names)} {verb} detected worse than by chance: {interval}."
-
-
-def _pooled_intervals(test: Summary) -> dict[str, tuple[Interval, float]]:
-    """Return each class's interval with the error of its AUROC, where that is exact enough to be judged."""
-    per_class = test.pooled.per_class if test.pooled else {}
-    return {
-        name: (each.interval, each.auroc.error)
-        for name, each in per_class.items()
-        if each.interval is not None and each.auroc is not None and each.auroc.error <= LARGEST_ERROR
-    }
-
-
-def _left_out(run: Run) -> Iterator[str]:
-    yield from (condemned(site, reason) for site, reason in run.summary.condemned.items())
-
-
-def _few_images(run: Run) -> Iterator[str]:
-    for name in run.summary.classes:
-        result = run.summary.test.per_class.get(name)
-        if result is None or result.auroc is None:
-            continue
-        positives, negatives = run.summary.test.counts(name)
-        if positives is None or negatives is None:
-            continue
-        yield from few_images(name, positives, negatives, "test image")
+def _unfit_threshold(test: Summary) -> Iterator[str]:
+    """Name the classes of which no positive image is found at 0.5, and those that are ranked well and decided badly."""
+    pooled = test.pooled.per_class.items() if test.pooled else ()
+    decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
+    if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:
+        images = f"none of the positive test images of {_named(names)}"
+        yield f"At a threshold of 0.5 the model finds {images} (sensitivity 0)."
+    figures = [
+        (name, result.measured("auroc"), result.measured("balanced_accuracy"))
+        for name, result in test.per_class.items()
+    ]
+    if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
+        reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
+        yield f"A threshold of 0.5 does not fit {_named(names)}: {reason}."
 
 
 def few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
     """Yield a sentence where the figures of a class rest on few images that show it, or that do not.
 
     Args:
-        images: What one of them is called, such as ``"test image"``.
+        images: The noun for one image, such as ``"test image"``.
     """
     least = min(positives, negatives)
     if least < FEWEST_POSITIVES:
@@ -378,186 +356,76 @@ def few_images(name: str, positives: int, negatives: int, images: str) -> Iterat
         yield f"The figures for “{name}” rest on {counted(least, f'{kind} {images}')}."
 
 
-def _few_validation_images(run: Run) -> Iterator[str]:
-    """Name sites with few validation images, where a round was chosen by them."""
-    if run.summary.best_round is None:
+def _single_readings(run: Run) -> Iterator[str]:
+    """Name the classes that one site alone annotates and trained, because the model reads them as that site does."""
+    summary, hidden, active = run.summary, hidden_classes(run.summary), _active_sites(run)
+    if summary.untrained or len(summary.sites) < 2:
         return
-    few = {
-        site: record.validation_samples
-        for site, record in run.summary.sites.items()
-        if record.validation_samples is not None and record.validation_samples < FEWEST_POSITIVES
-    }
-    if few:
-        each = [f"{site} ({count})" for site, count in few.items()]
-        yield f"Few validation images chose the round that is tested: {_first(each)}."
+    for site in (site for site in summary.sites if site in active):
+        if names := [n for n in summary.classes if summary.owners.get(n, ()) == (site,) and n not in hidden]:
+            reading = f"the model has learned that site's way of reading {_verb(names, 'it', 'them')}"
+            alone = f"{_verb(names, 'is', 'are')} annotated by {site} alone"
+            yield f"{listed([f'“{name}”' for name in names])} {alone}: {reading}."
 
 
-def _one_way_of_reading(run: Run) -> Iterator[str]:
-    summary, untold = run.summary, _untold(run.summary)
-    if summary.untrained:
-        return
-    taking = {site for each in run.rounds for site in each.sites}
-    for site in [each for each in summary.sites if each in taking] if len(summary.sites) > 1 else ():
-        names = [name for name in summary.classes if summary.owners.get(name, ()) == (site,) and name not in untold]
-        if names:
-            verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
-            reading = f"the model has learned that site's way of reading {them}"
-            yield f"{listed([f'“{name}”' for name in names])} {verb} annotated by {site} alone: {reading}."
-
-
-def _untold(summary: RunSummary) -> list[str]:
-    """Return the classes of which no owner may tell a count, in a run in which policies may keep rows."""
+def hidden_classes(summary: RunSummary) -> list[str]:
+    """Return the classes of which no owner may tell a count, in a run in which policies may keep head rows."""
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
         return []
-    found = []
-    for name in summary.classes:
-        owning = [summary.sites[site] for site in summary.owners.get(name, ()) if site in summary.sites]
-        if owning and all(name in site.positives and site.positives[name] is None for site in owning):
-            found.append(name)
-    return found
+    positives = {
+        name: [summary.sites[site].positives.get(name, 0) for site in summary.owners.get(name, ())]
+        for name in summary.classes
+    }
+    return [name for name, counts in positives.items() if counts and all(count is None for count in counts)]
 
 
-def _untrained_rows(run: Run) -> Iterator[str]:
-    if names := _untold(run.summary):
-        verb, rows = ("is", "this row was") if len(names) == 1 else ("are", "these rows were")
-        few = f"{_named(names)} {verb} annotated only by sites with too few patients to tell a count"
-        yield f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there."
-
-
-def _rows_never_opened(run: Run) -> Iterator[str]:
-    """Classes that secure aggregation never let the model learn."""
-    in_each_round = [set(each.closed_rows) for each in run.rounds]
-    never = set.intersection(*in_each_round) if in_each_round else set[str]()
-    if names := [name for name in run.summary.classes if name in never]:
-        verb, rows = ("was", "its head row") if len(names) == 1 else ("were", "their head rows")
-        few = "fewer hospitals than smallest_cohort sent it"
-        yield f"{_named(names)} {verb} not learned: {rows} stayed masked in every round, because {few}."
-
-
-def _absences(run: Run) -> Iterator[str]:
+def _rounds_missed(run: Run) -> Iterator[str]:
+    """Name the sites that missed rounds, and those whose updates were longer than ``participation.clip`` medians."""
     missed: dict[str, list[int]] = {}
-    for each in run.rounds:
-        for site in each.absent:
-            missed.setdefault(site, []).append(each.round)
-    for site, rounds in sorted(missed.items()):
-        if site in run.summary.condemned:
-            continue  # left out for the rest of the run, which another sentence says
-        of_all = f"{len(rounds)} of {counted(run.summary.rounds, 'round')}"
-        yield f"{site} was absent in {of_all} ({spans(rounds)})."
-
-
-def _shortened(run: Run) -> Iterator[str]:
-    """Name the sites whose updates were over ``participation.clip`` medians, with what was done the last time."""
-    done: dict[str, list[tuple[int, str]]] = {}
-    for each in run.rounds:
-        for site, what in each.shortened.items():
-            done.setdefault(site, []).append((each.round, what))
-    for site, rounds in sorted(done.items()):
-        number, what = rounds[-1]
-        of_all = f"{len(rounds)} of {counted(run.summary.rounds, 'round')}"
-        yield f"The update of {site} was too long in {of_all}; in round {number:,} {what}."
-
-
-def _one_seed(run: Run) -> Iterator[str]:
-    yield f"This is one run, with seed {run.summary.seed}: it does not show how far figures move with another seed."
-
-
-def _not_one_model(run: Run) -> Iterator[str]:
-    test = run.summary.test
-    if test.note not in (GLOBAL_MODEL, SUMS):
-        most = ", and each count of test images is that of the site with most" if test.pooled is None else ""
-        yield f"The score is the {test.note}{most}."
+    clipped: dict[str, list[tuple[int, str]]] = {}
+    for line in run.rounds:
+        for site in line.absent:
+            missed.setdefault(site, []).append(line.round)
+        for site, done in line.shortened.items():
+            clipped.setdefault(site, []).append((line.round, done))
+    every = counted(run.summary.rounds, "round")
+    for site in sorted(missed.keys() - run.summary.condemned.keys()):
+        yield f"{site} was absent in {len(missed[site])} of {every} ({spans(missed[site])})."
+    for site, updates in sorted(clipped.items()):
+        last, done = updates[-1]
+        yield f"The update of {site} was too long in {len(updates)} of {every}; in round {last:,} {done}."
 
 
 def _named(names: Iterable[str]) -> str:
-    return _first([f"“{name}”" for name in names])
+    return listed_first([f"“{name}”" for name in names], MOST_NAMED)
 
 
-def _first(words: Sequence[str]) -> str:
-    rest = len(words) - NAMED
-    return listed([*words[:NAMED], f"{rest:,} more"] if rest > 0 else words)
+def _verb(names: Collection[str], singular: str, plural: str) -> str:
+    return singular if len(names) == 1 else plural
+
+
+# ---------------------------------------------------------------------- sites that compared with training alone
 
 
 @dataclass(frozen=True)
 class SiteChoice:
-    """One site's comparison with training alone.
-
-    Attributes:
-        benefit: None where nothing was compared, or told.
-    """
+    """One site's comparison with training alone, in a sentence; ``benefit`` is None where nothing was compared."""
 
     site: str
     sentence: str
     benefit: Benefit | None
 
-    @property
-    def choice(self) -> Choice:
-        """Return where the site is better off; ``open`` also where nobody knows."""
-        return "open" if self.benefit is None else self.benefit.choice
-
 
 def site_choices(run: Run) -> list[SiteChoice]:
-    """Return a sentence for every site, in the order of their names; none where the run did not ask."""
+    """Return the comparison of every site, in the order of their names; empty where the run asked for none."""
     choices = []
     for site, answer in sorted(run.summary.benefit.items()):
-        if (benefit := answer.benefit) is not None:
-            sentence = benefit_sentence(site, benefit, run.summary.sites[site].classes)
+        if answer.benefit is not None:
+            sentence = benefit_sentence(site, answer.benefit, run.summary.sites[site].classes)
         else:
-            reason = f"was not compared with training alone ({answer.reason})"
-            why = reason if answer.reason else f"says nothing ({UNTOLD})"
+            compared = f"was not compared with training alone ({answer.reason})"
+            why = compared if answer.reason else f"says nothing ({WITHHELD_BY_SITE})"
             sentence = f"Whether {site} is better off alone is not known: it {why}."
-        choices.append(SiteChoice(site, sentence, benefit))
+        choices.append(SiteChoice(site, sentence, answer.benefit))
     return choices
-
-
-def _better_alone(run: Run) -> Iterator[str]:
-    """Name the sites that lose by the federation, in one sentence beside the run's result."""
-    choices = site_choices(run)
-    alone = [each.site for each in choices if each.choice == "alone"]
-    compared = sum(each.benefit is not None for each in choices)
-    if alone:
-        verb = "is" if len(alone) == 1 else "are"
-        of_all = f"{len(alone)} of {counted(compared, 'site')} that compared"
-        yield f"{of_all} {verb} better off alone than with this model: {shortened(alone, NAMED)}."
-
-
-def _by_chance(run: Run) -> Iterator[str]:
-    """Say how often a verdict on a site is wrong."""
-    compared = sum(each.benefit is not None for each in site_choices(run))
-    if compared:
-        yield (
-            f"Whether a site is better off alone rests on a 95 % interval for each of {counted(compared, 'site')} by "
-            "itself: where both models are equally good, one site in 40 is called better off alone by chance. The "
-            "intervals are over test images and say nothing of another training."
-        )
-
-
-Rule = Callable[[Run], Iterator[str]]
-PROMINENT: tuple[Rule, ...] = (
-    _left_out,
-    _never_better,
-    _better_alone,
-    _untested,
-    _not_testing,
-    _lost,
-    _left_behind,
-    _untrained_rows,
-    _rows_never_opened,
-    _unknown_patients,
-    _no_better_than_chance,
-    _detects_nothing,
-    _wrong_threshold,
-    _still_improving,
-)
-FURTHER: tuple[Rule, ...] = (
-    _few_images,
-    _few_validation_images,
-    _not_drawn,
-    _one_way_of_reading,
-    _absences,
-    _shortened,
-    _one_seed,
-    _by_chance,
-    _not_one_model,
-)

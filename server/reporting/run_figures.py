@@ -1,39 +1,41 @@
-"""Figures of one run's report. Each reads without colour: markers, line styles and hatches say the same."""
+"""Figures of one run's report. Markers, line styles and hatches make each figure readable without colour."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from common.metrics.measured import Measured
 from common.metrics.measured import figure as figure_text
 from common.metrics.multi_class import ClientAccuracy, accuracy_density
+from common.system.plain_text import NOT_APPLICABLE, number
+from server.reporting.page import ClassGroup
 from server.reporting.svg import (
     BLUE,
     GREEN,
     INK,
     ORANGE,
     PAPER,
+    ROW,
     RULE,
     SKY,
     VERMILION,
+    by_round,
     canvas,
     column,
+    heat_map,
     inline,
     legend_above,
     series_styles,
     theme,
 )
-from server.reporting.wording import NOT_APPLICABLE, ClassGroup, number
 from server.runs.reader import Prototypes, RoundLine, SiteRecord
 
 CHANCE = 0.5
-ROW = 0.27
-"""Inches of height for one line of text."""
 BAND = 0.76
 """Share of a row that is drawn in."""
 MANY = 24
@@ -44,8 +46,6 @@ CELLS = 1200
 """Cells of one heat map at most; of more rounds only some are drawn."""
 ORDERED = 40
 """More sites than this have no lines in the figure of their order."""
-STRONGEST = 0.6
-"""Opacity of the strongest cell of a heat map, so that its number stays readable by day and by night."""
 
 _FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"), "varies": (GREEN, "xxx")}
 _STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "test": (GREEN, "-.", "^")}
@@ -53,49 +53,45 @@ _STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "
 
 def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Markup:
     """Draw training and validation loss by round and mean AUROC beside them, as far as they were measured."""
-    every = {
-        "loss": {
-            "training": column([each.train_loss for each in rounds]),
-            "validation": column([each.validation_loss for each in rounds]),
-        },
-        "mean AUROC": {
-            "validation": column([each.validation_auroc for each in rounds]),
-            "test": column([each.test_mean_auroc for each in rounds]),
-        },
+    panels = {
+        "loss": {"training": "train_loss", "validation": "validation_loss"},
+        "mean AUROC": {"validation": "validation_auroc", "test": "test_mean_auroc"},
     }
-    measured = {
-        label: defined
-        for label, curves in every.items()
-        if (defined := {name: values for name, values in curves.items() if np.isfinite(values).any()})
-    }
+    measured: dict[str, dict[str, NDArray[np.float64]]] = {}
+    for label, fields in panels.items():
+        for name, field in fields.items():
+            values = column([getattr(line, field) for line in rounds])
+            if np.isfinite(values).any():
+                measured.setdefault(label, {})[name] = values
     if not measured:
         return Markup("")
     with theme():
-        figure, panels = canvas(9, 3.2, columns=len(measured))
-        for axes, (label, curves) in zip(panels, measured.items(), strict=True):
+        figure, every = canvas(9, 3.2, columns=len(measured))
+        for axes, (label, curves) in zip(every, measured.items(), strict=True):
             for name, values in curves.items():
-                _curve(axes, [each.round for each in rounds], values, name, _STYLES[name])
-            _by_round(axes)
+                _curve(axes, [line.round for line in rounds], values, name, _STYLES[name])
+            by_round(axes)
             axes.legend()
             axes.set(xlabel="round", ylabel=label)
             if best_round is not None:
                 axes.axvline(best_round, color=INK, linewidth=1, linestyle=":")
         if best_round is not None:
             place, where = (best_round, 1.0), ("data", "axes fraction")
-            panels[0].annotate(f"best round: {best_round}", place, (0, 4), where, "offset points", ha="center")
+            every[0].annotate(f"best round: {best_round}", place, (0, 4), where, "offset points", ha="center")
         return inline(figure, "curves", "Line chart: training and validation loss by round.")
 
 
 def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Markup:
     """Draw mean over sites and pooled accuracy, a star at the best round of each; empty where no round has them."""
-    scored = [(each.round, each.test_accuracy) for each in rounds if each.test_accuracy]
+    scored = [(line.round, line.test_accuracy) for line in rounds if line.test_accuracy]
     if not scored:
         return Markup("")
     numbers = [server_round for server_round, _ in scored]
-    means, pooled = [accuracy.mean for _, accuracy in scored], [accuracy.pooled for _, accuracy in scored]
     with theme():
         figure, (axes,) = canvas(9, 3)
+        means = [accuracy.mean for _, accuracy in scored]
         _curve(axes, numbers, means, "mean over sites", (BLUE, "-", "o"))
+        pooled = [accuracy.pooled for _, accuracy in scored]
         _curve(axes, numbers, pooled, "all images pooled", (VERMILION, "--", "s"), shift=0.5)
         for best_round, value, color in (
             (best.best_mean_round, best.best_mean_client_test_accuracy, BLUE),
@@ -103,7 +99,7 @@ def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Mark
         ):
             axes.plot([best_round], [value], "*", color=color, markersize=14, markeredgecolor=PAPER)
         axes.set(title="Accuracy on the sites' test images", xlabel="round", ylabel="accuracy")
-        _by_round(axes)
+        by_round(axes)
         axes.legend()
         return inline(figure, "accuracy", "Line chart: accuracy on the sites' test images by round.")
 
@@ -121,17 +117,12 @@ def _curve(
 
     Args:
         style: Colour, line style and marker.
-        shift: Where the markers lie between those of a line that may coincide, as a share of their distance.
+        shift: Distance of the markers from those of another line, which may coincide, as a share of their spacing.
     """
     color, line, marker = style
     every = max(1, len(rounds) // 15)
     places = (int(shift * every), every)
     axes.plot(rounds, values, line, color=color, marker=marker, markersize=4.5, markevery=places, label=name)
-
-
-def _by_round(axes: Axes) -> None:
-    axes.grid(axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def density_of_sites(accuracies: Sequence[float]) -> Markup:
@@ -158,7 +149,7 @@ def auroc_bars(
     aurocs: Mapping[str, Measured | None],
     intervals: Mapping[str, tuple[float, float]],
 ) -> Markup:
-    """Draw one bar for each class from chance (0.5), grouped by who annotates the class, with its interval if any."""
+    """Draw the AUROC of each class as a bar from 0.5, with its interval; groups by how many sites annotate a class."""
     with theme():
         figure, (axes,) = canvas(9, class_axis_height(groups))
         positions = label_class_rows(axes, groups)
@@ -213,8 +204,8 @@ def label_class_rows(axes: Axes, groups: Sequence[ClassGroup]) -> dict[str, floa
 
 def participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
     """Draw a dot where a site took part in a round, a cross where it was absent."""
-    present = [(each.round, row) for each in rounds for row, site in enumerate(sites) if site in each.sites]
-    absent = [(each.round, row) for each in rounds for row, site in enumerate(sites) if site in each.absent]
+    present = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.sites]
+    absent = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.absent]
     area = float(np.clip(3000 / max(1, len(rounds)), 6, 45))
     with theme():
         figure, (axes,) = canvas(9, 0.9 + ROW * len(sites))
@@ -232,7 +223,7 @@ def participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
 def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGroup]) -> Markup:
     """Draw a row a class, with a bar over each sequence of sites that annotate it; empty where the table is enough.
 
-    Sites stand in the order of what they annotate, so that those that annotate the same are neighbours.
+    Sites are sorted by the classes that they annotate, so that sites with the same classes are neighbours.
     """
     kinds = {name: group.kind for group in groups for name in group.classes}
     names = list(kinds)
@@ -263,49 +254,48 @@ def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGrou
 
 
 def order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
-    """Draw the place of every site in each pass, a line a site, and its slope after the round (UniFed).
+    """Draw the place of every site in each pass of the model, a line a site, and the slope of its loss (UniFed).
 
-    Empty where no model is passed on. Rounds written before slopes were have the order alone.
+    The figure is empty where no model is passed on. Slopes are drawn where the rounds have them.
     """
-    sloped = any(each.learned.slopes for each in rounds)
-    in_order = all(list(each.sites) == sorted(each.sites) for each in rounds)
+    sloped = any(line.learned.slopes for line in rounds)
+    in_order = all(list(line.sites) == sorted(line.sites) for line in rounds)
     if len(sites) > ORDERED or not rounds or (in_order and not sloped):
         return Markup("")
-    numbers, every = [each.round for each in rounds], max(1, len(rounds) // 15)
+    numbers, every = [line.round for line in rounds], max(1, len(rounds) // 15)
     with theme():
         figure, panels = canvas(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
         for site, style in zip(sites, series_styles(len(sites)), strict=True):
-            places = column([each.sites.index(site) + 1 if site in each.sites else None for each in rounds])
-            slopes = column([each.learned.slopes.get(site) for each in rounds])
+            places = column([line.sites.index(site) + 1 if site in line.sites else None for line in rounds])
+            slopes = column([line.learned.slopes.get(site) for line in rounds])
             for axes, values in zip(panels, (places, slopes), strict=False):
-                shape = axes.plot(numbers, values, color=style.color, marker=style.marker, markersize=6, linewidth=2)
-                shape[0].set_markevery(every)
+                (curve,) = axes.plot(numbers, values, color=style.color, marker=style.marker, markersize=6, linewidth=2)
+                curve.set_markevery(every)
         panels[0].set(title="Place in the pass", xlabel="round", ylim=(len(sites) + 0.5, 0.5))
         panels[0].set_yticks(range(1, len(sites) + 1))
         panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-        last = {site: each for each in rounds for site in each.sites}
-        for site, each in last.items():
-            at = (each.round, each.sites.index(site) + 1)
-            panels[0].annotate(site, at, (8, 0), "data", "offset points", va="center", annotation_clip=False)
+        ends = {site: (line.round, place) for line in rounds for place, site in enumerate(line.sites, start=1)}
+        for site, end in ends.items():
+            panels[0].annotate(site, end, (8, 0), "data", "offset points", va="center", annotation_clip=False)
         if sloped:
             panels[1].set(title="Slope of the site's loss, a batch", xlabel="round")
-            _by_round(panels[1])
+            by_round(panels[1])
         return inline(figure, "order", "Line chart: place of every site in each pass, round by round.")
 
 
 def difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
-    """Draw a row a class and a column a round: of how many images without a label the model is sure (FedMLP)."""
-    shown = [each for each in rounds if each.learned.difficulty]
-    if not shown:
+    """Draw, by class and round, the share of images without a label of which the model is sure (FedMLP)."""
+    learned = [(line.round, line.learned.difficulty) for line in rounds if line.learned.difficulty]
+    if not learned:
         return Markup("")
-    names = list(shown[-1].learned.difficulty)
-    shown = shown[:: -(-len(shown) * len(names) // CELLS)]
-    values = np.array([column([each.learned.difficulty.get(name) for each in shown]) for name in names])
+    names = list(learned[-1][1])
+    learned = learned[:: -(-len(learned) * len(names) // CELLS)]
+    values = np.array([column([difficulty.get(name) for _, difficulty in learned]) for name in names])
     with theme():
         figure, (axes,) = canvas(9, 1.0 + ROW * len(names))
-        _heat(axes, values, (0.0, 1.0), letters=len(shown) <= LETTERED)
-        ticks = range(0, len(shown), -(-len(shown) // 12))
-        axes.set_xticks(list(ticks), [str(shown[place].round) for place in ticks])
+        heat_map(axes, values, (0.0, 1.0), _two_decimals(values) if len(learned) <= LETTERED else ())
+        ticks = range(0, len(learned), -(-len(learned) // 12))
+        axes.set_xticks(list(ticks), [str(learned[place][0]) for place in ticks])
         axes.set_yticks(range(len(names)), names)
         axes.set(title="Share of unlabelled images of which the model is sure", xlabel="round")
         return inline(figure, "difficulty", "Heat map: share of sure images by class and round.")
@@ -315,42 +305,26 @@ def prototype_similarity(prototypes: Prototypes) -> Markup:
     """Draw cosines between the positives of every two classes, and angles between negatives and positives of each."""
     names, between = prototypes.classes, np.array(prototypes.positives, np.float64)
     others = between[~np.eye(len(names), dtype=bool)]
-    defined = others[~np.isnan(others)]
     # Cosines of these features lie near 1: colours begin at the least similar pair.
-    lowest = min(float(defined.min()) if len(defined) else 0.0, 0.99)
+    lowest = min(np.nanmin(others) if np.isfinite(others).any() else 0.0, 0.99)
     with theme():
         figure, (left, right) = canvas(9, 1.9 + 0.33 * len(names), columns=2)
-        _heat(left, between, (lowest, 1.0), letters=len(names) <= LETTERED)
+        heat_map(left, between, (lowest, 1.0), _two_decimals(between) if len(names) <= LETTERED else ())
         left.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
         left.set_yticks(range(len(names)), names)
         left.set_title("Cosine between positives of two classes")
-        for row, cosine in enumerate(prototypes.signs):
-            if cosine is None:
-                right.annotate(NOT_APPLICABLE, (0, row), (4, 0), "data", "offset points", va="center", style="italic")
-                continue
-            degrees = float(np.degrees(np.arccos(cosine)))
-            right.barh(row, degrees, height=0.68, color=ORANGE, hatch="///", edgecolor=PAPER, linewidth=0)
-            right.annotate(number(degrees, 1), (degrees, row), (4, 0), "data", "offset points", va="center")
+        degrees = np.degrees(np.arccos(column(prototypes.signs)))
+        right.barh(range(len(names)), degrees, height=0.68, color=ORANGE, hatch="///", edgecolor=PAPER, linewidth=0)
+        for row, angle in enumerate(degrees.tolist()):
+            text, style = (NOT_APPLICABLE, "italic") if np.isnan(angle) else (number(angle, 1), "normal")
+            right.annotate(text, (np.nan_to_num(angle), row), (4, 0), "data", "offset points", va="center", style=style)
         right.axvline(0, color=INK, linewidth=1)
-        right.set(ylim=(len(prototypes.signs) - 0.5, -0.5), yticks=[])
+        right.set(ylim=(len(names) - 0.5, -0.5), yticks=[])
         right.margins(x=0.15)
         right.spines["left"].set_visible(False)
         right.set_title("Positives apart from negatives, degrees")
         return inline(figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike.")
 
 
-def _heat(axes: Axes, values: NDArray[np.float64], limits: tuple[float, float], *, letters: bool) -> None:
-    """Draw one rectangle a cell, stronger where the value is higher; a cell without a value stays empty."""
-    low, high = limits
-    for (row, place), value in np.ndenumerate(values):
-        if np.isnan(value):
-            axes.annotate("–", (place, row), ha="center", va="center")
-            continue
-        strength = STRONGEST * float(np.clip((value - low) / (high - low), 0.04, 1))
-        corner = (place - 0.5, row - 0.5)
-        axes.add_patch(Rectangle(corner, 1, 1, facecolor=BLUE, alpha=strength, edgecolor=PAPER, linewidth=1))
-        if letters:
-            axes.annotate(f"{value:.2f}", (place, row), ha="center", va="center", fontsize=8)
-    axes.set(xlim=(-0.5, values.shape[1] - 0.5), ylim=(values.shape[0] - 0.5, -0.5))
-    axes.tick_params(length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
+def _two_decimals(values: NDArray[np.float64]) -> list[list[str]]:
+    return [["–" if np.isnan(value) else f"{value:.2f}" for value in row] for row in values.tolist()]

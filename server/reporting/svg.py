@@ -18,10 +18,16 @@ from markupsafe import Markup, escape
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+ROW = 0.27
+"""Inches of height for one line of text."""
+STRONGEST = 0.6
+"""Opacity of the strongest cell of a heat map, so that its number stays readable by day and by night."""
 INK, RULE, PAPER = "#010203", "#020304", "#030405"
 BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
 
@@ -61,7 +67,7 @@ _THEME: dict[str, object] = {
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How one series is drawn."""
+    """Colour and marker of one series."""
 
     color: str
     marker: str
@@ -75,7 +81,7 @@ def series_styles(amount: int) -> list[SeriesStyle]:
 
 @contextmanager
 def theme() -> Iterator[None]:
-    """Draw inside this block, with the page's colours and none of the user's own matplotlib settings."""
+    """Use the page's colours within the block, and none of the user's own matplotlib settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_THEME)  # type: ignore[arg-type]
@@ -83,7 +89,7 @@ def theme() -> Iterator[None]:
 
 
 def column(values: Sequence[float | None]) -> NDArray[np.float64]:
-    """Return numbers to be drawn; a line has a gap where one is None."""
+    """Return values for a line, which has a gap at every None."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
@@ -107,13 +113,43 @@ def canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, list[
     return figure, list(figure.subplots(1, columns, squeeze=False).flat)
 
 
+def by_round(axes: Axes) -> None:
+    """Give the horizontal axis whole numbers, and the vertical one a grid."""
+    axes.grid(axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def heat_map(
+    axes: Axes, values: NDArray[np.float64], limits: tuple[float, float], texts: Sequence[Sequence[str]] = ()
+) -> None:
+    """Draw one cell a value, from the first row down; the higher the value, the stronger the colour.
+
+    Args:
+        values: ``(rows, columns)``; a NaN has an empty cell.
+        limits: Values of the weakest and of the strongest colour.
+        texts: Text of each cell, in the form of ``values``; no cell has a text where it is empty.
+    """
+    low, high = limits
+    strength = STRONGEST * np.clip((values - low) / (high - low), 0.04, 1)
+    rows, columns = values.shape
+    mesh = axes.pcolormesh(np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, values, edgecolors=PAPER)
+    opacities = [0.0 if np.isnan(opacity) else opacity for opacity in strength.flat]
+    mesh.set(array=None, facecolor=[to_rgba(BLUE if opacity else PAPER, opacity) for opacity in opacities])
+    for row, line in enumerate(texts):
+        for place, text in enumerate(line):
+            axes.annotate(text, (place, row), ha="center", va="center", fontsize=8)
+    axes.set(ylim=(rows - 0.5, -0.5), xlim=(-0.5, columns - 0.5))
+    axes.tick_params(length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+
+
 def inline(figure: Figure, name: str, description: str) -> Markup:
     """Turn a figure into an ``<svg>`` element, the same bytes for the same figure.
 
     Args:
         figure: Drawn inside :func:`theme`.
         name: Unique on the page; prefix of the ids.
-        description: What a reader who cannot see the figure is told.
+        description: Text for a reader who cannot see the figure.
     """
     text = _saved(figure, name)
     # Several figures share the page: keep only ids that something points to, under the figure's name.

@@ -11,8 +11,8 @@ from rich.text import Text
 from common.errors import BadInput
 from common.metrics.measured import Measured, figure
 from common.system.files import is_file
-from server.reporting.run_claims import limits, run_result
-from server.reporting.wording import class_groups
+from server.reporting.page import class_groups
+from server.reporting.run_claims import prominent_limits, run_result
 from server.runs.reader import Run, RunSummary, read_run
 
 SITES_MARKED = 12
@@ -21,10 +21,10 @@ BEST = "★"
 
 
 def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
-    """Return a table of which site annotates which class, and how well each method does on it.
+    """Return a table of the sites that annotate each class, and of each method's AUROC on the class.
 
     Args:
-        summaries: Summaries by label; sites and groups of classes are those of the first.
+        summaries: Summaries by label; the first one gives the sites and the groups of classes.
     """
     first = next(iter(summaries.values()))
     marked = len(first.sites) <= SITES_MARKED
@@ -52,9 +52,9 @@ def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
 
 
 def _best_marked(values: Sequence[Measured | None]) -> list[Text]:
-    """Format figures, the largest as printed in bold with its mark.
+    """Format figures, the largest one in bold with a star.
 
-    Nothing is marked where there is one method, or a figure has an error: the largest may be another one.
+    No figure gets a star where there is one method, or where a figure has an error, because another may be larger.
     """
     printed = [figure(value) for value in values]
     defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
@@ -64,12 +64,12 @@ def _best_marked(values: Sequence[Measured | None]) -> list[Text]:
 
 
 def result_of(run: Run) -> Group:
-    """Return what the terminal shows at the end of a run: the table by class, the result, and what limits it."""
+    """Return the end of a run for the terminal: the table by class, the result, and what limits it."""
     return Group(coverage_table({run.summary.label: run.summary}), Text(run_result(run)), *_prominent(run))
 
 
 def limits_of_model(folder: Path) -> Group:
-    """Return what limits a run's model, for who uses it on images; nothing for a model without its run.
+    """Return the limits of a run's model, for a person who uses it on images; empty for a model without its run.
 
     Args:
         folder: Folder of a run, or with a model alone.
@@ -81,4 +81,4 @@ def limits_of_model(folder: Path) -> Group:
 
 
 def _prominent(run: Run) -> list[Text]:
-    return [Text(f"! {limit.text}", style="yellow") for limit in limits(run) if limit.prominent]
+    return [Text(f"! {limit}", style="yellow") for limit in prominent_limits(run)]

@@ -14,7 +14,7 @@ from common.models.saved import read_description
 from common.system.plain_text import number
 from common.wire.records import BenefitReply, BenefitRequest
 from server.federation.benefit import deadline_s
-from server.reporting.run_claims import UNTOLD, limits, site_choices
+from server.reporting.run_claims import WITHHELD_BY_SITE, further_limits, prominent_limits, site_choices
 from server.reporting.run_report import write_run_report
 from server.runs.reader import Run, SiteBenefit, read_run
 from strategies.registry import STRATEGIES
@@ -80,7 +80,7 @@ def test_the_report_has_a_sentence_for_every_site_with_its_figures(folder: Path,
         assert one.benefit is not None
         assert number(one.benefit.gain["ensemble"].value)[-4:] in one.sentence
     assert "training diverged" in choices[2].sentence
-    assert any("one site in 40" in one.text for one in limits(run))
+    assert any("one site in 40" in limit for limit in further_limits(run))
 
 
 def test_the_sites_that_lose_stand_beside_the_runs_result(run: Run) -> None:
@@ -89,9 +89,9 @@ def test_the_sites_that_lose_stand_beside_the_runs_result(run: Run) -> None:
     worse = {model: replace(gain, interval=(-0.02, -0.01)) for model, gain in found.gain.items()}
     told = {"site-1": SiteBenefit(benefit=replace(found, gain=worse)), "site-2": SiteBenefit()}
     losing = replace(run, summary=run.summary.model_copy(update={"benefit": told}))
-    prominent = [one.text for one in limits(losing) if one.prominent]
-    assert "1 of 1 site that compared is better off alone than with this model: site-1." in prominent
-    assert UNTOLD in site_choices(losing)[1].sentence
+    sentence = "1 of 1 site that compared is better off alone than with this model: site-1."
+    assert sentence in prominent_limits(losing)
+    assert WITHHELD_BY_SITE in site_choices(losing)[1].sentence
 
 
 def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(tmp_path: Path) -> None:

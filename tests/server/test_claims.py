@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, ClassMetrics, summarise
+from common.metrics.auroc import FEWEST_POSITIVES as FEW
+from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.bootstrap import Intervals
 from common.metrics.calibration import Decisions, Quality
 from common.metrics.pooled import SiteSample
-from server.reporting.run_claims import NAMED, limits, run_result
+from server.reporting.run_claims import MOST_NAMED, further_limits, prominent_limits, run_result
 from server.reporting.run_report import write_run_report
 from server.runs.reader import RoundLine, Run, RunSummary, read_run
 from tests.server.reports import body_text, write
@@ -32,10 +33,8 @@ AUROCS = st.sampled_from([0.2, 0.5, 0.7, 0.7, 0.9, 1.0]) | st.floats(0, 1)  # wi
 @st.composite
 def class_results(draw: st.DrawFn) -> ClassMetrics:
     """A class that was tested, or could not be for each reason there is."""
-    positives = draw(st.sampled_from([None, 0, 1, FEWEST_POSITIVES - 1, FEWEST_POSITIVES, 400]))
-    negatives = (
-        None if positives is None else draw(st.sampled_from([0, 1, FEWEST_POSITIVES - 1, FEWEST_POSITIVES, 900]))
-    )
+    positives = draw(st.sampled_from([None, 0, 1, FEW - 1, FEW, 400]))
+    negatives = None if positives is None else draw(st.sampled_from([0, 1, FEW - 1, FEW, 900]))
     if not positives or not negatives:
         return ClassMetrics(None, None, None, positives, negatives)
     auroc = draw(AUROCS)
@@ -87,7 +86,7 @@ def runs(draw: st.DrawFn) -> Run:
         "sites": {
             site: {
                 "classes": of_site,
-                "validation_samples": draw(st.sampled_from([None, 1, FEWEST_POSITIVES, 400])),
+                "validation_samples": draw(st.sampled_from([None, 1, FEW, 400])),
                 "positives": {name: draw(st.sampled_from([None, 0, 12])) for name in of_site} if tells else {},
             }
             for site, of_site in classes.items()
@@ -109,8 +108,8 @@ def runs(draw: st.DrawFn) -> Run:
     return Run(Path("run"), RunSummary.model_validate(content), tuple(rounds))
 
 
-def said(run: Run, prominent: bool | None = None) -> list[str]:
-    return [limit.text for limit in limits(run) if prominent is None or limit.prominent == prominent]
+def every_limit(run: Run) -> list[str]:
+    return [*prominent_limits(run), *further_limits(run)]
 
 
 def quoted_names(sentence: str) -> list[str]:
@@ -128,7 +127,7 @@ def aurocs(run: Run, names: Iterable[str] | None = None) -> list[float]:
 @given(runs())
 def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) -> None:
     sentence, tested = run_result(run), aurocs(run)
-    enough = {name for name, each in run.summary.test.per_class.items() if (each.positives or 0) >= FEWEST_POSITIVES}
+    enough = {name for name, each in run.summary.test.per_class.items() if (each.positives or 0) >= FEW}
     every = aurocs(run, enough)
     taking = {site for each in run.rounds for site in each.sites}
     some = f"{len(taking)} of " if run.rounds and len(taking) < len(run.summary.sites) else ""
@@ -162,7 +161,7 @@ def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) 
 @MANY
 @given(runs())
 def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run) -> None:
-    summary, prominent = run.summary, said(run, prominent=True)
+    summary, prominent = run.summary, prominent_limits(run)
     per_class = summary.test.per_class
     untested = [s for s in prominent if "not tested:" in s]
     without = [n for n in summary.classes if n not in per_class or per_class[n].auroc is None]
@@ -193,7 +192,7 @@ def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run
 @MANY
 @given(runs())
 def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
-    summary, prominent = run.summary, said(run, prominent=True)
+    summary, prominent = run.summary, prominent_limits(run)
     at_end = set(run.rounds[-1].absent) - set(summary.condemned) if run.rounds else set()
     lost = {s.split(" took part ")[0]: s for s in prominent if " took part " in s and not s.startswith("No site")}
     assert set(lost) == at_end
@@ -211,7 +210,7 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
         assert testing[0].startswith(f"{len(summary.per_site)} of {len(asked)} {kind}site")
     harmed = [s.split(" harmed ")[0] for s in prominent if " harmed the model" in s]
     assert harmed == list(summary.condemned)
-    long = [re.findall(r"update of (\S+) was too long in (\d+) of", s)[0] for s in said(run) if "too long" in s]
+    long = [re.findall(r"update of (\S+) was too long in (\d+) of", s)[0] for s in every_limit(run) if "too long" in s]
     rounds = [site for each in run.rounds for site in each.shortened]
     assert long == [(site, str(rounds.count(site))) for site in sorted(set(rounds))]
 
@@ -233,7 +232,7 @@ def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(
         assert ("On the sites’ own images" in sentence) == (summary.test.note == GLOBAL_MODEL)
     covered = {name for site in summary.drawn_to_test or summary.sites for name in summary.sites[site].classes}
     annotated = {name for one in summary.sites.values() for name in one.classes}
-    missed = [s for s in said(run) if "was drawn to test the model" in s]
+    missed = [s for s in every_limit(run) if "was drawn to test the model" in s]
     named = {name for s in missed if "No site that annotates" in s or "not tested" in s for name in quoted_names(s)}
     of_mean = summary.test.note != GLOBAL_MODEL
     without = {n for n in summary.classes if n not in covered and n in annotated}
@@ -253,7 +252,7 @@ def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: Run) 
         if any(site in each.absent for each in later for site in sites):
             expected[name] = present[-1] if present else 0
     found = {}
-    for sentence in said(run, prominent=True):
+    for sentence in prominent_limits(run):
         if sentence.startswith("No site that annotates"):
             last = re.search(rf"took part after round (\d+); the model is that of round {end}\.", sentence)
             assert last is not None
@@ -266,11 +265,11 @@ def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: Run) 
 @MANY
 @given(runs())
 def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run) -> None:
-    further = said(run, prominent=False)
+    further = further_limits(run)
     rest = {quoted_names(s)[0]: s for s in further if " rest on " in s}
     for name, one in run.summary.test.per_class.items():
         known = one.auroc is not None and one.positives is not None and one.negatives is not None
-        assert (name in rest) == (known and min(one.positives or 0, one.negatives or 0) < FEWEST_POSITIVES)
+        assert (name in rest) == (known and min(one.positives or 0, one.negatives or 0) < FEW)
         if name in rest:
             assert f"rest on {min(one.positives or 0, one.negatives or 0)} " in rest[name]
     assert sum(f"one run, with seed {run.summary.seed}:" in s for s in further) == 1
@@ -279,16 +278,16 @@ def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run
     taking = {site for each in run.rounds for site in each.sites}
     single = [n for n, sites in owners.items() if len(sites) == 1 and sites[0] in taking]
     chosen_on = {site: one.validation_samples for site, one in run.summary.sites.items()}
-    few = {f"{site} ({count})" for site, count in chosen_on.items() if count is not None and count < FEWEST_POSITIVES}
+    few = {f"{site} ({count})" for site, count in chosen_on.items() if count is not None and count < FEW}
     said_few = [s for s in further if s.startswith("Few validation images")]
     assert bool(said_few) == (bool(few) and run.summary.best_round is not None)
-    assert all(one in said_few[0] for one in few if said_few and len(few) <= NAMED)
+    assert all(one in said_few[0] for one in few if said_few and len(few) <= MOST_NAMED)
     untold = {
         name
         for name, sites in owners.items()
         if sites and all(run.summary.sites[site].positives.get(name, 0) is None for site in sites)
     }
-    first = said(run, prominent=True)
+    first = prominent_limits(run)
     assert {n for s in first if "to tell a count:" in s for n in quoted_names(s)} <= untold
     assert any("to tell a count:" in s for s in first) == bool(untold)
     expected = [name for name in single if name not in untold] if len(run.summary.sites) > 1 else []
@@ -304,7 +303,7 @@ VERDICT_WORDS = re.compile(
 @given(runs())
 def test_one_run_is_never_called_better_than_anything(run: Run) -> None:
     allowed = ("better than by chance", "worse than by chance", "Validation was best", "may give a better model")
-    for sentence in [run_result(run), *said(run)]:
+    for sentence in [run_result(run), *every_limit(run)]:
         for phrase in allowed:
             sentence = sentence.replace(phrase, "")
         assert not VERDICT_WORDS.search(sentence), sentence
@@ -321,12 +320,12 @@ def test_the_page_opens_with_the_result_and_all_grave_limits(
     html = write_run_report(folder).read_text(encoding="utf-8")
     page = body_text(html)
     head = page[: page.index("Who annotates what")]
-    for sentence in (run_result(run), *said(run, prominent=True)):
+    for sentence in (run_result(run), *prominent_limits(run)):
         assert sentence in head
-    assert all(sentence in page for sentence in said(run))
+    assert all(sentence in page for sentence in every_limit(run))
 
 
 def test_a_run_folder_of_the_version_before_is_read_without_claims_about_patients(tmp_path: Path) -> None:
     folder = write(tmp_path / "run")
     assert "patients_known" not in (folder / "summary.json").read_text()
-    assert not any("patient" in limit.text for limit in limits(read_run(folder)))
+    assert not any("patient" in limit for limit in every_limit(read_run(folder)))

@@ -10,7 +10,7 @@ from PIL import Image
 
 from common.data.base.spec import DigitsSpec
 from common.data.load import load
-from server.reporting.run_claims import limits
+from server.reporting.run_claims import prominent_limits
 from server.runs.reader import read_run
 from tests.common.data.dicom_files import dicom
 from tests.common.data.nifti_files import write
@@ -54,7 +54,7 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(
 def test_predict_says_what_limits_a_runs_model_and_nothing_of_a_model_alone(
     finished: Path, capsys: Capture, tmp_path: Path
 ) -> None:
-    told = [limit.text for limit in limits(read_run(finished / "run")) if limit.prominent]
+    told = prominent_limits(read_run(finished / "run"))
     assert told
     Image.fromarray(load(DigitsSpec(kind="digits"), Path()).test.images[0]).save(tmp_path / "0.png")
     ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "0.png", "--out", tmp_path / "p.csv")

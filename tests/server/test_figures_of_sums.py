@@ -13,7 +13,7 @@ from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
 from common.metrics.pooled import pool_sites, sum_histograms
 from common.metrics.score_histograms import score_histogram
 from server.federation.evaluation import result_of_sum
-from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, limits, why_undefined
+from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, prominent_limits, why_undefined
 from server.runs.reader import read_run
 from tests.server.reports import write
 
@@ -92,7 +92,7 @@ def test_no_pair_of_printed_figures_is_impossible_and_no_verdict_is_drawn_that_t
         test = asdict(summarise({"mass": result}, {"mass"}, set(), SUMS))
         sites = {site: {"classes": ["mass"]} for site in SITES}
         folder = write(tmp_path / str(run), test=test, classes=["mass"], sites=sites, per_site={})
-        said = [limit.text for limit in limits(read_run(folder)) if "threshold of 0.5 does not fit" in limit.text]
+        said = [limit for limit in prominent_limits(read_run(folder)) if "threshold of 0.5 does not fit" in limit]
         warned += len(said)
         assert not said or (auroc >= RANKED_WELL and accuracy <= DECIDED_BADLY)
     assert warned > RUNS // 50  # the rule is tried

@@ -455,7 +455,7 @@ def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
             assert shown.value("document.title").startswith("2/5")
             noted(tmp_path, replace(running, round=5))
             shown.until("document.title.startsWith('4/5')")
-            assert shown.value("document.getElementById('said').textContent") == "running. round 4 of 5 done"
+            assert shown.value("document.getElementById('announcement').textContent") == "running. round 4 of 5 done"
             assert shown.value("document.getElementById('link').hidden")
             width = shown.value("[document.documentElement.scrollWidth, innerWidth]")
             assert width == [400, 400]

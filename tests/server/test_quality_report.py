@@ -13,13 +13,13 @@ from scipy.stats import binomtest
 from common.metrics.auroc import GLOBAL_MODEL, Summary, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.calibration import OperatingPoint, operating_points, quality
-from common.metrics.measured import Measured
+from common.metrics.measured import Measured, figure
 from common.metrics.multi_class import multi_class
 from common.metrics.pooled import pool_sites, sum_histograms
 from common.metrics.score_histograms import score_histogram
-from server.reporting.run_claims import limits
+from common.system.plain_text import span
+from server.reporting.run_claims import prominent_limits
 from server.reporting.run_report import mean_of_sites, write_run_report
-from server.reporting.wording import figure, span
 from server.runs.reader import read_run
 from tests.server import test_report as reports
 from tests.server.reports import body_text, write
@@ -214,4 +214,4 @@ def test_a_class_whose_head_row_stayed_masked_in_every_round_is_named_as_not_lea
     text = "".join(json.dumps({**line, "closed_rows": rows}) + "\n" for line, rows in zip(lines, closed, strict=True))
     (folder / "rounds.jsonl").write_text(text, encoding="utf-8")
     names = "“mass” was not learned: its head row stayed masked in every round"
-    assert any(names in limit.text for limit in limits(read_run(folder)))
+    assert any(names in limit for limit in prominent_limits(read_run(folder)))

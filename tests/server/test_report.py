@@ -12,10 +12,10 @@ import pytest
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
 from common.metrics.multi_class import ClientAccuracy, MultiClass
+from common.system.plain_text import duration, number, signed, size, spans
 from server.reporting.run_claims import run_result
 from server.reporting.run_figures import density_of_sites
 from server.reporting.run_report import write_run_report
-from server.reporting.wording import duration, number, signed, size, spans
 from server.runs.reader import read_run
 from server.runs.tracking import flattened
 from studies.claims import probability

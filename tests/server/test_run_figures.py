@@ -5,13 +5,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from server.reporting.page import ClassGroup
 from server.reporting.run_figures import (
     coverage_of_many,
     difficulty_by_round,
     order_of_passes,
     prototype_similarity,
 )
-from server.reporting.wording import ClassGroup
 from server.runs.reader import LearnedInRound, Prototypes, RoundLine, SiteRecord
 
 SITES = ["east", "north", "west"]

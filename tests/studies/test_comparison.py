@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
 from common.metrics.multi_class import ClientAccuracy, MultiClass, RoundAccuracy
+from server.reporting.page import ClassGroup
 from server.reporting.tables import coverage_table
-from server.reporting.wording import ClassGroup
 from server.runs.reader import RunSummary, read_run
 from studies.claims import verdicts
 from studies.comparison import Comparison, MethodResult, Spread, compare, write_comparison

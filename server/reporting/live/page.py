@@ -79,45 +79,46 @@ def _asset(name: str) -> str:
 
 
 def view(snapshot: Snapshot) -> dict[str, object]:
-    """Return the words and figures of the page, for its templates.
+    """Return the texts and figures of the page, for its templates.
 
-    ``said`` is what a screen reader says when it changes: the round and how the run goes, nothing else.
+    A screen reader reads out ``announcement`` whenever it changes: the round and the state of the run, nothing else.
     """
     run = snapshot.present
-    sites = sorted(
-        snapshot.sites, key=lambda site: (not site.part.startswith(("lost", "at work", "waiting")), site.name)
-    )
-    words = _STATES.get(run.state, "no run yet") if run else "no run yet"
-    done = rounds_done(run) if run else 0
-    progress = f"round {done} of {run.rounds} done" if run and run.rounds else ""
-    reason = run.last_error if run and run.state != "done" else ""
-    return {
-        "tab": f"{done}/{run.rounds} {run.name}" if run and run.rounds else snapshot.title,
-        "said": ". ".join(part for part in (words, progress) if part),
+    urgent = ("lost", "at work", "waiting")
+    sites = sorted(snapshot.sites, key=lambda site: (not site.part.startswith(urgent), site.name))
+    shown: dict[str, object] = {
         "kicker": " · ".join(part for part in (snapshot.title, snapshot.link) if part),
-        "heading": run.name if run else "No run yet",
-        "state": run.state if run else "none",
-        "state_words": words,
-        "bar": round(100 * done / run.rounds, 2) if run and run.rounds else None,
-        "bar_words": progress,
-        "lines": [_activity(run)] if run else [],
-        "reason": f"Last problem: {reason}" if reason and run and run.state == "running" else reason,
-        "tiles": _tiles(snapshot, run, done) if run else [],
-        "figures": _figures(snapshot, run.rounds) if run and snapshot.rounds else [],
         "sites": sites[:SITES_SHOWN],
         "more_sites": max(len(sites) - SITES_SHOWN, 0),
         "linked": any(site.link for site in sites),
         "events": snapshot.events,
     }
+    if run is None:
+        return shown | {"tab": snapshot.title, "announcement": "no run yet", "run": None}
+    words, done = _STATES.get(run.state, "no run yet"), rounds_done(run)
+    progress = f"round {done} of {run.rounds} done" if run.rounds else ""
+    reason = run.last_error if run.state != "done" else ""
+    return shown | {
+        "tab": f"{done}/{run.rounds} {run.name}" if run.rounds else snapshot.title,
+        "announcement": ". ".join(part for part in (words, progress) if part),
+        "run": run,
+        "state_words": words,
+        "bar": round(100 * done / run.rounds, 2) if run.rounds else None,
+        "bar_words": progress,
+        "activity": _activity(run),
+        "reason": f"Last problem: {reason}" if reason and run.state == "running" else reason,
+        "tiles": _tiles(snapshot, run, done),
+        "figures": _figures(snapshot, run.rounds) if snapshot.rounds else [],
+    }
 
 
 def rounds_done(run: Present) -> int:
-    """Return the number of rounds that count: the one that trains does not yet."""
+    """Return the number of finished rounds, without the round that is in training."""
     return max(run.round - 1, 0) if run.phase == "train" and run.state != "done" else run.round
 
 
 def _activity(run: Present) -> str:
-    """Say what goes on now."""
+    """Return the run's current step, and the sites that it waits for."""
     if run.state != "running":
         return f"Run folder: {run.run_folder}"
     phase = PHASES.get(run.phase, run.phase)
@@ -144,17 +145,17 @@ def _tiles(snapshot: Snapshot, run: Present, done: int) -> list[tuple[str, str]]
     return tiles
 
 
-def _figures(snapshot: Snapshot, last: int) -> list[tuple[str, Markup]]:
+def _figures(snapshot: Snapshot, last_round: int) -> list[tuple[str, Markup]]:
     rounds = snapshot.rounds
-    numbers = [each.round for each in rounds]
+    numbers = [line.round for line in rounds]
     losses = {
-        "training": [each.train_loss for each in rounds],
-        "validation": [each.validation_loss for each in rounds],
+        "training": [line.train_loss for line in rounds],
+        "validation": [line.validation_loss for line in rounds],
     }
-    aurocs = {"validation": [each.validation_auroc for each in rounds]}
+    aurocs = {"validation": [line.validation_auroc for line in rounds]}
     figures = [
-        ("Loss", curves("loss", numbers, losses, last)),
-        ("Mean AUROC", curves("mean AUROC", numbers, aurocs, last)),
+        ("Loss", curves("loss", numbers, losses, last_round)),
+        ("Mean AUROC", curves("mean AUROC", numbers, aurocs, last_round)),
     ]
     return [(name, svg) for name, svg in figures if svg]
 
@@ -162,10 +163,10 @@ def _figures(snapshot: Snapshot, last: int) -> list[tuple[str, Markup]]:
 def curves(title: str, rounds: Sequence[int], series: Mapping[str, Sequence[float | None]], last_round: int) -> Markup:
     """Draw a line a series, with its name and its newest value; empty where there is no value yet.
 
-    Drawn by hand, in the page's own colours, because a look each second has to cost nothing.
+    A template makes the SVG and not matplotlib, which would need too long for a look each second.
 
     Args:
-        last_round: Last round of the run: the axis goes so far, and what is missing of a line is to come.
+        last_round: Last round of the run, at which the axis ends.
     """
     lines = {name: points for name, values in series.items() if (points := _points(rounds, values))}
     if not lines:
@@ -180,29 +181,22 @@ def curves(title: str, rounds: Sequence[int], series: Mapping[str, Sequence[floa
     def y(value: float) -> float:
         return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    parts = []
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    for index in range(round((high - low) / step) + 1):
-        value = low + index * step
-        parts.append(Markup('<path class="rule" d="M{} {:.1f}H{}"/>').format(LEFT, y(value), WIDTH - RIGHT))
-        parts.append(_text(LEFT - 6, y(value) + 4, f"{value:.{digits}f}", "end"))
-    parts.append(_text(x(1), HEIGHT - 14, "1", "start"))
-    parts.append(_text(x(last), HEIGHT - 14, str(last), "end"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, "round", "middle"))
-    place = float(LEFT)
-    for index, (name, points) in enumerate(lines.items()):
-        corners = " ".join(f"{x(n):.1f},{y(v):.1f}" for n, v in points)
-        parts.append(Markup('<polyline class="curve c{}" points="{}"/>').format(index, corners))
-        for n, v in points if len(points) <= MARKED else points[-1:]:
-            parts.append(Markup('<circle class="dot c{}" cx="{:.1f}" cy="{:.1f}" r="3"/>').format(index, x(n), y(v)))
-        words = f"{name} {points[-1][1]:.3f}"
-        parts.append(Markup('<path class="curve c{}" d="M{:.1f} 12h18"/>').format(index, place))
-        parts.append(_text(place + 23, 16, words, "start"))
-        place += 23 + 9.6 * len(words) + 18
-    newest = "; ".join(f"{name} {points[-1][1]:.3f} after round {points[-1][0]}" for name, points in lines.items())
-    label = Markup('role="img" aria-label="{}"').format(f"{title} by round: {newest}")
-    return Markup('<svg class="figure" viewBox="0 0 {} {}" {}>{}</svg>').format(
-        WIDTH, HEIGHT, label, Markup("").join(parts)
+    ticks = [low + index * step for index in range(round((high - low) / step) + 1)]
+    return Markup(
+        _environment()
+        .get_template("curves.svg.j2")
+        .render(
+            title=title,
+            frame={"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "height": HEIGHT},
+            ticks=[(y(value), f"{value:.{digits}f}") for value in ticks],
+            last=last,
+            lines=[
+                {"name": name, "newest": points[-1], "corners": [(x(n), y(v)) for n, v in points]}
+                for name, points in lines.items()
+            ],
+            most_dots=MARKED,
+        )
     )
 
 
@@ -214,12 +208,8 @@ def _points(rounds: Sequence[int], values: Sequence[float | None]) -> list[tuple
 
 
 def _axis(low: float, high: float) -> tuple[float, float, float]:
-    """Return an interval around both that begins and ends at a multiple of its step, in two to five steps."""
+    """Return the ends of an axis around both values, multiples of its step, and the step: two to five steps."""
     width = max(high - low, abs(high) * 0.02, 1e-6)
     power = 10.0 ** math.floor(math.log10(width / 2))
     step = next(power * factor for factor in (1, 2, 5, 10) if width / (power * factor) <= 4)
     return math.floor(low / step) * step, max(math.ceil(high / step), math.floor(low / step) + 1) * step, step
-
-
-def _text(x: float, y: float, words: str, anchor: str) -> Markup:
-    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(x, y, anchor, words)

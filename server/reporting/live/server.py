@@ -1,9 +1,10 @@
-"""The live view's server: two addresses, GET only, behind a token that stands in the URL and nowhere else.
+"""The live view's server: two addresses, GET only, for requests whose URL holds the token.
 
 ``flwr-server status --web`` runs it for a coordinator, ``flwr-sim run --web`` in a process of its own beside the run:
 python -m server.reporting.live.server DESCRIPTOR FOLDER, with the token on standard input.
 """
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -14,10 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cryptography import x509
@@ -34,13 +33,13 @@ LOOK_S = 1.0
 """Seconds between two looks of a page that is open (live.js)."""
 MOST_CONNECTIONS = 256
 """Enough for a browser's request to be read before its connection is the oldest, also beside a flood."""
+GRACE_S = 0.3
+"""Seconds that a connection has for its request, also where there are too many connections."""
 BACKLOG = 1024
-MOST_CLOSING = 32
-"""Connections that gave way and are not closed yet, beyond which none is accepted."""
 REQUEST_S = 10.0
 """Seconds until a connection without the token is closed; one with the token has as long again for its answer."""
 LAST_LOOK_S = 5.0
-"""Seconds that a run that is over waits for the view to show so."""
+"""Seconds that a run that is over waits for a page to show its end."""
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
 
@@ -55,177 +54,126 @@ _HEADERS = {
 }
 
 
-@dataclass(eq=False)
-class Connection:
-    """An accepted connection, served by a thread of its own.
+class ViewServer:
+    """Serves the view over one listening socket; writes no log line, because a line could hold the token.
 
-    Attributes:
-        opened: When it was accepted, by the monotonic clock.
-        has_token: Whether its request had the token; then it does not give way to others.
-        gave_way: Whether it was shut down for another connection.
+    Each connection has one request. Of too many connections the oldest without the token is closed, so that a browser
+    gets in beside a flood.
     """
-
-    socket: socket.socket
-    opened: float
-    has_token: bool = False
-    gave_way: bool = False
-
-    def shut_down(self) -> None:
-        """End its thread's waiting for the other end."""
-        self.gave_way = True
-        with contextlib.suppress(OSError):
-            # Not SSLSocket.shutdown, which takes the TLS object from under the thread.
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
-
-
-class ViewServer(ThreadingHTTPServer):
-    """Serves the view over one socket; writes no log line, for it could hold the token.
-
-    Each connection has one request. Of too many the oldest without the token gives way, so that a browser gets in
-    beside a flood.
-    """
-
-    daemon_threads = True
-    block_on_close = False
-    timeout = 0.1  # of one turn of the loop
 
     def __init__(self, listener: socket.socket, source: Source, token: str, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(listener.getsockname()[:2], ViewHandler, bind_and_activate=False)
-        self.socket.close()
-        self.socket, self.token, self.stopping = listener, token.encode(), False
-        self.last_poll = 0.0
-        self._watcher, self._tls, self._lock = FileWatcher(source), tls, threading.Lock()
+        self._listener, self._token, self._tls, self._stopping = listener, token.encode(), tls, False
+        self._watcher = FileWatcher(source)
         self._snapshot: Snapshot | None = None
-        self._taken = 0.0
-        self.connections: dict[object, Connection] = {}
+        self._snapshot_time = self._last_poll = 0.0
+        self._opened: dict[asyncio.Task[None], float] = {}  # connection -> time when it was accepted; oldest first
+        self._have_token: set[asyncio.Task[None]] = set()
 
     def serve(self) -> None:
         """Serve until :meth:`stop` is called."""
-        with self:
-            while not self.stopping:
-                self.handle_request()
-                self._close_late()
-            for connection in self._open():
-                connection.shut_down()
+        asyncio.run(self._serve())
 
     def stop(self) -> None:
-        """Have :meth:`serve` end; for another thread."""
-        self.stopping = True
+        """Have :meth:`serve` return; to be called from another thread."""
+        self._stopping = True
 
     def stop_after_last_look(self) -> None:
-        """Have :meth:`serve` end once a page that is open has asked for the last state."""
+        """Have :meth:`serve` return once a page that is open has asked for the last state."""
         end = time.monotonic()
-        self._taken = 0.0  # the next look is a fresh one
-        while self.last_poll > end - 3 * LOOK_S and time.monotonic() < end + 3 * LOOK_S:
-            if self.last_poll > end:
+        self._snapshot = None  # the next look is a fresh one
+        while self._last_poll > end - 3 * LOOK_S and time.monotonic() < end + 3 * LOOK_S:
+            if self._last_poll > end:
                 break
             time.sleep(LOOK_S / 20)
         self.stop()
 
-    def snapshot(self) -> Snapshot:
-        """Return the state of the run, half a look old at most, however many look on."""
-        with self._lock:
-            if self._snapshot is None or time.monotonic() - self._taken > LOOK_S / 2:
-                self._snapshot, self._taken = self._watcher.look(), time.monotonic()
-            return self._snapshot
+    async def _serve(self) -> None:
+        self._listener.setblocking(False)
+        accepting = asyncio.create_task(self._accept())
+        while not self._stopping:
+            await asyncio.sleep(0.1)
+        tasks = [accepting, *self._opened]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; the TLS handshake is left to its thread."""
-        while len(self.connections) >= MOST_CONNECTIONS + MOST_CLOSING:
-            time.sleep(0.01)
-            self._close_late()
-        try:
-            accepted, address = super().get_request()
-        except OSError:  # no descriptor is left, or the other end has gone already
-            time.sleep(0.1)
-            raise
-        accepted.settimeout(REQUEST_S)
-        if self._tls is not None:
-            accepted = self._tls.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-        if len(connections := self._open()) >= MOST_CONNECTIONS:
-            next((each for each in connections if not each.has_token), connections[0]).shut_down()
-        self.connections[accepted] = Connection(accepted, time.monotonic())
-        return accepted, address
+    async def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            except OSError:  # no descriptor is left, or the other end has gone already
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._opened) >= MOST_CONNECTIONS:
+                first = next(iter(self._opened))
+                oldest = next((task for task in self._opened if task not in self._have_token), first)
+                await asyncio.wait([oldest], timeout=max(0.0, self._opened[oldest] + GRACE_S - time.monotonic()))
+                oldest.cancel()
+                await asyncio.wait([oldest])
+            task = asyncio.create_task(self._serve_connection(accepted))
+            self._opened[task] = time.monotonic()
+            task.add_done_callback(self._opened.pop)
+            task.add_done_callback(self._have_token.discard)
 
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(request, socket.SHUT_RDWR)
-        request.close()
-        self.connections.pop(request, None)
+    async def _serve_connection(self, accepted: socket.socket) -> None:
+        """Shake hands, read one request and answer it; close without an answer what is too slow or no HTTP."""
+        loop, reader, task = asyncio.get_running_loop(), asyncio.StreamReader(), asyncio.current_task()
+        assert task is not None
+        protocol = asyncio.StreamReaderProtocol(reader)
+        with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(REQUEST_S) as deadline:
+                transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    method, url = head.partition(b"\r\n")[0].decode("latin-1").split(" ")[:2]
+                    if self._has_token(url):
+                        self._have_token.add(task)
+                        deadline.reschedule(loop.time() + REQUEST_S)
+                        answer = self._answer(method, urlsplit(url).path)
+                    else:
+                        text = "The address lacks its token: take it whole from the terminal.\n"
+                        answer = _response(403, "" if method == "HEAD" else text)
+                    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+                    writer.write(answer)
+                    writer.close()
+                    await writer.wait_closed()
+                finally:
+                    transport.abort()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over connections that end early: no TLS, another one, or no request in time."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+    def _has_token(self, url: str) -> bool:
+        token = parse_qs(urlsplit(url).query, encoding="latin-1").get("token", [""])[0]
+        return secrets.compare_digest(token.encode("latin-1"), self._token)
 
-    def _open(self) -> list[Connection]:
-        return [each for each in list(self.connections.values()) if not each.gave_way]
+    def _answer(self, method: str, path: str) -> bytes:
+        if method != "GET":
+            return _response(405)
+        if path == "/":
+            return _response(200, page(self._look()), "text/html")
+        if path == "/view":
+            part = changing_part(self._look())
+            self._last_poll = time.monotonic()
+            return _response(200, part, "text/html")
+        return _response(404)
 
-    def _close_late(self) -> None:
-        now = time.monotonic()
-        for each in self._open():
-            if now - each.opened > (2 * REQUEST_S if each.has_token else REQUEST_S):
-                each.shut_down()
+    def _look(self) -> Snapshot:
+        """Return the state of the run, half a look old at most, however many pages look on."""
+        if self._snapshot is None or time.monotonic() - self._snapshot_time > LOOK_S / 2:
+            self._snapshot, self._snapshot_time = self._watcher.look(), time.monotonic()
+        return self._snapshot
 
 
-class ViewHandler(BaseHTTPRequestHandler):
-    """Answers one request: ``/`` is the page, ``/view`` its changing part; nothing can be changed."""
-
-    server: ViewServer
-
-    def handle(self) -> None:
-        """Shake hands and answer; the handshake is here, so that a slow one delays nobody else."""
-        if isinstance(self.request, ssl.SSLSocket):
-            self.request.do_handshake()
-        self.handle_one_request()
-
-    def answer(self) -> None:
-        """Answer any method; what comes without the token hears nothing."""
-        url = urlsplit(self.path)
-        given = parse_qs(url.query, encoding="latin-1").get("token", [""])[0]
-        if not secrets.compare_digest(given.encode("latin-1"), self.server.token):
-            self._send(403, "The address lacks its token: take it whole from the terminal.\n")
-            return
-        if connection := self.server.connections.get(self.request):
-            connection.has_token = True
-        if self.command != "GET":
-            self._send(405, "")
-        elif url.path == "/":
-            self._send(200, page(self.server.snapshot()), "text/html")
-        elif url.path == "/view":
-            part = changing_part(self.server.snapshot())
-            self._send(200, part, "text/html")
-            self.server.last_poll = time.monotonic()
-        else:
-            self._send(404, "")
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = answer
-
-    def _send(self, code: int, text: str, kind: str = "text/plain") -> None:
-        content = text.encode()
-        self.send_response_only(code)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what is no request of HTTP, without repeating it."""
-        self._send(code, "")
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Write nothing."""
+def _response(code: int, text: str = "", kind: str = "text/plain") -> bytes:
+    content = text.encode()
+    headers = _HEADERS | {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+    lines = [f"HTTP/1.1 {code} {HTTPStatus(code).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + content
 
 
 def listening(address: str, port: int) -> socket.socket:
-    """Return a socket that listens, had before anything else begins.
+    """Return a listening socket, so that a port that is taken ends the program before anything else begins.
 
     Raises:
-        BadInput: If the port cannot be had.
+        BadInput: If the port is taken.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -243,10 +191,10 @@ def tls_of(coordinator: Coordinator) -> ssl.SSLContext:
 
 
 def show(coordinator: Coordinator, address: str, port: int, tell: Callable[[str], None]) -> None:
-    """Serve the page until this process is told to stop. Only files are read: no run notices.
+    """Serve the page until this process has to stop. Only files are read, so that no run is disturbed.
 
     Raises:
-        BadInput: If the certificate is of no use, or the port cannot be had.
+        BadInput: If the certificate cannot be used, or the port is taken.
     """
     stop_on(certificate_faults(coordinator))
     certificate = x509.load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes())
@@ -265,12 +213,12 @@ def show(coordinator: Coordinator, address: str, port: int, tell: Callable[[str]
 
 @contextlib.contextmanager
 def beside(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """Show the run in ``folder`` on 127.0.0.1 as long as the context lasts, from a process of its own.
+    """Show the run in ``folder`` on 127.0.0.1 within the context, from a process of its own.
 
-    Plain HTTP, for there is no certificate in a simulation: what it says does not leave this machine.
+    It speaks plain HTTP, because a simulation has no certificate and the page does not leave this machine.
 
     Raises:
-        BadInput: If the port cannot be had.
+        BadInput: If the port is taken.
     """
     token = secrets.token_urlsafe(24)
     with listening(LOOPBACK, port) as listener:

@@ -1,6 +1,6 @@
 "use strict";
 {
-  const view = document.getElementById("view"), link = document.getElementById("link"), said = document.getElementById("said");
+  const view = document.getElementById("view"), link = document.getElementById("link"), announcement = document.getElementById("announcement");
   const LOOK_MS = 1000, LOST_MS = 3000, PATIENCE_MS = 15000;
   let shown = "";
 
@@ -21,7 +21,7 @@
     link.hidden = true;
     if (text !== shown) view.innerHTML = shown = text;
     const now = view.firstElementChild.dataset;
-    if (said.textContent !== now.said) said.textContent = now.said;
+    if (announcement.textContent !== now.announcement) announcement.textContent = now.announcement;
     document.title = now.title;
   }
 
