@@ -48,7 +48,7 @@ def reliability(calibrations: Mapping[str, Calibration]) -> Markup:
 
 def _reliability(axes: Axes, at: Transform, calibration: Calibration) -> None:
     bins = [each for each in calibration.bins if each.mean_score is not None]
-    means = [each.mean_score for each in bins]
+    means = column([each.mean_score for each in bins])
     positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
     low, high = wilson(positives, images)
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
