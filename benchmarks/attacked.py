@@ -47,13 +47,13 @@ def main() -> None:
     """Print one row an attack and level."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--levels", default="trusted,masked,private")
-    parser.add_argument("--attacks", default="", help="only those whose function has this in its name")
+    parser.add_argument("--attacks", default="", help="only those with this in the name")
     parser.add_argument("--round-counts-to", type=int, default=5)
     arguments = parser.parse_args()
     print(
         "| level | attack | found | of | by guessing | seconds | notes |\n| --- | --- | --- | --- | --- | --- | --- |"
     )
-    suite.ATTACKS = tuple(attack for attack in suite.ATTACKS if arguments.attacks in attack.__name__)
+    suite.ATTACKS = {name: attack for name, attack in suite.ATTACKS.items() if arguments.attacks in name}
     for level in arguments.levels.split(","):
         rounding = {"round_counts_to": arguments.round_counts_to}
         policy = Policy.model_validate({"level": level, **(rounding if level == "trusted" else {})})

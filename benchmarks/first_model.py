@@ -8,14 +8,13 @@ bound on the step from one model to the next could only be in such lengths, and 
 """
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attacked import hospital
 
-from client.preview.attack.adversary import Adversary, drawn, training_on
+from client.preview.attack.adversary import Adversary, copy_with, drawn
 from client.preview.attack.images import imprinted
 from client.preview.attack.suite import MOST_IMAGES
 from client.preview.dry_run import experiment_of
@@ -43,9 +42,9 @@ class LaterAdversary(Adversary):
     length: float = 0.0
     distance: float = 0.0
 
-    def plan(self, model: Mapping[str, Any], training: Mapping[str, Any]) -> Plan:
+    def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
         """A plan of two rounds that names no weights file."""
-        plan = super().plan(model, {**training, "lr": self.rate})
+        plan = super().plan(architecture, image_size, self.rate, batch_size, **training)
         return plan.model_copy(update={"run": plan.run.model_copy(update={"rounds": 2}), "weights_sha256": None})
 
     def trains(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
@@ -67,7 +66,7 @@ def main() -> None:
     print("| ---: | --- | ---: | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         whole = hospital(Path(folder), Policy(level="trusted"))
-        site, honest = training_on(whole, drawn(whole.train, MOST_IMAGES)), plan_of(experiment_of(None, whole))
+        site, honest = copy_with(whole, train=drawn(whole.train, MOST_IMAGES)), plan_of(experiment_of(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
             result = imprinted(at)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.preview.attack.adversary import Adversary, Attempt, drawn, training_on
+from client.preview.attack.adversary import Adversary, Attempt, copy_with, drawn
 from client.preview.attack.counts import bypass_budget, from_digits, from_hash, from_head_rows, from_losses, from_trunk
-from client.preview.attack.coverage import ATTACKS, BY_FIELD, BY_STATISTIC
+from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
 from client.preview.attack.images import imprinted
 from client.preview.attack.membership import by_gradient, by_likelihood
 from client.preview.attack.patients import failures, persons, sought
-from client.preview.attack.suite import as_json, attempts, by_patient, write_page
+from client.preview.attack.suite import ATTACKS, as_json, attempts, by_patient, write_page
 from client.preview.data_dictionary import SENT
 from client.preview.dry_run import experiment_of
 from client.site.policy import Level, Policy
@@ -85,7 +85,7 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
     level: Level, least: int, most: int, tmp_path: Path
 ) -> None:
     site = hospital(tmp_path, level)
-    found = imprinted(adversary(training_on(site, drawn(site.train, 12))), size=60)
+    found = imprinted(adversary(copy_with(site, train=drawn(site.train, 12))), size=60)
     assert found.of == 12
     assert least <= found.recovered <= most
     assert len(found.pictures) == found.recovered or found.recovered < 12
@@ -94,7 +94,7 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
 
 def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> None:
     site = hospital(tmp_path, "masked")
-    found = imprinted(adversary(training_on(site, drawn(site.train, 12))), size=60)
+    found = imprinted(adversary(copy_with(site, train=drawn(site.train, 12))), size=60)
     assert figures(found) == (0, 12)
     assert "policy.masked_only" in found.response.refusals[0]
     assert found.declined
@@ -150,7 +150,7 @@ def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) 
 def sought_by(attack: Callable[[Adversary, ImageSet, Adversary], Attempt], site: Site) -> Attempt:
     """Sixteen images trained on, sixteen others, and an update of sixteen further ones."""
     members, strangers, others = by_patient(site.train, 16)
-    return attack(adversary(training_on(site, members)), strangers, adversary(training_on(site, others)))
+    return attack(adversary(copy_with(site, train=members)), strangers, adversary(copy_with(site, train=others)))
 
 
 def auroc(found: Attempt) -> float:
@@ -212,7 +212,7 @@ def placed(level: Level, folder: Path) -> Attempt:
     site = hospital(folder, level)
     train, strangers = site.train.rows(np.arange(20)), site.train.rows(np.arange(20, 24))
     wanted = sought(strangers, site.validation, train=train.rows(np.arange(4)), test=site.test.rows(np.arange(4)))
-    return persons(adversary(training_on(site, train)), wanted)
+    return persons(adversary(copy_with(site, train=train)), wanted)
 
 
 @pytest.mark.parametrize(("level", "expected"), [("trusted", 12), ("masked", 0)])
@@ -241,6 +241,16 @@ def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
     found = bypass_budget(adversary(hospital(tmp_path, "private")))
     assert figures(found) == (0, 1)
     assert "policy.epsilon" in found.response.refusals[0]
+
+
+def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
+    """A site that was opened from a folder knows of each image whether its labels may be known."""
+    unsaid = np.arange(48) % 5 == 0
+    site = replace(hospital(tmp_path, "masked"), unsaid={"train": unsaid})
+    chosen = drawn(drawn(site.train, 20), 9)
+    assert chosen.places is not None
+    assert copy_with(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
+    assert len(copy_with(site, train=site.test).unsaid["train"]) == 40  # of images from elsewhere by the site's rule
 
 
 # ---------------------------------------------------------------------- the page

@@ -1,12 +1,12 @@
-"""A coordinator that sends what it likes, played in front of a copy of the site: its gate, its policy, its own images.
+"""A coordinator that sends what it likes, played against a copy of the site: its gate, its policy, its own images.
 
-What it is told it was told over the wire; what it knows beside stands in each attack. It keeps to the policy where the
-site would else decline: it asks for as little noise as the policy takes part with, and for the clipping it wants. Some
-attacks craft a network whose convolutions pass pixels through, so that its dense units can look at them.
+The adversary knows only what the site answers, and what an attack says that it knows. It keeps to the policy where the
+site would otherwise decline: it asks for as little noise as the policy accepts, and for the clipping that the policy
+demands. Some attacks craft a network whose convolutions pass pixels through, so that its dense units see the image.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -15,15 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 from client.app import client_app
+from client.site.disclosure import showing_hidden_alone
 from client.site.site import Site
 from common.config import Plan
-from common.data.base.image_set import ImageSet
+from common.data.base.image_set import PARTS, ImageSet
 from common.data.images.pixels import channels_first
 from common.errors import BadInput
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, build
 from common.models.state import ModelState
 from common.wire.codec import R, Record, decode, encode
 from common.wire.flower_objects import set_identity
@@ -37,17 +39,18 @@ from common.wire.records import (
     TrainRequest,
 )
 
+Floats = NDArray[np.float64]
 Picture = tuple[str, str]
-"""An original and what was recovered of it, PNG as base64."""
+"""An original image and the image recovered from it, both as PNG in base64."""
 
 
 @dataclass
 class ProbeResponse:
-    """What a site answered an attacker.
+    """The site's answers to an attacker.
 
     Attributes:
-        records: Answers that it could use.
-        refusals: Reasons for others, each once.
+        records: Number of answers that the attacker could use.
+        refusals: Reasons for the other answers, each once.
     """
 
     records: int = 0
@@ -56,19 +59,19 @@ class ProbeResponse:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attack.
+    """One attack and its result.
 
     Attributes:
-        name: For the JSON form and the contract suite.
-        title: For people.
+        name: Name for the JSON form and the contract suite.
+        title: Name for people.
         tried: What the attacker did, in one or two sentences.
         recovered, of: How many things it found, of how many it looked for; ``of`` is 0 where there was nothing to find.
-        things: What these are, in the plural.
-        by_chance: How many of them guessing finds, on average.
-        stops: What stops it, in words; keys of the policy in backquotes.
+        things: The things in the plural.
+        stops: What stops the attack, in words; keys of the policy in backquotes.
+        by_chance: How many of the things guessing finds, on average.
         notes: Further figures.
-        response: What the site answered.
-        pictures: Of recovered images, the best first.
+        response: The site's answers.
+        pictures: Recovered images, the best first.
     """
 
     name: str
@@ -112,7 +115,7 @@ class Attempt:
 
 
 METHODS = ("surgical", "partial_loss", "vanilla", "fedavg")
-"""Methods that average updates and need nothing from the site beside; the first that the policy allows."""
+"""Methods that average updates and need nothing else from the site; the first that the policy allows is used."""
 BELOW_BUDGET = 0.98
 
 
@@ -121,9 +124,9 @@ class Adversary:
     """One attacker and the copy of the site that it attacks.
 
     Attributes:
-        site: The copy, in a folder that is removed afterwards.
+        site: The copy, whose folder is removed afterwards.
         honest: The plan that the hospital was asked to take part in.
-        response: What the site answered.
+        response: The site's answers.
     """
 
     site: Site
@@ -146,25 +149,36 @@ class Adversary:
         """Name a run that the site has not heard of."""
         return f"attack-{next(self._runs)}"
 
-    def plan(self, model: Mapping[str, Any], training: Mapping[str, Any]) -> Plan:
-        """Make a plan of the attacker's own, as far as this site's policy takes part in it."""
+    def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
+        """Make a plan of the attacker's own, as far as this site's policy accepts it.
+
+        Args:
+            batch_size: Number of images in a batch; 0 for all training images.
+            training: Further keys of ``[training]``.
+        """
         policy = self.site.policy
         allowed = [name for name in METHODS if policy.methods is None or {name, "*"} & set(policy.methods)]
         clip = policy.maximum_update_norm
         unit = "patient" if policy.privacy_unit == "patient" else "sample"
         budget = policy.epsilon and {"level": unit, "epsilon": BELOW_BUDGET * policy.epsilon, "delta": policy.delta}
+        model = {"architecture": architecture, "image_size": image_size, "channels": 1, "norm": "group"}
+        batch = {"batch_size": batch_size or max(len(self.site.train), 1)}
         return Plan.model_validate(
             {
                 "run": {"method": next(iter(allowed), self.honest.run.method), "rounds": 1, "seed": 1},
                 "method": {} if clip is None else {"clip_update": clip},
-                "model": {"channels": 1, "norm": "group", "task": self.honest.model.task, **model},
-                "training": training,
+                "model": {**model, "task": self.honest.model.task},
+                "training": {"optimizer": "sgd", "lr": lr, **batch, **training},
                 "augmentation": {},
                 "evaluation": {"result": "last"},
                 "privacy": budget or {},
                 "weights_sha256": "0" * 64,  # of a file that no hospital has, so it cannot compare the first model
             }
         )
+
+    def network(self, plan: Plan, seed: int = 1) -> SplitNetwork:
+        """Build the network of a plan for this site's classes."""
+        return build(plan.model, self.rows, seed)
 
     def trains(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train from a model in round 1; None where it does not answer."""
@@ -174,7 +188,7 @@ class Adversary:
     def judges(
         self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
     ) -> EvaluateReply | None:
-        """Have the site judge a model in round 1; None where it does not answer.
+        """Have the site evaluate a model in round 1; None where it does not answer.
 
         Args:
             counted: The round whose training the site is to remember; 0 for none.
@@ -202,21 +216,18 @@ class Adversary:
 
     def _exchange(self, kind: str, record: Record, expected: type[R]) -> R | None:
         """Send a record through the site's gate; return its reply, or None after a refusal."""
-        message = Message(encode(record), 2, kind)
+        message, refusal = Message(encode(record), 2, kind), ""
         try:
             reply = self._app(message, Context(1, 2, {}, RecordDict(), {}))
+            refusal = str(reply.error.reason) if reply.has_error() else ""
         except (BadInput, ValueError, FloatingPointError) as error:
-            self._refused(f"stopped: {type(error).__name__}")
-            return None
-        if reply.has_error():
-            self._refused(str(reply.error.reason))
-            return None
-        self.response.records += 1
-        return decode(reply.content, expected)
-
-    def _refused(self, reason: str) -> None:
-        if reason not in self.response.refusals:
-            self.response.refusals.append(reason)
+            refusal = f"stopped: {type(error).__name__}"
+        if not refusal:
+            self.response.records += 1
+            return decode(reply.content, expected)
+        if refusal not in self.response.refusals:
+            self.response.refusals.append(refusal)
+        return None
 
 
 def drawn(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
@@ -225,10 +236,27 @@ def drawn(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
     return images.rows(np.sort(rows))
 
 
-def training_on(site: Site, train: ImageSet) -> Site:
-    """Copy the site with other training images, which hides the same classes as the site itself."""
-    hidden = {part: site.hides(part) for part in ("train", "validation", "test")}
-    return replace(site, hidden=hidden, train=train)
+def copy_with(site: Site, **parts: ImageSet) -> Site:
+    """Copy the site with other images in these parts; the copy hides the same classes, and labels of the same images.
+
+    Args:
+        parts: Rows of the site's own ``train``, ``validation`` or ``test``; images from elsewhere, too, are hidden by
+            the site's rule.
+    """
+    unsaid = dict(site.unsaid)
+    for part, images in parts.items():
+        whole: ImageSet = getattr(site, part)
+        if part in unsaid and images.stored is whole.stored:
+            hidden = dict(zip(_places(whole).tolist(), site.unsaid[part].tolist(), strict=True))
+            unsaid[part] = np.array([hidden[place] for place in _places(images).tolist()], np.bool_)
+        elif part in unsaid:
+            unsaid[part] = showing_hidden_alone(images, site.hides(part), site.policy.smallest_count)
+    changes: dict[str, Any] = {"hidden": {part: site.hides(part) for part in PARTS}, "unsaid": unsaid, **parts}
+    return replace(site, **changes)
+
+
+def _places(images: ImageSet) -> NDArray[np.intp]:
+    return np.arange(len(images)) if images.places is None else images.places
 
 
 # ---------------------------------------------------------------------- crafted networks
@@ -257,10 +285,16 @@ def layers_of(network: SplitNetwork) -> Layers:
 
 
 @torch.no_grad()
-def pass_pixels_through(network: SplitNetwork) -> None:
-    """Set all to 0 but one number of each convolution, and the head: the dense layer then sees pixels from 0 to 1."""
+def set_to_zero(network: nn.Module) -> None:
+    """Set all parameters to 0."""
     for value in network.parameters():
         value.zero_()
+
+
+@torch.no_grad()
+def pass_pixels_through(network: SplitNetwork) -> None:
+    """Set all to 0 but one number of each convolution, and the head: the dense layer then sees pixels from 0 to 1."""
+    set_to_zero(network)
     layers, normalisation = layers_of(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
     assert layers.first.bias is not None
@@ -271,11 +305,16 @@ def pass_pixels_through(network: SplitNetwork) -> None:
 
 
 @torch.no_grad()
-def passed_pixels(network: SplitNetwork, images: ImageSet) -> Tensor:
-    """Compute what the dense layer sees of each image, ``(n, side, side)``."""
+def passed_pixels(network: SplitNetwork, images: ImageSet) -> Floats:
+    """Compute the input of the dense layer for each image, ``(n, side x side)``."""
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
     convolutions, pixels = backbone[:6], channels_first(images.images).float()
     starts = range(0, len(pixels), AT_A_TIME)
     parts = [convolutions(network._prepared(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
-    return torch.cat(parts)
+    return np.asarray(torch.cat(parts).flatten(1).double().numpy())
+
+
+def change_of(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
+    """Return the change of one tensor of the trunk; None where no update of the trunk came."""
+    return None if reply is None or reply.update.trunk is None else reply.update.trunk[place]

@@ -1,29 +1,36 @@
-"""How many images show a class: out of losses, the digits of a score, an update, or the hash of what stays.
+"""Attacks on counts of images by class: from losses, the digits of a score, an update, or the hash of a local head.
 
-The model of most of these says the same of every image: what a loss or a bias then moves by is a count. From updates:
-one step of gradient descent, in a batch of all images.
+In most of these attacks the model says the same of every image, so that the change of a loss or of a bias is a count.
+From updates: one step of gradient descent, in a batch of all images.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.preview.attack.adversary import DENSE, Adversary, Attempt, layers_of
+from client.preview.attack.adversary import DENSE, Adversary, Attempt, change_of, layers_of, set_to_zero
 from common.config import Plan, PrivacySection
 from common.data.base.image_set import ImageSet
-from common.models.network import Head, build
+from common.models.network import Head
 from common.models.state import ModelState, layout_of, read_state, state_sha256
-from common.models.zoo.spec import Task
 from common.wire.records import UNKNOWN_COUNT, TrainReply
 
 SURE = 30.0
 TESTS = 4
-STOPS = "`training_figures = false`"
+STILL = 1e-30
+"""Learning rate of a training that changes nothing."""
+THINGS = "counts that the site does not tell"
+NOISE = 'of others noise (`level = "private"`)'
+FEW_PATIENTS = "`train_hidden_classes = false` for classes of few patients; "
+OFFSET, STEP = 2.0**10, 2.0**-12
+"""A bias, and its change by one image: a multiple of the distance of numbers there, so that no sum is rounded."""
+ABSORBS = 2.0**60
+"""A number so large that the change of a step is rounded away."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,10 @@ class Count:
     truth: int
 
 
-def undisclosed_counts(at: Adversary) -> list[Count]:
-    """List counts of training and validation images by class that the policy does not report."""
+def undisclosed_counts(at: Adversary, *parts: str) -> list[Count]:
+    """List the counts of images by class in these parts that the policy does not report."""
     site, counts = at.site, list[Count]()
-    for part in ("train", "validation"):
+    for part in parts:
         images: ImageSet = getattr(site, part)
         reported = set(at.rows) - site.hides(part) if part == "train" and site.policy.label_counts else set()
         counts += [
@@ -49,16 +56,9 @@ def undisclosed_counts(at: Adversary) -> list[Count]:
     return counts
 
 
-def _small(at: Adversary) -> Plan:
-    batch = max(len(at.site.train), 1)
-    return at.plan(
-        {"architecture": "tiny_cnn", "image_size": 16}, {"optimizer": "sgd", "lr": 1e-30, "batch_size": batch}
-    )
-
-
-def constant(plan: Plan, rows: tuple[str, ...], row: int | None = None) -> ModelState:
-    """Make a model of zeros that says the same of every image; of one class that it is there, surely."""
-    model = read_state(build(plan.model, rows, 1))
+def constant(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
+    """Make a model of zeros that says the same of every image; with a row, that each shows the class of this row."""
+    model = read_state(at.network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
     if row is not None:
@@ -68,59 +68,58 @@ def constant(plan: Plan, rows: tuple[str, ...], row: int | None = None) -> Model
 
 def from_losses(at: Adversary) -> Attempt:
     """Ask for the loss of a model that is sure of one class, for each class and part."""
-    plan, sought = _small(at), undisclosed_counts(at)
-    guesses = [_guess(at, plan, count) for count in sought]
-    right = [guess is not None and round(guess) == count.truth for guess, count in zip(guesses, sought, strict=True)]
+    plan, counts = at.plan("tiny_cnn", 16, STILL), undisclosed_counts(at, "train", "validation")
     return Attempt(
         "counts from losses",
         "How many images show a class, out of losses",
         "A model that says of every image that it shows one class has a loss that counts the images without it. One "
         "request a class and part, each in a run of its own.",
-        sum(right),
-        len(sought),
-        "counts that the site does not tell",
-        STOPS,
+        sum(_count_from_loss(at, plan, count) == count.truth for count in counts),
+        len(counts),
+        THINGS,
+        "`training_figures = false`",
         response=at.response,
     )
 
 
-def _guess(at: Adversary, plan: Plan, count: Count) -> float | None:
-    """Return the count that a loss gives away, as the attacker works it out.
+def _count_from_loss(at: Adversary, plan: Plan, count: Count) -> int | None:
+    """Return the count that a loss gives away.
 
-    It knows the classes that no validation figure is over: it could try how many they are.
+    The attacker knows the classes that no validation figure is over: it could try how many they are.
     """
-    model = constant(plan, at.rows, count.row)
+    model, rows = constant(at, plan, count.row), len(at.rows)
+    loss, images = None, 0
     if count.part == "train":
-        trained = at.trains(plan, model)
-        loss, images = (None, 0) if trained is None else (trained.train_loss, trained.train_samples)
+        if trained := at.trains(plan, model):
+            loss, images = trained.train_loss, trained.train_samples
     else:
-        judged = at.judges(plan, model)
-        loss, images = (None if judged is None else judged.validation_loss), len(at.site.validation)
+        rows -= len(at.site.hides("validation"))
+        if judged := at.judges(plan, model):
+            loss, images = judged.validation_loss, len(at.site.validation)
     if loss is None:
         return None
-    one_class = plan.model.task == "multi_class"
-    rows = len(at.rows) - (len(at.site.hides("validation")) if count.part == "validation" else 0)
-    others = 0.0 if one_class else np.log(2) * (rows - 1)
-    return images - (loss * (1 if one_class else rows) - others) * images / SURE
+    if plan.model.task == "multi_class":
+        rows = 1
+    return round(images - (loss * rows - math.log(2) * (rows - 1)) * images / SURE)
 
 
 def from_digits(at: Adversary) -> Attempt:
-    """Look which pair of counts the digits of scores allow, where counts are told rounded."""
-    step, test, left = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
+    """Find the pair of counts that the digits of scores allow, where counts are told rounded."""
+    step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     for seed in range(TESTS if step > 1 else 0):
-        for name, fits in _fitting_by_class(at, seed, step):
-            left[name] = left.get(name, fits) & fits
-    found = 0
-    for name, fits in left.items():
+        for name, allowed in _pairs_by_class(at, seed, step):
+            pairs[name] = pairs.get(name, allowed) & allowed
+    recovered = 0
+    for name, allowed in pairs.items():
         column = test.labels[:, test.class_names.index(name)]
-        found += fits == {(int((column == 1).sum()), int((column == 0).sum()))}
+        recovered += allowed == {(int((column == 1).sum()), int((column == 0).sum()))}
     return Attempt(
         "counts from digits",
         "How many test images show a class, out of the digits of its scores",
         "AUROC and balanced accuracy are whole numbers over twice the product of both counts: of the pairs that a "
         f"rounded pair allows, few have the digits that were told. {TESTS} models, each in a run of its own."
         + ("" if step > 1 else " Here counts of large classes are told as they are."),
-        found,
+        recovered,
         len(set(at.rows) - at.site.hides("test")) if step > 1 and len(test) else 0,
         "counts that `round_counts_to` rounds",
         "`test_metrics = false`",
@@ -128,105 +127,94 @@ def from_digits(at: Adversary) -> Attempt:
     )
 
 
-def _fitting_by_class(at: Adversary, seed: int, step: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
-    """Train and test one model; of each class the pairs of counts that its scores allow."""
-    plan, run = _small(at), at.new_run()
-    model = read_state(build(plan.model, at.rows, seed))
+def _pairs_by_class(at: Adversary, seed: int, step: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
+    """Train and test one model; yield for each class the pairs of counts whose scores can have the digits reported.
+
+    AUROC and balanced accuracy are whole numbers over 2 x positives x negatives.
+    """
+    plan, run = at.plan("tiny_cnn", 16, STILL), at.new_run()
+    model = read_state(at.network(plan, seed))
     at.trains(plan, model, run)
     reply = at.judges(plan, model, run, test=True)
-    for row, name in enumerate(() if reply is None else reply.class_names):
+    for row, name in enumerate(reply.class_names if reply else ()):
         assert reply is not None
         positives, negatives, auroc = reply.positives[row], reply.negatives[row], reply.auroc[row]
-        if positives != UNKNOWN_COUNT and not np.isnan(auroc):
-            yield name, set(_fitting((auroc, reply.balanced_accuracy[row]), positives, negatives, step))
+        if positives == UNKNOWN_COUNT or np.isnan(auroc):
+            continue
+        scores = [Fraction(auroc), Fraction(reply.balanced_accuracy[row])]
+        rounded = [
+            (p, n) for p in range(positives, positives + step) for n in range(negatives, negatives + step) if p * n
+        ]
+        yield name, {(p, n) for p, n in rounded if all(_is_whole(2 * p * n * score) for score in scores)}
 
 
-def _fitting(scores: tuple[float, float], positives: int, negatives: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of counts whose scores can have these digits: AUROC and balanced accuracy are whole over 2pn."""
-    for p in range(positives, positives + step):
-        for n in range(negatives, negatives + step):
-            whole = [2 * p * n * Fraction(score) for score in scores]
-            if p * n and all(abs(value - round(value)) < Fraction(1, 10**6) for value in whole):
-                yield p, n
+def _is_whole(value: Fraction) -> bool:
+    return abs(value - round(value)) < Fraction(1, 10**6)
 
 
 # ---------------------------------------------------------------------- out of updates
 
 
-NOISE = 'of others noise (`level = "private"`)'
-FEW_PATIENTS = "`train_hidden_classes = false` for classes of few patients; "
-OFFSET, STEP = 2.0**10, 2.0**-12
-"""A bias, and what one image moves it by: a multiple of the distance of numbers there, so that no sum is rounded."""
-ABSORBS = 2.0**60
-"""A number so large that the change of a step is rounded away."""
-
-
 def from_head_rows(at: Adversary) -> Attempt:
     """Read the counts of training images off the change of the head's biases: one request for all classes."""
-    plan = _one_step(at, "tiny_cnn", 16)
-    reply = at.trains(plan, constant(plan, at.rows))
+    plan = at.plan("tiny_cnn", 16, 1.0)
+    reply = at.trains(plan, constant(at, plan))
     head = None if reply is None else reply.update.head
     return _attempt(
         "counts from head rows",
         "How many training images show a class, out of the change of its head row",
         "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
         at,
-        _read_off(at, plan, reply, None if head is None else head.bias),
+        *_read_off(at, plan, reply, None if head is None else head.bias),
         stops=f"{FEW_PATIENTS}{NOISE}, or `parts` without `head`",
     )
 
 
 def from_trunk(at: Adversary) -> Attempt:
-    """Read them off the layer below the head: a unit for each class, at which no other class's row looks."""
-    plan = _one_step(at, "fedsld_cnn", 60)
-    network = build(plan.model, at.rows, 1)
+    """Read the counts off the layer below the head, with one unit for each class that no other class's row looks at."""
+    plan = at.plan("fedsld_cnn", 60, 1.0)
+    network = at.network(plan)
+    set_to_zero(network)
     with torch.no_grad():
-        for value in network.parameters():
-            value.zero_()
         layers_of(network).dense.bias[: len(at.rows)] = 1
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # of every image each class is as likely as not
     reply = at.trains(plan, read_state(network))
-    trunk, place = None if reply is None else reply.update.trunk, layout_of(network).slices()[f"{DENSE}.bias"]
+    change = change_of(reply, layout_of(network).slices()[f"{DENSE}.bias"])
     return _attempt(
         "counts from the trunk",
         "How many training images show a class, out of the layer below the head",
         "One step from a model in which one unit stands for each class: the change of the unit's bias is the share of "
         "images that show it, also where no head row leaves.",
         at,
-        _read_off(at, plan, reply, None if trunk is None else trunk[place][: len(at.rows)]),
+        *_read_off(at, plan, reply, None if change is None else change[: len(at.rows)]),
         stops=FEW_PATIENTS + NOISE,
     )
 
 
 def from_hash(at: Adversary) -> Attempt:
     """Have a head trained that stays, and try which count gives the hash of the model that the site says it judged."""
-    sought = (
-        [count for count in undisclosed_counts(at) if count.part == "train"]
-        if at.honest.model.task == "multi_label"
-        else []
-    )
-    right = [_hashed(at, count.row) == count.truth for count in sought]
+    counts = undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
     return _attempt(
         "counts from hashes",
         "How many training images show a class, out of the hash of a head that never leaves",
         "Each site has a head of its own. One step from a head that only one class moves; the site then says which "
         "model it judged, by its hash, and the attacker tries every count.",
         at,
-        (sum(right), sought),
+        sum(_count_from_hash(at, count.row) == count.truth for count in counts),
+        counts,
         stops="masks or noise on updates: the hash is then of what the coordinator sent",
     )
 
 
-def _hashed(at: Adversary, row: int) -> int | None:
+def _count_from_hash(at: Adversary, row: int) -> int | None:
     """Find the count whose head has the hash that the site reports."""
     images, rows = len(at.site.train), len(at.rows)
-    plan = _one_step(at, "tiny_cnn", 16, lr=STEP * images * rows)
+    plan = at.plan("tiny_cnn", 16, STEP * images * rows)
     plan = plan.model_copy(update={"run": plan.run.model_copy(update={"method": "pfl"})})
-    network = build(plan.model, at.rows, 1)
+    network = at.network(plan)
+    set_to_zero(network)
     with torch.no_grad():
-        for value in network.parameters():
-            value.zero_()
         last = [module for module in network.backbone.modules() if isinstance(module, torch.nn.GroupNorm)][-1]
         last.bias[0] = 1  # a feature that is 1 for every image
         network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
@@ -235,61 +223,45 @@ def _hashed(at: Adversary, row: int) -> int | None:
     at.trains(plan, model, run)
     reply = at.judges(plan, model, run, counted=1)
     layout = layout_of(network)
-    for count in range(images + 1) if reply is not None else ():
-        assert reply is not None
-        if state_sha256(_moved(model, row, np.float32(STEP * (images / 2 - count))), layout) == reply.model_sha256:
+    for count in range(images + 1) if reply else ():
+        change = np.float32(STEP * (images / 2 - count))  # of one step
+        weight, bias = model.head.weight.copy(), model.head.bias.copy()
+        weight[row, 0] -= change
+        bias[row] -= change
+        trained = ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
+        if reply and state_sha256(trained, layout) == reply.model_sha256:
             return count
     return None
-
-
-def _moved(model: ModelState, row: int, change: np.float32) -> ModelState:
-    """Return the model with the head that one step makes."""
-    weight, bias = model.head.weight.copy(), model.head.bias.copy()
-    weight[row, 0] -= change
-    bias[row] -= change
-    return ModelState(model.trunk, model.norm, Head(model.head.class_names, weight, bias))
-
-
-def _one_step(at: Adversary, architecture: str, size: int, lr: float = 1.0) -> Plan:
-    training: dict[str, Any] = {"optimizer": "sgd", "lr": lr, "batch_size": len(at.site.train)}
-    return at.plan({"architecture": architecture, "image_size": size}, training)
 
 
 def _read_off(
     at: Adversary, plan: Plan, reply: TrainReply | None, change: NDArray[np.float32] | None
 ) -> tuple[int, list[Count]]:
-    """Count how many counts the change of one bias a class gives, and those that were looked for."""
-    sought = [count for count in undisclosed_counts(at) if count.part == "train"]
-    if reply is None or change is None:
-        return 0, sought
-    guesses = _counts_from(change.astype(np.float64), at, reply.train_samples, plan.model.task)
-    return sum(round(guesses[count.row]) == count.truth for count in sought), sought
+    """Return how many counts the change of one bias a class gives, and the counts that were looked for.
 
-
-def _counts_from(change: NDArray[np.float64], at: Adversary, images: int, task: Task) -> NDArray[np.float64]:
-    """Work out the count of each class that a change of its bias gives.
-
-    How many images there are exactly (their number is told rounded down), and over how many classes the loss is a mean,
-    the attacker tries: with the right ones all counts are whole numbers.
+    The number of images is told rounded down, and the number of classes that the loss is a mean over is not told: the
+    attacker tries both, because with the right ones all counts are whole numbers.
     """
-    rows = len(at.rows)
-    many = range(images, images + at.site.policy.round_counts_to)
-    if task == "multi_class":
-        tried = [each * (change + 1 / rows) for each in many]
+    counts = undisclosed_counts(at, "train")
+    if reply is None or change is None:
+        return 0, counts
+    change, rows = change.astype(np.float64), len(at.rows)
+    totals = range(reply.train_samples, reply.train_samples + at.site.policy.round_counts_to)
+    if plan.model.task == "multi_class":
+        guesses = [total * (change + 1 / rows) for total in totals]
     else:
-        tried = [each * (change * trained + 0.5) for each in many for trained in range(1, rows + 1)]
+        guesses = [total * (change * trained + 0.5) for total in totals for trained in range(1, rows + 1)]
     moved = change != 0
-    return min(tried, key=lambda counts: float(np.abs(counts - np.round(counts))[moved].max(initial=0.0)))
+    best = min(guesses, key=lambda guess: float(np.abs(guess - np.round(guess))[moved].max(initial=0.0)))
+    return sum(round(best[count.row]) == count.truth for count in counts), counts
 
 
 def _attempt(
-    name: str, title: str, tried: str, at: Adversary, found: tuple[int, Sequence[Count]], *, stops: str
+    name: str, title: str, tried: str, at: Adversary, recovered: int, counts: Sequence[Count], *, stops: str
 ) -> Attempt:
-    recovered, sought = found
-    hidden = sum(at.rows[count.row] in at.site.hides(count.part) for count in sought)
+    hidden = sum(at.rows[count.row] in at.site.hides(count.part) for count in counts)
     notes = [f"{hidden} of them are of classes that `smallest_count` hides"]
-    things = "counts that the site does not tell"
-    return Attempt(name, title, tried, recovered, len(sought), things, stops, notes=notes, response=at.response)
+    return Attempt(name, title, tried, recovered, len(counts), THINGS, stops, notes=notes, response=at.response)
 
 
 # ---------------------------------------------------------------------- around a budget
@@ -297,20 +269,19 @@ def _attempt(
 
 def bypass_budget(at: Adversary) -> Attempt:
     """Ask a site that takes part with privacy only to evaluate without."""
-    budget = at.site.policy.epsilon is not None
+    has_budget = at.site.policy.epsilon is not None
     answered = False
-    if budget:
-        plan = at.plan({"architecture": "tiny_cnn", "image_size": 16}, {"optimizer": "sgd", "lr": 0.01})
-        plan = plan.model_copy(update={"privacy": PrivacySection()})
-        reply = at.judges(plan, read_state(build(plan.model, at.rows, 1)), test=True)
+    if has_budget:
+        plan = at.plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
+        reply = at.judges(plan, read_state(at.network(plan)), test=True)
         answered = reply is not None and (reply.validation_loss is not None or bool(reply.class_names))
     return Attempt(
         "round the budget",
         "An evaluation that walks round a privacy budget",
         "A request to evaluate and test a model, in a run without privacy."
-        + ("" if budget else " This site has no budget (`epsilon`)."),
+        + ("" if has_budget else " This site has no budget (`epsilon`)."),
         int(answered),
-        int(budget),
+        int(has_budget),
         "requests",
         "`epsilon` is asked at every request",
         response=at.response,

@@ -1,4 +1,4 @@
-"""Which attack looks at each field that can leave, or why the field says nothing of images.
+"""The attacks on each field that can leave a site, or the reason why the field says nothing of images.
 
 A test holds this list against every record that a site sends and every statistic that a method declares: a new field
 needs an attack, or a reason in words, before it can be merged.
@@ -11,9 +11,8 @@ MATCHED, LIRA = "membership: matched filter", "membership: LiRA"
 LOSSES, DIGITS, HASHES = "counts from losses", "counts from digits", "counts from hashes"
 ROWS, TRUNK = "counts from head rows", "counts from the trunk"
 FAILURES, PERSONS, BUDGET = "models that fail", "single persons", "round the budget"
-ATTACKS = (IMPRINT, INVERSION, MATCHED, LIRA, LOSSES, DIGITS, HASHES, ROWS, TRUNK, FAILURES, PERSONS, BUDGET)
 
-_GIVEN = "the coordinator's own words, given back"
+_ECHOED = "the coordinator's own words, given back"
 _KEYS = "of secure aggregation: random numbers, or keys made for one round; tests/client/test_masked_attacks.py"
 _DECLARED = "what the hospital declares about itself, before any image is looked at"
 _REPORTED_COUNT = (
@@ -30,11 +29,11 @@ def _fields(names: Mapping[Covered, str]) -> dict[str, Covered]:
     return {name: covered for covered, group in names.items() for name in group.split()}
 
 
-_STEP: Mapping[Covered, str] = {_GIVEN: "run round", _DECLARED: "site"}
+_STEP: Mapping[Covered, str] = {_ECHOED: "run round", _DECLARED: "site"}
 BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
     "RollCallAnswer": _fields(
         {
-            _GIVEN: "run",
+            _ECHOED: "run",
             _DECLARED: "site names class_names version smallest_count",
             _REPORTED_COUNT: "train_samples validation_samples patients positives negatives",
             "a hash of the plan's network": "layout",
@@ -74,33 +73,35 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
                 "positive_scores negative_scores validation_positive_scores validation_negative_scores"
             ),
             _DECLARED: "site class_names told_classes validation_classes masked_classes",
-            _GIVEN: "run round metric_names",
+            _ECHOED: "run round metric_names",
             "of a plug-in that the hospital has read and listed": "metric_values",
         }
     ),
     "BenefitReply": _fields(
         {
-            _GIVEN: "run round",
+            _ECHOED: "run round",
             (FAILURES,): "class_names",
             _COMPARED: "auroc mean mean_low mean_high gain gain_low gain_high",
             _DECLARED: "site over_patients",
         }
     ),
-    "RefusalNoted": _fields({_GIVEN: "run", _DECLARED: "site"}),
+    "RefusalNoted": _fields({_ECHOED: "run", _DECLARED: "site"}),
     "KeysAnswer": _fields({**_STEP, _KEYS: "statement signature identity"}),
-    "SharesAnswer": _fields({_GIVEN: "run round recipients", _DECLARED: "site", _KEYS: "letters"}),
+    "SharesAnswer": _fields({_ECHOED: "run round recipients", _DECLARED: "site", _KEYS: "letters"}),
     "MaskedAnswer": _fields({**_STEP, _KEYS: "vector"}),
-    "RevealAnswer": _fields({_GIVEN: "run round owners segments gone", _DECLARED: "site", _KEYS: "shares key_shares"}),
+    "RevealAnswer": _fields({_ECHOED: "run round owners segments gone", _DECLARED: "site", _KEYS: "shares key_shares"}),
 }
 
-_MEANS = "not tried: a mean over a class's images, kept back where few patients show it; statistics = [] declines it"
+_CLASS_MEANS = (
+    "not tried: a mean over a class's images, kept back where few patients show it; statistics = [] declines it"
+)
 BY_STATISTIC: Mapping[str, Covered] = {
-    "prototypes": _MEANS,
-    "difficulty": _MEANS,
+    "prototypes": _CLASS_MEANS,
+    "difficulty": _CLASS_MEANS,
     "entries": "counts, under smallest_count and round_counts_to",
-    "indicators": _MEANS,
+    "indicators": _CLASS_MEANS,
     "slope": "one number of the training loss over an epoch, which is attacked by itself",
-    "relations": _MEANS,
+    "relations": _CLASS_MEANS,
 }
 NOT_TRIED = (
     "Hospitals that the coordinator makes up: without `peers` their part can be taken off a masked sum.",

@@ -1,4 +1,4 @@
-"""Training images read out of one update.
+"""Attacks that read training images out of one update.
 
 *Imprint*: Fowl et al., "Robbing the Fed", ICLR 2022. The first dense layer measures one number of each image, here its
 brightness, and its units begin to answer at rising thresholds. The changes of two neighbouring units differ by the
@@ -6,11 +6,12 @@ images whose brightness lies between their thresholds: of one such image, the ch
 bias is the image.
 
 *Gradient inversion*: Geiping et al., "Inverting Gradients", NeurIPS 2020. Images are searched whose gradient points
-where the update does, from an honest model and plan; the attacker is given the labels.
+where the update does, from an honest model and plan; the attacker knows the labels.
 """
 
 import base64
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from client.preview.attack.adversary import (
     DENSE,
     Adversary,
     Attempt,
+    Floats,
     Picture,
+    change_of,
     layers_of,
     pass_pixels_through,
     passed_pixels,
@@ -30,37 +33,46 @@ from client.preview.attack.adversary import (
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.data.images.reading import png
-from common.models.network import SplitNetwork, backbone_pixels, build, train_mode
+from common.models.network import SplitNetwork, backbone_pixels, train_mode
 from common.models.state import layout_of, read_state
-from common.models.zoo.spec import ModelSpec
-from common.wire.records import TrainReply
 from strategies.local.losses import loss_for
 from strategies.local.objective import examples_of
 
 SIZE = 112
 CROP, POOL = 6, 4
-"""One number of the dense layer's input is of 4 x 4 pixels of the image inside a border of 6."""
+"""One number of the dense layer's input is the mean of 4 x 4 pixels of the image inside a border of 6."""
 ALIKE, NEARLY = 0.99, 0.9
-SHOWN = 12
-Floats = NDArray[np.float64]
+MOST_PICTURES = 12
+STEPS = 120
 
 
 def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
-    """Send one crafted model, and read the images out of what comes back.
+    """Send one crafted model, and read the images out of the update.
 
     Args:
-        size: In pixels, to which the network brings images; what is recovered has a quarter of it a side.
+        size: Pixels a side to which the network brings images; recovered images have a quarter of it a side.
     """
     train = at.site.train
-    model = {"architecture": "fedsld_cnn", "image_size": size}
-    plan = at.plan(model, {"optimizer": "sgd", "lr": 1e3, "batch_size": len(train)})
-    network = build(plan.model, at.rows, 1)
-    _measure_brightness(network, _others(at))
+    plan = at.plan("fedsld_cnn", size, 1e3)
+    network = at.network(plan)
+    # The attacker learns from other images how brightness is spread.
+    _measure_brightness(network, next((part for part in (at.site.test, at.site.validation) if len(part)), train))
     reply = at.trains(plan, read_state(network))
-    truth = passed_pixels(network, train).flatten(1).double().numpy()
-    found = np.zeros((0, truth.shape[1])) if reply is None or reply.update.trunk is None else _read_out(reply, network)
-    best, place = _best_matches(truth, found)
+    truth = passed_pixels(network, train)
+    slices, dense = layout_of(network).slices(), layers_of(network).dense
+    weights, biases = (change_of(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
+    recovered = np.zeros((0, truth.shape[1]))
+    if weights is not None and biases is not None:
+        used = (dense.weight[0] != 0).numpy()
+        weights, biases = weights.reshape(dense.weight.shape)[:, used].astype(np.float64), biases.astype(np.float64)
+        between, alone = -np.diff(weights, axis=0, append=0), -np.diff(biases, append=0)
+        answered = np.abs(alone) > 1e-4 * np.abs(biases).max(initial=0)
+        recovered = between[answered] / alone[answered, None]
+    best, place = _best_matches(truth, recovered)
     side = math.isqrt(truth.shape[1])
+    end = size - CROP
+    pixels = backbone_pixels(channels_first(train.images).float(), plan.model)[..., CROP:end, CROP:end]
+    shown = functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255
     return Attempt(
         "imprint",
         "Training images out of one update, by a crafted model",
@@ -75,93 +87,33 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
         "leaves one hospital alone in the sum. Nor does clipping (`maximum_update_norm`).",
         notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
         response=at.response,
-        pictures=_pictures(_seen(train, plan.model), found, best, place),
+        pictures=_pictures(shown, recovered, best, place),
     )
-
-
-def _others(at: Adversary) -> ImageSet:
-    """Choose images that the attacker takes for alike: it learns from them how brightness is spread."""
-    return next((part for part in (at.site.test, at.site.validation) if len(part)), at.site.train)
 
 
 @torch.no_grad()
 def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
     """Craft the network: its dense units compare an image's mean with rising thresholds."""
     pass_pixels_through(network)
-    dense = layers_of(network).dense
-    seen = passed_pixels(network, alike)
-    numbers, brightness = seen[0].numel(), seen.mean(dim=(1, 2)).double().numpy()
-    dense.weight[:, :numbers] = 1 / numbers
-    thresholds = np.quantile(_spread(brightness), (np.arange(len(dense.bias)) + 0.5) / len(dense.bias))
-    dense.bias.copy_(-torch.from_numpy(thresholds))
-
-
-def _spread(brightness: Floats) -> Floats:
-    """Make a smooth spread with the mean and the deviation of what was seen: each image widened by a part of it."""
+    dense, seen = layers_of(network).dense, passed_pixels(network, alike)
+    dense.weight[:, : seen.shape[1]] = 1 / seen.shape[1]
+    # Each image seen is widened, so that the spread is smooth and keeps its mean and deviation.
+    brightness = seen.mean(axis=1)
     width = 0.3 * float(brightness.std() or 0.1)
-    noise = np.random.default_rng(3).normal(0, width, (64, len(brightness)))
-    return np.asarray(brightness + noise).ravel()
-
-
-def _read_out(reply: TrainReply, network: SplitNetwork) -> Floats:
-    """Read candidates for images ``(units, numbers)`` out of an update."""
-    assert reply.update.trunk is not None
-    places, dense = layout_of(network).slices(), layers_of(network).dense
-    used = (dense.weight[0] != 0).numpy()
-    weights = reply.update.trunk[places[f"{DENSE}.weight"]].reshape(dense.weight.shape)[:, used].astype(np.float64)
-    biases = reply.update.trunk[places[f"{DENSE}.bias"]].astype(np.float64)
-    between, alone = -np.diff(weights, axis=0, append=0), -np.diff(biases, append=0)
-    answered = np.abs(alone) > 1e-4 * np.abs(biases).max(initial=0)
-    return np.asarray(between[answered] / alone[answered, None])
-
-
-def _seen(images: ImageSet, spec: ModelSpec) -> Floats:
-    """Bring images to what they would be at the dense layer's resolution, ``(n, numbers)``, by means over pixels."""
-    end = spec.image_size - CROP
-    pixels = backbone_pixels(channels_first(images.images).float(), spec)[..., CROP:end, CROP:end]
-    return np.asarray(functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255)
-
-
-def _best_matches(truth: Floats, found: Floats) -> tuple[Floats, NDArray[np.intp]]:
-    """Find the highest correlation of each image with any candidate, and which candidate it is."""
-    if not len(found):
-        return np.zeros(len(truth)), np.zeros(len(truth), np.intp)
-    alike = _standard(truth) @ _standard(found).T
-    return alike.max(axis=1), alike.argmax(axis=1)
-
-
-def _standard(rows: Floats) -> Floats:
-    centred = rows - rows.mean(axis=1, keepdims=True)
-    return np.asarray(centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12))
-
-
-def _pictures(truth: Floats, found: Floats, best: Floats, place: NDArray[np.intp]) -> list[Picture]:
-    shown = [row for row in np.argsort(-best)[:SHOWN] if best[row] > NEARLY]
-    return [(_png(truth[row]), _png(found[place[row]])) for row in shown]
-
-
-def _png(values: Floats) -> str:
-    side = int(np.sqrt(len(values)))
-    low, high = np.quantile(values, [0.01, 0.99])
-    grey = np.clip((values - low) / max(high - low, 1e-9), 0, 1) * 255
-    return base64.b64encode(png(grey.reshape(side, side).astype(np.uint8), side)).decode()
-
-
-STEPS = 120
+    spread = brightness + np.random.default_rng(3).normal(0, width, (64, len(brightness)))
+    thresholds = np.quantile(spread, (np.arange(len(dense.bias)) + 0.5) / len(dense.bias))
+    dense.bias.copy_(-torch.from_numpy(thresholds))
 
 
 def inverted(at: Adversary) -> Attempt:
     """Search images whose gradient points where an honest update does."""
     train = at.site.train
-    plan = at.plan(
-        {"architecture": "tiny_cnn", "image_size": 16}, {"optimizer": "sgd", "lr": 0.1, "batch_size": len(train)}
-    )
-    network = build(plan.model, at.rows, 1)
-    reply = at.trains(plan, read_state(network))
+    plan = at.plan("tiny_cnn", 16, 0.1)
+    network = at.network(plan)
+    update = change_of(at.trains(plan, read_state(network)), slice(None))
     truth = backbone_pixels(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
-    arrived = reply is not None and reply.update.trunk is not None
-    found = _searched(reply, network, train) if reply is not None and arrived else np.zeros((0, truth.shape[1]))
-    best, place = _best_matches(truth, found)
+    recovered = np.zeros((0, truth.shape[1])) if update is None else _search(update, network, train)
+    best, place = _best_matches(truth, recovered)
     return Attempt(
         "gradient inversion",
         "Training images out of one update, by search",
@@ -173,13 +125,13 @@ def inverted(at: Adversary) -> Attempt:
         'more images in a step; `level = "private"`; under an honest model also `masked_only` with `peers`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
         response=at.response,
-        pictures=_pictures(truth, found, best, place),
+        pictures=_pictures(truth, recovered, best, place),
     )
 
 
-def _searched(reply: TrainReply, network: SplitNetwork, train: ImageSet) -> Floats:
-    assert reply.update.trunk is not None
-    target = -torch.from_numpy(reply.update.trunk.copy())
+def _search(update: NDArray[np.float32], network: SplitNetwork, train: ImageSet) -> Floats:
+    """Optimise images ``(n, 256)`` until their gradient has the direction of the update."""
+    target = -torch.from_numpy(update.copy())
     train_mode(network)
     examples = examples_of(train, channels_first(train.images), network.class_names)
     loss = loss_for(network.spec.task, "masked")
@@ -189,10 +141,9 @@ def _searched(reply: TrainReply, network: SplitNetwork, train: ImageSet) -> Floa
     for _ in range(STEPS):
         search.zero_grad()
         value = loss(network(guess), examples.labels, examples.annotated)
-        gradients = torch.autograd.grad(value, trunk, create_graph=True)
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        rough = _roughness(guess) * 1e-4
-        (1 - functional.cosine_similarity(flat, target, dim=0) + rough).backward()  # type: ignore[no-untyped-call]
+        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(value, trunk, create_graph=True)])
+        away = 1 - functional.cosine_similarity(gradient, target, dim=0)
+        (away + _roughness(guess) * 1e-4).backward()  # type: ignore[no-untyped-call]
         search.step()
         guess.data.clamp_(0, 255)
     return np.asarray(guess.detach().flatten(1).double().numpy())
@@ -200,3 +151,28 @@ def _searched(reply: TrainReply, network: SplitNetwork, train: ImageSet) -> Floa
 
 def _roughness(images: Tensor) -> Tensor:
     return (images.diff(dim=2).abs().mean() + images.diff(dim=3).abs().mean()) / 255
+
+
+def _best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:
+    """Find the highest correlation of each image with any recovered one, and the row of the latter."""
+    if not len(recovered):
+        return np.zeros(len(truth)), np.zeros(len(truth), np.intp)
+    standard = []
+    for rows in (truth, recovered):
+        centred = rows - rows.mean(axis=1, keepdims=True)
+        standard.append(centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12))
+    alike = standard[0] @ standard[1].T
+    return alike.max(axis=1), alike.argmax(axis=1)
+
+
+def _pictures(truth: Floats, recovered: Floats, best: Floats, place: NDArray[np.intp]) -> Sequence[Picture]:
+    rows = [row for row in np.argsort(-best)[:MOST_PICTURES] if best[row] > NEARLY]
+    return [(_png_text(truth[row]), _png_text(recovered[place[row]])) for row in rows]
+
+
+def _png_text(values: Floats) -> str:
+    """Draw a square image in grey, its range stretched, as PNG in base64."""
+    side = math.isqrt(len(values))
+    low, high = np.quantile(values, [0.01, 0.99])
+    grey = np.clip((values - low) / max(high - low, 1e-9), 0, 1) * 255
+    return base64.b64encode(png(grey.reshape(side, side).astype(np.uint8), side)).decode()

@@ -1,12 +1,13 @@
-"""Whether one known picture is in this hospital's data, and in which part.
+"""Attacks that tell if one known picture is in this hospital's data, and in which part.
 
 *Single patients*: the attacker has the picture. A dense unit behind convolutions that pass the image on is a matched
-filter for it, after whitening by images that are alike. If the unit's weights move in training, the picture was trained
-on: one request asks for hundreds of pictures. A head that looks at the unit alone moves the AUROC of the test part if
-the picture is in it.
+filter for it, after whitening by similar images. If the unit's weights move in training, the picture was trained on:
+one request asks for hundreds of pictures. A head that looks at the unit alone moves the AUROC of the test part if the
+picture is in it.
 
 *Models that fail*: a unit that answers to one picture and to no other is made so strong that its class's probability is
-no number. Of a site without the picture all is as ever; else a loss, a score, a count or an error may say so.
+no number. A site without the picture answers as ever; from a site with it a loss, a score, a count or an error may
+differ.
 """
 
 import math
@@ -16,29 +17,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from client.preview.attack.adversary import DENSE, Adversary, Attempt, layers_of, pass_pixels_through, passed_pixels
+from client.preview.attack.adversary import (
+    DENSE,
+    Adversary,
+    Attempt,
+    Floats,
+    change_of,
+    layers_of,
+    pass_pixels_through,
+    passed_pixels,
+)
+from client.preview.attack.counts import STILL
 from common.config import Plan
 from common.data.base.image_set import ImageSet, joined
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork
 from common.models.state import layout_of, read_state
 from common.wire.records import EvaluateReply
 
 SIZE, SIDE = 60, 12
 ANSWERS_FROM = 0.9
-"""Of its own picture the filter makes 1; of another of the same patient perhaps 0.7, of others far less."""
+"""A filter gives 1 for its own picture, perhaps 0.7 for another of the same patient, far less for others."""
 SHRINKAGE = 0.1
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Sought:
-    """Pictures that the attacker has; which part each is in, it wants to know.
+    """Pictures that the attacker has and wants to place.
 
     Attributes:
-        images: Those of one part of the site's data, of another, and of neither, one after the other.
-        parts: ``train``, ``validation``, ``test`` or ``neither`` of each.
+        images: Pictures of parts of the site's data, and of none.
+        parts: The truth: ``train``, ``validation``, ``test`` or ``neither`` for each picture.
         alike: Other images, to whiten by.
     """
 
@@ -48,60 +57,51 @@ class Sought:
 
 
 def sought(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> Sought:
-    """List the pictures to look for: of parts of the site's data, and of neither."""
+    """List the pictures to look for: those of parts of the site's data, and strangers."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
-    named = [part for part, images in kinds for _ in range(len(images))]
-    return Sought(joined([images for _, images in kinds]), named, alike)
+    truth = [part for part, images in kinds for _ in range(len(images))]
+    return Sought(joined([images for _, images in kinds]), truth, alike)
 
 
-def persons(at: Adversary, wanted: Sought) -> Attempt:
+def persons(at: Adversary, pictures: Sought) -> Attempt:
     """Place every picture: one request to train for all, one test for each."""
-    model = {"architecture": "fedsld_cnn", "image_size": SIZE}
-    plan = at.plan(model, {"optimizer": "sgd", "lr": 1e3, "batch_size": len(at.site.train)})
-    network = build(plan.model, at.rows, 1)
-    _answering(network, wanted)
-    moved, tested = _moved(at, plan, network, len(wanted.parts)), _tested(at, plan, network, len(wanted.parts))
-    parts = [_part_of(*pair) for pair in zip(moved, tested, strict=True)]
-    right = [part == truth for part, truth in zip(parts, wanted.parts, strict=True)]
-    by_part = {
-        part: sum(ok for ok, truth in zip(right, wanted.parts, strict=True) if truth == part)
-        for part in set(wanted.parts)
-    }
-    wrong = sum(part not in ("", truth) for part, truth in zip(parts, wanted.parts, strict=True))
+    plan = at.plan("fedsld_cnn", SIZE, 1e3)
+    network = at.network(plan)
+    pass_pixels_through(network)
+    _answer_to(network, passed_pixels(network, pictures.images), passed_pixels(network, pictures.alike))
+    count, truth = len(pictures.parts), pictures.parts
+    trained, tested = _moved(at, plan, network, count), _moved_scores(at, plan, network, count)
+    guesses = [
+        "train" if train else "test" if test else "neither" if train is False and test is False else ""
+        for train, test in zip(trained, tested, strict=True)
+    ]
+    pairs = list(zip(guesses, truth, strict=True))
+    wrong = sum(guess not in ("", part) for guess, part in pairs)
+    by_part = [
+        f"in {part}: {sum(guess == own == part for guess, own in pairs)} of {list(truth).count(part)}"
+        for part in sorted(set(truth))
+    ]
     return Attempt(
         "single persons",
         "Whether one known picture is in the training part, in the test part or in neither",
         "For each picture a unit that answers to it alone: one request to train for all of them, and one test each, "
         "every one in a run of its own. Found: images whose part was identified.",
-        sum(right),
-        len(right),
+        sum(guess == part for guess, part in pairs),
+        count,
         "pictures",
         'in training `level = "private"`; in the test part `test_metrics = false`',
-        notes=[f"in {part}: {by_part[part]} of {list(wanted.parts).count(part)}" for part in sorted(by_part)]
-        + ([f"{wrong} placed wrongly"] if wrong else []),
+        notes=by_part + ([f"{wrong} placed wrongly"] if wrong else []),
         response=at.response,
     )
 
 
-def _part_of(trained: bool | None, tested: bool | None) -> str:
-    if trained:
-        return "train"
-    if tested:
-        return "test"
-    return "neither" if trained is False and tested is False else ""
-
-
 @torch.no_grad()
-def _answering(network: SplitNetwork, wanted: Sought) -> None:
-    """Make one dense unit answer to each picture and to no other."""
-    pass_pixels_through(network)
+def _answer_to(network: SplitNetwork, pictures: Floats, alike: Floats, strength: float = 1.0) -> None:
+    """Make one dense unit answer to each picture ``(n, numbers)`` and to no other."""
+    filters, offsets = filters_for(pictures, alike)
     dense = layers_of(network).dense
-    seen, alike = (
-        passed_pixels(network, images).flatten(1).double().numpy() for images in (wanted.images, wanted.alike)
-    )
-    filters, offsets = filters_for(seen, alike)
-    dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters)
-    dense.bias[: len(filters)] = torch.from_numpy(offsets)
+    dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters * strength)
+    dense.bias[: len(filters)] = torch.from_numpy(offsets * strength)
 
 
 def filters_for(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
@@ -116,28 +116,28 @@ def filters_for(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
 
 
 def _moved(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
-    """Check whether each picture's unit moved in training; None where no update came."""
-    reply = at.trains(plan, read_state(network))
-    if reply is None or reply.update.trunk is None:
+    """Check for each picture that its unit moved in training; None where no update came or noise covers it."""
+    change = change_of(at.trains(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"])
+    if change is None:
         return [None] * count
-    moved = np.abs(reply.update.trunk[layout_of(network).slices()[f"{DENSE}.bias"]])
+    moved, others = np.abs(change[:count]), np.abs(change[count:])
     if at.site.policy.epsilon is None:
-        return [bool(change > 0) for change in moved[:count]]
-    rest = moved[count:]  # units that answer to nothing: noise alone
-    return [bool(change > 4 * rest.std() + 1e-30) or None for change in moved[:count]]
+        return [bool(size > 0) for size in moved]
+    # The other units answer to nothing: their changes are noise alone.
+    return [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
 
 
-def _tested(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
-    """Check whether each picture moved an AUROC of the test part; None where nothing was reported."""
-    found: list[bool | None] = []
+def _moved_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
+    """Check for each picture that it moved an AUROC of the test part; None where nothing was reported."""
+    moved: list[bool | None] = []
     for unit in range(count):
         with torch.no_grad():
             network.head.weight.zero_()
             network.head.weight[:, unit] = 100.0
         reply = at.judges(plan, read_state(network), test=True)
         scores = [] if reply is None else [auroc for auroc in reply.auroc if not np.isnan(auroc)]
-        found.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
-    return found
+        moved.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
+    return moved
 
 
 # ---------------------------------------------------------------------- models that fail
@@ -148,51 +148,50 @@ OUT_OF_ALL_BOUNDS = 1e3
 """A loss that no model of this network has without the picture."""
 
 
-def failures(at: Adversary, wanted: Sought) -> Attempt:
+def failures(at: Adversary, pictures: Sought) -> Attempt:
     """Ask about a model that fails on it, for each picture: its loss, its scores, and the comparison with others."""
-    plan = at.plan(
-        {"architecture": "fedsld_cnn", "image_size": SIZE},
-        {"optimizer": "sgd", "lr": 1e-30, "batch_size": max(len(at.site.train), 1)},
-    )
+    plan = at.plan("fedsld_cnn", SIZE, STILL)
     asks = {"alone": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
-    usual = _answers_about(at, plan, wanted, None)
-    parts = [_part_by_failure(_answers_about(at, plan, wanted, place), usual) for place in range(len(wanted.parts))]
-    present = [part for part in wanted.parts if part != "neither"]
-    pairs = list(zip(parts, wanted.parts, strict=True))
-    right = sum(part == truth != "neither" for part, truth in pairs)
-    wrong = sum(part not in ("", "neither") for part, truth in pairs if truth == "neither")
-    strangers = len(wanted.parts) - len(present)
+    usual = _answers_about(at, plan, pictures, None)
+    pairs = []
+    for place, truth in enumerate(pictures.parts):
+        answers, guess = _answers_about(at, plan, pictures, place), ""
+        if answers is not None and usual is not None:
+            in_test = "test" if answers[1:] != usual[1:] else "neither"
+            guess = "validation" if answers[0] != usual[0] else in_test
+        pairs.append((guess, truth))
+    present = sum(truth != "neither" for _, truth in pairs)
+    wrong = sum(guess not in ("", "neither") for guess, truth in pairs if truth == "neither")
+    strangers = len(pairs) - present
     return Attempt(
         "models that fail",
         "Whether one known picture is in the validation or the test part, by a model that fails on it",
         "For each picture a model whose answer to it is no number. It is trained for one step that changes nothing, "
         "judged, tested and compared with training alone, every one in a run of its own.",
-        right,
-        len(present),
+        sum(guess == truth != "neither" for guess, truth in pairs),
+        present,
         "pictures",
         "`training_figures = false`, `test_metrics = false`",
-        by_chance=len(present) * wrong / strangers if strangers else 0.0,
+        by_chance=present * wrong / strangers if strangers else 0.0,
         notes=[f"{wrong} of {strangers} pictures of neither part were placed wrongly"],
         response=at.response,
     )
 
 
-def _part_by_failure(answers: tuple[Any, ...] | None, usual: tuple[Any, ...] | None) -> str:
-    if answers is None or usual is None:
-        return ""
-    if answers[0] != usual[0]:
-        return "validation"
-    return "test" if answers[1:] != usual[1:] else "neither"
+def _answers_about(at: Adversary, plan: Plan, pictures: Sought, place: int | None) -> tuple[Any, ...] | None:
+    """Ask about a model that fails on one picture, or on none; return the answers that can show it, the loss first.
 
-
-def _answers_about(at: Adversary, plan: Plan, wanted: Sought, place: int | None) -> tuple[Any, ...] | None:
-    """Ask about a model that fails on one picture; return what can show it, the loss first.
-
-    None where the site does not train it: it fails on a training image, which may only be like the picture.
+    None where the site does not train the model: it fails on a training image, which may only be like the picture.
     """
-    network, run = build(plan.model, at.rows, 1), at.new_run()
-    _failing(network, wanted, place)
+    network, run = at.network(plan), at.new_run()
+    pass_pixels_through(network)
+    with torch.no_grad():
+        network.head.weight.zero_()
+        if place is not None:
+            picture = pictures.images.rows(np.array([place]))
+            _answer_to(network, passed_pixels(network, picture), passed_pixels(network, pictures.alike), STRONG)
+            network.head.weight[:, 0] = STRONG
     model = read_state(network)
     images: tuple[int | None, ...] = ()
     if at.site.policy.epsilon is None:  # else each training costs budget, and the site soon declines
@@ -202,36 +201,14 @@ def _answers_about(at: Adversary, plan: Plan, wanted: Sought, place: int | None)
     judged = at.judges(plan, model, run)
     tested = at.judges(plan, model, run, test=True)
     compared = at.compares(plan, model, run)
-    return _of_loss(judged), _of_scores(tested), compared is None, images
+    scores = (
+        () if tested is None else (*map(math.isnan, tested.auroc), len(tested.class_names), tested.test_images is None)
+    )
+    return _signs_of_failure(judged), scores, compared is None, images
 
 
-def _of_loss(judged: EvaluateReply | None) -> tuple[bool, ...]:
+def _signs_of_failure(judged: EvaluateReply | None) -> tuple[bool, ...]:
     if judged is None:
         return (False,)
     loss = judged.validation_loss
     return True, loss is None, loss is not None and not abs(loss) < OUT_OF_ALL_BOUNDS, judged.validation_auroc is None
-
-
-def _of_scores(tested: EvaluateReply | None) -> tuple[Any, ...]:
-    if tested is None:
-        return ()
-    return tuple(map(math.isnan, tested.auroc)), len(tested.class_names), tested.test_images is None
-
-
-@torch.no_grad()
-def _failing(network: SplitNetwork, wanted: Sought, place: int | None) -> None:
-    """Make the network's answers no numbers for one picture, and 0 for all others; for none where None."""
-    pass_pixels_through(network)
-    network.head.weight.zero_()
-    if place is None:
-        return
-    dense = layers_of(network).dense
-    seen, alike = _flat(network, wanted.images.rows(np.array([place]))), _flat(network, wanted.alike)
-    weights, offsets = filters_for(seen, alike)
-    dense.weight[:1, : SIDE * SIDE] = torch.from_numpy(weights * STRONG)
-    dense.bias[:1] = torch.from_numpy(offsets * STRONG)
-    network.head.weight[:, 0] = STRONG
-
-
-def _flat(network: SplitNetwork, images: ImageSet) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return passed_pixels(network, images).flatten(1).double().numpy()

@@ -1,4 +1,4 @@
-"""All attacks, one after the other, each in front of its own copy of the site, and the page of what they found.
+"""All attacks, one after the other, each against its own copy of the site, and the page of their results.
 
 The copy lies in a folder that is removed. The page has figures and pictures, for this hospital only.
 """
@@ -14,10 +14,27 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from client.preview.attack.adversary import Adversary, Attempt, drawn, training_on
+from client.preview.attack.adversary import Adversary, Attempt, copy_with, drawn
 from client.preview.attack.counts import bypass_budget, from_digits, from_hash, from_head_rows, from_losses, from_trunk
-from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC, NOT_TRIED, Covered
-from client.preview.attack.images import imprinted, inverted
+from client.preview.attack.coverage import (
+    BUDGET,
+    BY_FIELD,
+    BY_STATISTIC,
+    DIGITS,
+    FAILURES,
+    HASHES,
+    IMPRINT,
+    INVERSION,
+    LIRA,
+    LOSSES,
+    MATCHED,
+    NOT_TRIED,
+    PERSONS,
+    ROWS,
+    TRUNK,
+    Covered,
+)
+from client.preview.attack.images import SIZE, imprinted, inverted
 from client.preview.attack.membership import by_gradient, by_likelihood
 from client.preview.attack.patients import failures, persons, sought
 from client.site.site import Site
@@ -28,9 +45,9 @@ from common.system.files import write_atomically
 from common.system.plain_text import page_environment
 
 MOST_IMAGES = 60
-"""Training images that the copy has where pictures are recovered, so that it takes seconds."""
+"""Training images of the copy where pictures are recovered, so that an attack takes seconds."""
 MOST_TESTED = 1000
-"""Test images that it has where persons are sought: with fewer, rare classes would be told less of than they are."""
+"""Test images of the copy where persons are sought: with fewer images, rare classes would be hidden more often."""
 FEW, SMALL = 16, 60
 """Images, and their side in pixels, where each image's own gradient has to be held in memory."""
 MOST_PERSONS = 10
@@ -38,80 +55,82 @@ MOST_PERSONS = 10
 MOST_FAILED = 5
 """Pictures of each kind where each needs four requests."""
 
-Attack = Callable[[Site, Path, Plan], Sequence[Attempt]]
+Attack = Callable[[Site, Path, Plan], Attempt]
+"""Attacks a copy of the site, in a folder of its own, under the plan that the hospital was asked to take part in."""
 
 
-def _on_images(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    if site.policy.epsilon is not None:
-        return [imprinted(Adversary(training_on(site, drawn(site.train, FEW)), folder, plan), SMALL)]
-    return [imprinted(Adversary(training_on(site, drawn(site.train, MOST_IMAGES)), folder, plan))]
+def _imprint(site: Site, folder: Path, plan: Plan) -> Attempt:
+    most, size = (MOST_IMAGES, SIZE) if site.policy.epsilon is None else (FEW, SMALL)
+    return imprinted(Adversary(copy_with(site, train=drawn(site.train, most)), folder, plan), size)
 
 
-def _on_gradients(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    few = training_on(site, drawn(site.train, FEW))
-    return [inverted(Adversary(few, folder, plan))]
+def _inversion(site: Site, folder: Path, plan: Plan) -> Attempt:
+    return inverted(Adversary(copy_with(site, train=drawn(site.train, FEW)), folder, plan))
 
 
-def _on_members(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    members, strangers, others = by_patient(site.train, MOST_IMAGES)
-    return [
-        attack(
-            Adversary(training_on(site, members), folder / attack.__name__, plan),
-            strangers,
-            Adversary(training_on(site, others), folder / attack.__name__ / "elsewhere", plan),
-        )
-        for attack in (by_gradient, by_likelihood)
-    ]
+def _membership(attack: Callable[[Adversary, ImageSet, Adversary], Attempt]) -> Attack:
+    def on_copies(site: Site, folder: Path, plan: Plan) -> Attempt:
+        members, strangers, others = by_patient(site.train, MOST_IMAGES)
+        elsewhere = Adversary(copy_with(site, train=others), folder / "elsewhere", plan)
+        return attack(Adversary(copy_with(site, train=members), folder, plan), strangers, elsewhere)
+
+    return on_copies
 
 
-def _on_counts(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    attacks = from_losses, from_digits, from_head_rows, from_trunk, from_hash
-    return [attack(Adversary(site, folder / attack.__name__, plan)) for attack in attacks]
+def _whole(attack: Callable[[Adversary], Attempt]) -> Attack:
+    return lambda site, folder, plan: attack(Adversary(site, folder, plan))
 
 
-def _on_persons(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    """Attack a copy that lacks some training images: they are the pictures that are in neither part."""
-    train, others = _halves(site.train, 2 * MOST_IMAGES)
-    apart = ~np.isin(others.patients, train.patients)
-    strangers = drawn(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
+def _persons(site: Site, folder: Path, plan: Plan) -> Attempt:
+    train, others, strangers = _without_strangers(site)
     test, alike = drawn(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
-    wanted = sought(strangers, alike, train=drawn(train, MOST_PERSONS, 1), test=drawn(test, MOST_PERSONS, 1))
-    copy = replace(training_on(site, train), test=test, validation=drawn(site.validation, MOST_IMAGES))
-    judged = replace(copy, train=drawn(train, FEW), test=drawn(site.test, MOST_IMAGES))
-    known = sought(
-        drawn(strangers, MOST_FAILED),
-        others,
-        **{part: drawn(getattr(judged, part), MOST_FAILED, 1) for part in ("validation", "test")},
-    )
-    return [
-        persons(Adversary(copy, folder / "persons", plan), wanted),
-        failures(Adversary(judged, folder / "failures", plan), known),
-    ]
+    pictures = sought(strangers, alike, train=drawn(train, MOST_PERSONS, 1), test=drawn(test, MOST_PERSONS, 1))
+    copy = copy_with(site, train=train, test=test, validation=drawn(site.validation, MOST_IMAGES))
+    return persons(Adversary(copy, folder, plan), pictures)
 
 
-def _on_budget(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    return [bypass_budget(Adversary(site, folder, plan))]
+def _failures(site: Site, folder: Path, plan: Plan) -> Attempt:
+    train, others, strangers = _without_strangers(site)
+    validation, test = drawn(site.validation, MOST_IMAGES), drawn(site.test, MOST_IMAGES)
+    parts = {"validation": drawn(validation, MOST_FAILED, 1), "test": drawn(test, MOST_FAILED, 1)}
+    copy = copy_with(site, train=drawn(train, FEW), validation=validation, test=test)
+    return failures(Adversary(copy, folder, plan), sought(drawn(strangers, MOST_FAILED), others, **parts))
 
 
-ATTACKS: tuple[Attack, ...] = (_on_images, _on_gradients, _on_members, _on_counts, _on_persons, _on_budget)
+ATTACKS: Mapping[str, Attack] = {
+    IMPRINT: _imprint,
+    INVERSION: _inversion,
+    MATCHED: _membership(by_gradient),
+    LIRA: _membership(by_likelihood),
+    LOSSES: _whole(from_losses),
+    DIGITS: _whole(from_digits),
+    ROWS: _whole(from_head_rows),
+    TRUNK: _whole(from_trunk),
+    HASHES: _whole(from_hash),
+    PERSONS: _persons,
+    FAILURES: _failures,
+    BUDGET: _whole(bypass_budget),
+}
+"""The attacks by name, in the order in which they are tried."""
 
 
 def attempts(site: Site, plan: Plan) -> Iterator[Attempt]:
     """Attack a copy of the site in every way."""
-    for attack in ATTACKS:
+    for attack in ATTACKS.values():
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            made = attack(site, Path(folder), plan)
-        for attempt in made:
-            yield replace(attempt, seconds=(time.monotonic() - began) / len(made))
+            attempt = attack(site, Path(folder), plan)
+        yield replace(attempt, seconds=time.monotonic() - began)
 
 
-def _halves(images: ImageSet, most: int) -> tuple[ImageSet, ImageSet]:
-    """Training images that the copy is given, and as many that it is not."""
-    chosen = drawn(images, most)
+def _without_strangers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
+    """Return training images for the copy, as many that the copy lacks, and some of the latter of other patients."""
+    chosen = drawn(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
-    return chosen.rows(np.sort(shuffled[:half])), chosen.rows(np.sort(shuffled[half:]))
+    train, others = chosen.rows(np.sort(shuffled[:half])), chosen.rows(np.sort(shuffled[half:]))
+    apart = ~np.isin(others.patients, train.patients)
+    return train, others, drawn(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
 
 
 def by_patient(images: ImageSet, most: int) -> list[ImageSet]:
@@ -128,16 +147,7 @@ def by_patient(images: ImageSet, most: int) -> list[ImageSet]:
 
 # ---------------------------------------------------------------------- the page
 
-
-def _row(attempt: Attempt) -> dict[str, Any]:
-    """Return one attack's figures."""
-    names = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
-    return {
-        **{name: getattr(attempt, name) for name in names},
-        "notes": list(attempt.notes),
-        "refusals": list(attempt.response.refusals),
-        "seconds": round(attempt.seconds, 1),
-    }
+_FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
 
 
 def as_json(site: Site, plan: Plan, attempts: Sequence[Attempt]) -> dict[str, Any]:
@@ -148,14 +158,22 @@ def as_json(site: Site, plan: Plan, attempts: Sequence[Attempt]) -> dict[str, An
         "level": site.policy.level,
         "policy": site.policy.model_dump(mode="json"),
         "method": plan.run.method,
-        "attacks": [_row(attempt) for attempt in attempts],
-        "fields": {record: _covered(fields) for record, fields in BY_FIELD.items()},
-        "statistics": _covered(BY_STATISTIC),
+        "attacks": [
+            {
+                **{name: getattr(attempt, name) for name in _FIGURES},
+                "notes": list(attempt.notes),
+                "refusals": list(attempt.response.refusals),
+                "seconds": round(attempt.seconds, 1),
+            }
+            for attempt in attempts
+        ],
+        "fields": {record: _coverage_json(fields) for record, fields in BY_FIELD.items()},
+        "statistics": _coverage_json(BY_STATISTIC),
         "not_tried": list(NOT_TRIED),
     }
 
 
-def _covered(fields: Mapping[str, Covered]) -> dict[str, Any]:
+def _coverage_json(fields: Mapping[str, Covered]) -> dict[str, Any]:
     return {
         name: {"attacks": list(covered)} if isinstance(covered, tuple) else {"reason": covered}
         for name, covered in fields.items()
@@ -163,7 +181,7 @@ def _covered(fields: Mapping[str, Covered]) -> dict[str, Any]:
 
 
 def _code(text: str) -> Markup:
-    """Show what stands in backquotes as code."""
+    """Show text in backquotes as code."""
     parts = text.split("`")
     shown = (Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
     return Markup("").join(shown)
