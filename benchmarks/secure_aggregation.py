@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from common.models.network import Head
-from common.wire.codec import R, Record, decode, encode, payload_bytes
-from common.wire.records import Groups
+from common.wire.codec import R, decode, encode, payload_bytes
+from common.wire.records import Groups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest
 from strategies.privacy.secure_aggregation.segments import SegmentLayout

@@ -13,38 +13,24 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from common import plugins
 from common.data.base.spec import AugmentationSpec, DataSpec
 from common.data.partition.spec import PartitionSpec
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, stop_on
 from common.models.zoo.spec import ModelSpec, Sha256
-from common.plugins import (
-    LOSSES,
-    METHODS,
-    METRICS,
-    MODELS,
-    MOST_METRICS,
-    OPTIMIZERS,
-    PLUGIN,
-    SCHEDULES,
-    TRANSFORMS,
-    OrPlugin,
-    PluginName,
-    PluginStamp,
-    stamp_of,
-)
+from common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginName, PluginStamp, stamp_of
 from common.system.files import is_file
-from common.system.plain_text import listed
 from common.system.toml import Section, parsed_toml, read_toml, validation_faults
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
 
 
 class RunSection(Section):
-    """What is run, for how long, from which seed.
+    """The ``[run]`` table: method, rounds, seed.
 
     Attributes:
-        keep_updates: Whether the coordinator keeps every update that counted, so that ``flwr-server verify`` can add
-            them up again; sites are told.
+        keep_updates: The coordinator keeps every update that counted, so that ``flwr-server verify`` can add them up
+            again; the plan tells the sites.
     """
 
     method: str
@@ -55,22 +41,21 @@ class RunSection(Section):
 
 
 class TrainingSection(Section):
-    """Local training at each site, one round.
+    """The ``[training]`` table: local training at each site, one round.
 
     Attributes:
         optimizer: ``adam``, ``adamw``, ``sgd``, or ``plugin:NAME``.
         reset_optimizer: Start each round with a fresh optimiser state; else a site keeps it on its disk (specs S7).
-        schedule: How the learning rate goes over the run's rounds: ``constant``, ``cosine`` down to nearly 0, or
+        schedule: The learning rate over the run's rounds: ``constant``, ``cosine`` down to nearly 0, or
             ``plugin:NAME``.
-        schedule_warm_up: Rounds in which it first rises in equal steps.
-        loss: What is minimised: the method's plain loss, ``focal``, ``asymmetric``, or ``plugin:NAME``.
-        class_weights: Whether the positives of a class, or its images, weigh more where a site has few of them.
+        schedule_warm_up: Rounds in which the learning rate first rises in equal steps.
+        loss: The method's plain loss, ``focal``, ``asymmetric``, or ``plugin:NAME``.
+        class_weights: The positives of a class, or its images, weigh more where a site has few of them.
         focal_gamma: Exponent of the focal loss.
         asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
         asymmetric_margin: By how much the asymmetric loss lowers the probability of a negative.
         clip_gradients: Longest Euclidean length of a step's gradient; None for any.
-        gradient_accumulation_steps: Batches whose gradients are added up to one step, for batches that memory does not
-            hold.
+        gradient_accumulation_steps: Batches whose gradients are added up to one step, for batches too large for memory.
         threads: Threads per site. Part of the experiment, because their number changes float sums.
         precision: ``auto`` is ``bf16`` on a GPU and ``float32`` on a CPU; ``bf16`` on a CPU needs AVX-512 BF16 or AMX,
             else it is ``float32``; ``fp16`` is for GPUs that have no bfloat16; ``fastest`` is chosen at each site, with
@@ -100,24 +85,24 @@ class TrainingSection(Section):
 
 
 class EvaluationSection(Section):
-    """What is evaluated when.
+    """The ``[evaluation]`` table: which model is evaluated, when, and on which images.
 
     Attributes:
-        test_each_round: Every site also counts, each round, how many images of its own test part the model as received
-            puts into the right class (multi-class tasks): what FedSLD's paper reports. It chooses nothing.
-        pooled: Ask every site, with the test of the model that the run ends with, how scores are spread over its test
-            part, so that AUROCs over all sites' images can be told; a hospital's policy decides whether it answers.
+        test_each_round: Every site also counts, each round, how many images of its own test part the received model
+            puts into the right class (multi-class tasks), as FedSLD's paper reports. No model is chosen by it.
+        pooled: Ask every site, with the test of the final model, how scores are spread over its test part, so that
+            AUROCs over all sites' images can be reported; a hospital's policy decides if it answers.
         sensitivity: A second threshold of each class is the highest with at least this sensitivity on the sites'
             validation images; the first is Youden's.
-        result: The model that a run ends with: the ``best`` one on validation, or that of the ``last`` round.
-        criterion: What the best round is chosen by: the ``method``'s own criterion, the sites' mean validation
+        result: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.
+        criterion: The measure of the best round: the ``method``'s own criterion, the sites' mean validation
             ``auroc``, or their mean validation ``loss``.
-        sites: Sites that test the model that the run ends with, drawn from (seed, round); 0 stands for all. None asks
-            all of up to 100; of more, all where all train in a round, else 100 or as many as train in one.
-        metrics: Metrics of plug-ins, computed of each class on test images beside ours.
-        sample_grid: Whether the report of a simulation shows some test images; None does where they are nobody's.
-        alone: Whether every site, after the run's test, trains once more alone and compares that model with the run's
-            on its own test part.
+        sites: Sites that test the final model, drawn from (seed, round); 0 stands for all. None asks all of up to 100
+            sites; of more, all where all train in a round, else 100 or as many as train in a round.
+        metrics: Metrics of plug-ins, computed for each class on test images beside ours.
+        sample_grid: The report of a simulation shows some test images; None shows them where they are of no patient.
+        alone: Every site, after the run's test, trains once more alone and compares that model with the run's on its
+            own test part.
     """
 
     test_each_round: bool = False
@@ -132,16 +117,16 @@ class EvaluationSection(Section):
 
 
 class ParticipationSection(Section):
-    """How many sites a round needs, how long it waits for them, and how far one site may move the model.
+    """The ``[participation]`` table: sites of a round, waiting times, and the most that one site may move the model.
 
     Attributes:
         min_sites: Replies that make a round count; 0 stands for all sites.
         sites_per_round: Sites drawn for a round; 0 stands for all.
         round_deadline_s: Seconds after which a round goes on without the missing sites.
         roll_call_deadline_s: Seconds that the run waits for ``min_sites`` sites before round 1.
-        clip: The longest update that one site may send, in median lengths of its round; ``off`` for any, and then no
-            model that collapses is taken back either.
-        largest_share: Of all images that count, at most so many are one site's, where sites weigh by images.
+        clip: The longest update that one site may send, in median lengths of its round; ``off`` allows any length, and
+            then a model that collapses is not rolled back either.
+        largest_share: The largest share of one site in all images that count, where sites weigh by images.
     """
 
     min_sites: int = Field(0, ge=0)
@@ -151,53 +136,41 @@ class ParticipationSection(Section):
     clip: Annotated[float, Field(ge=1)] | Literal["off"] = 3.0
     largest_share: float = Field(1.0, gt=0, le=1)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_key_of_earlier_releases(cls, given: Any) -> Any:
-        gone = [key for key in ("guard", "far_updates") if isinstance(given, Mapping) and key in given]
-        if gone:
-            raise ValueError(
-                f"{listed(gone)} no longer exists: remove the line; clip bounds what one site can do (3.0, or off)"
-            )
-        return given
-
     @model_validator(mode="after")
     def _a_round_can_count(self) -> Self:
         if 0 < self.sites_per_round < self.min_sites:
-            raise ValueError(
-                f"no round could count: min_sites {self.min_sites}, sites_per_round {self.sites_per_round}"
-            )
+            sizes = f"min_sites {self.min_sites}, sites_per_round {self.sites_per_round}"
+            raise ValueError(f"no round could count: {sizes}")
         return self
 
 
 BY_STEP: Final = ("sample", "patient")
-"""Levels of privacy at which each step of training is noisy."""
+"""Levels of privacy at which every training step adds noise."""
 
 
 class PrivacySection(Section):
-    """Differential privacy at the sites and secure aggregation; what they cover and what not: docs/privacy.md.
+    """The ``[privacy]`` table: differential privacy at the sites and secure aggregation (docs/privacy.md).
 
     Attributes:
-        level: What the noise hides: ``sample``, whether one image was trained on (DP-SGD); ``patient``, whether all
-            images of one patient were; ``update``, all data that a site has, in what it sends.
+        level: What the noise hides: ``sample``, that one image was trained on (DP-SGD); ``patient``, that all images of
+            one patient were; ``update``, all data that a site has, in the update that it sends.
         max_grad_norm: Longest Euclidean length of one image's gradient at ``sample``; at ``patient``, of the sum over
-            one patient's images. This and the next two are from 1e-6 to 1e6: near the ends of a float32 rounding would
-            make what is clipped longer than the bound.
+            one patient's images. All three norms are from 1e-6 to 1e6: near the ends of float32, rounding would make a
+            clipped vector longer than the bound.
         max_update_norm, max_statistics_norm: At ``update``, longest length of a site's update, and of a method's
             statistics.
-        noise_multiplier: Standard deviation of the noise over how far one image, or all of a site's data, can move what
-            it is added to.
-        epsilon: Instead, what the whole run may cost a site; it finds its own noise for that.
-        delta: At which epsilon is told.
-        accountant: How epsilon is found: Renyi divergences, or the tighter and slower privacy loss distribution.
-        secure_aggregation: The coordinator sees sums of updates, and no single one.
-        max_update_value: Under secure aggregation, the largest size of one number of an update: each is clipped to it.
-            Where left out,
+        noise_multiplier: Standard deviation of the noise over its sensitivity: the most that one image, or all of a
+            site's data, can move the sum.
+        epsilon: Instead of the multiplier, the budget of the whole run for a site, which computes its own noise for it.
+        delta: The delta for which epsilon is reported.
+        accountant: Renyi divergences (``rdp``), or the tighter and slower privacy loss distribution (``prv``).
+        secure_aggregation: The coordinator sees only sums of updates.
+        max_update_value: Under secure aggregation, larger numbers of an update are clipped to this magnitude; default
             ``method.clip_update``, or 16.
-        noise: At ``update``: each site adds all noise that hides it (``local``), or under secure aggregation a share,
-            so that the sum carries it (``distributed``).
-        honest_sites: With distributed noise, how many sites of a sum add their share at least: epsilon holds only
-            while so many do. No sum of fewer is opened.
+        noise: At ``update``: each site adds all the noise that hides it (``local``), or under secure aggregation a
+            share of the noise of the sum (``distributed``).
+        honest_sites: With distributed noise, the least number of sites of a sum that add their share; epsilon holds
+            only while so many do, and a sum of fewer sites is not opened.
     """
 
     level: Literal["none", "sample", "patient", "update"] = "none"
@@ -215,7 +188,7 @@ class PrivacySection(Section):
 
     @property
     def covers(self) -> bool:
-        """Whether an update leaves with noise or under a mask."""
+        """True where an update leaves with noise or under a mask."""
         return self.secure_aggregation or self.level != "none"
 
     @model_validator(mode="after")
@@ -234,15 +207,15 @@ class PrivacySection(Section):
         return self
 
     @model_validator(mode="after")
-    def _noise_is_said_once(self) -> Self:
-        said = (self.noise_multiplier is not None) + (self.epsilon is not None)
-        if said != (self.level != "none"):
+    def _noise_is_set_once(self) -> Self:
+        settings = (self.noise_multiplier is not None) + (self.epsilon is not None)
+        if settings != (self.level != "none"):
             raise ValueError("noise_multiplier or epsilon, one of them, goes with a level other than none")
         return self
 
 
 class SimulationSection(Section):
-    """Where simulated sites run.
+    """The ``[simulation]`` table: where simulated sites run.
 
     Attributes:
         workers: Sites trained at a time; 0 chooses by cores, memory and GPUs.
@@ -278,9 +251,9 @@ class Experiment(Section):
     """A whole experiment file.
 
     Attributes:
-        data, partition: Of a simulation.
-        server_data: Images of the coordinator's own: to train on where the method does that, to judge by, to test on.
-        external_test: Images of another place, which no site has: the finished model is tested on them too.
+        data, partition: The data set of a simulation, and how sites share it.
+        server_data: The coordinator's own images, to train on where the method does so, to validate and to test on.
+        external_test: Images of another place, which no site has; the finished model is tested on them too.
     """
 
     run: RunSection
@@ -307,11 +280,10 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
-    def _nobody_looks_at_what_is_masked(self) -> Self:
+    def _masked_updates_are_not_weighed(self) -> Self:
         if self.privacy.secure_aggregation and self.participation.largest_share < 1:
-            raise ValueError(
-                "under secure aggregation each site weighs its own update: participation.largest_share must be 1"
-            )
+            reason = "under secure aggregation each site weighs its own update"
+            raise ValueError(f"{reason}: participation.largest_share must be 1")
         return self
 
     @model_validator(mode="after")
@@ -324,10 +296,10 @@ class Experiment(Section):
 
 
 class Plan(Section):
-    """The part of an experiment that hospitals get: what to train and how, nothing about anybody's data.
+    """The part of an experiment that hospitals receive: what to train and how, nothing about data.
 
     Attributes:
-        weights_sha256: Hash of the weights file that the first model is built from; None where it is of the seed.
+        weights_sha256: Hash of the weights file of the initial model; None where the seed alone determines it.
     """
 
     run: RunSection
@@ -342,68 +314,62 @@ class Plan(Section):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """Whether a site goes on with its optimiser's state; under masks it could make all updates but one vanish."""
+        """True where a site's optimiser goes on with its state; not under masks, where it could hide other updates."""
         has_state = self.training.optimizer != "sgd" or self.training.momentum > 0
         return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
 
 
-LONGEST_KEPT = 2**20
-"""Characters of a plan that is read once for all requests of a run; an honest one has some thousand."""
+LONGEST_CACHED = 2**20
+"""Characters of the longest plan that is parsed once for all requests of a run; an ordinary plan has some thousand."""
 
 
 def plan_of_text(text: str) -> Plan:
-    """Read a plan as it travels, JSON; every request of a run holds the same.
+    """Read a plan from its JSON; every request of a run holds the same plan.
 
     Raises:
-        ValidationError: If it is none.
+        ValidationError: If the text is no plan.
     """
-    if len(text) > LONGEST_KEPT:
+    if len(text) > LONGEST_CACHED:
         return Plan.model_validate_json(text)
-    plan = _plan_of_text(text)
+    plan = _cached_plan(text)
     return plan.model_copy(update={"method": copy.deepcopy(plan.method)})  # a plug-in may write into its parameters
 
 
 @lru_cache(maxsize=4)
-def _plan_of_text(text: str) -> Plan:
+def _cached_plan(text: str) -> Plan:
     return Plan.model_validate_json(text)
 
 
 def plan_of(experiment: Experiment) -> Plan:
-    """Cut an experiment down to what travels; of the weights file its hash, for sites start from what they get.
+    """Cut an experiment down to the part that travels; of the weights file only its hash, for sites receive the model.
 
     Raises:
-        BadInput: If it names a plug-in that is not installed.
+        BadInput: If the experiment names a plug-in that is not installed.
     """
+    tables = ("run", "method", "training", "augmentation", "evaluation", "privacy")
+    shared: dict[str, Any] = {name: getattr(experiment, name) for name in tables}
     model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
-    return Plan(
-        run=experiment.run,
-        method=experiment.method,
-        model=model,
-        training=experiment.training,
-        augmentation=experiment.augmentation,
-        evaluation=experiment.evaluation,
-        privacy=experiment.privacy,
-        plugins=plugins_of(experiment),
-        weights_sha256=experiment.model.weights_sha256,
-    )
+    weights_sha256 = experiment.model.weights_sha256
+    return Plan(**shared, model=model, plugins=plugins_of(experiment), weights_sha256=weights_sha256)
 
 
 def plugins_of(experiment: Experiment) -> tuple[PluginStamp, ...]:
-    """The stamps of the plug-ins that an experiment names, as this machine has them.
+    """Return the stamps of the plug-ins that an experiment names, as this machine has them.
 
     Raises:
         BadInput: If one is not installed.
     """
-    named = [(METHODS, experiment.run.method), (MODELS, experiment.model.architecture)]
-    named += [(LOSSES, experiment.training.loss), (OPTIMIZERS, experiment.training.optimizer)]
-    named += [(SCHEDULES, experiment.training.schedule), (TRANSFORMS, experiment.augmentation.transform or "")]
-    named += [(METRICS, metric) for metric in dict.fromkeys(experiment.evaluation.metrics)]
-    return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in named if name.startswith(PLUGIN))
+    names = [(plugins.METHODS, experiment.run.method), (plugins.MODELS, experiment.model.architecture)]
+    names += [(plugins.LOSSES, experiment.training.loss), (plugins.OPTIMIZERS, experiment.training.optimizer)]
+    names += [(plugins.SCHEDULES, experiment.training.schedule)]
+    names += [(plugins.TRANSFORMS, experiment.augmentation.transform or "")]
+    names += [(plugins.METRICS, metric) for metric in dict.fromkeys(experiment.evaluation.metrics)]
+    return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in names if name.startswith(PLUGIN))
 
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """An experiment with the folder that its relative paths start from."""
+    """An experiment with the path of its file; relative paths inside start from its folder."""
 
     experiment: Experiment
     path: Path
@@ -413,34 +379,37 @@ class ExperimentFile:
         return self.path.parent
 
 
+FindFaults = Callable[[Mapping[str, Any]], Sequence[Fault]]
+
+
 def read_experiment(
-    path: Path, overrides: Iterable[str] = (), also: Callable[[Mapping[str, Any]], Sequence[Fault]] = lambda tree: ()
+    path: Path, overrides: Iterable[str] = (), method_faults: FindFaults = lambda tree: ()
 ) -> ExperimentFile:
     """Read an experiment file, its ancestors and ``key=value`` overrides.
 
     Args:
-        also: What else is wrong with a file that has faults: with its method, of which nothing is known here.
+        method_faults: Finds the faults of the method's table, which this module does not know.
 
     Raises:
         BadInput: With every fault of the file and the overrides.
     """
     tree, base_of_paths = read_tables(path)
-    return experiment_of(tree, base_of_paths, overrides, also, path.name)
+    return experiment_of(tree, base_of_paths, overrides, method_faults, path.name)
 
 
 def experiment_of(
     tree: dict[str, Any],
     base_of_paths: Path,
     overrides: Iterable[str] = (),
-    also: Callable[[Mapping[str, Any]], Sequence[Fault]] = lambda tree: (),
+    method_faults: FindFaults = lambda tree: (),
     name: str = "experiment",
 ) -> ExperimentFile:
     """Check the tables of an experiment, with ``key=value`` overrides.
 
     Args:
         base_of_paths: The file beside which relative paths start; it need not exist.
-        also: What else is wrong with an experiment that has faults.
-        name: Of the experiment, for its faults.
+        method_faults: Finds the faults of the method's table.
+        name: Name of the experiment in its faults.
 
     Raises:
         BadInput: With every fault.
@@ -451,15 +420,14 @@ def experiment_of(
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
         faults += validation_faults(error, Experiment, name, extra=("extends",))
-        faults += [replace(fault, where=f"{name}: {fault.where}") for fault in also(tree)]
+        faults += [replace(fault, where=f"{name}: {fault.where}") for fault in method_faults(tree)]
         raise BadInput(faults) from None
-    if faults:
-        raise BadInput(faults)
+    stop_on(faults)
     return ExperimentFile(experiment, base_of_paths)
 
 
 def _scaled(tree: dict[str, Any], overrides: Iterable[str], name: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
-    """Take the file's [small] table over the rest where ``--set scale=small`` asks for it."""
+    """Merge the file's [small] table into the rest where ``--set scale=small`` asks for it."""
     small, scale, rest = tree.pop("small", None), "full", list[str]()
     for text in overrides:
         key, _, value = text.partition("=")
@@ -474,18 +442,18 @@ def _scaled(tree: dict[str, Any], overrides: Iterable[str], name: str) -> tuple[
 
 
 def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
-    """Read an experiment file over the file it extends, as written; paths inside count from the file that is read.
+    """Read the unchecked tables of an experiment file, merged over those of the file that it extends.
 
-    This needs no torch: a command that calls it first refuses a wrong path at once.
+    A command that calls this first refuses a wrong path at once, before torch is imported.
 
     Args:
         children: Files that extend this one.
 
     Returns:
-        The tables, and the file beside which relative paths start.
+        The tables, and the file beside which relative paths start: the one that was read first.
 
     Raises:
-        BadInput: If a file is not there, is no TOML, or extends itself.
+        BadInput: If a file is missing, is no TOML, or extends itself.
     """
     if is_file(path) and path.resolve() in children:  # a loop of links has no end to resolve
         raise BadInput([Fault(f"{path.name}: extends", "the files extend one another in a circle.")])
@@ -499,26 +467,24 @@ def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, 
         raise BadInput([Fault(f"{path.name}: extends", f'names "{parent}", and there is no such file beside it.')])
     inherited, _ = read_tables(path.parent / parent, (*children, path.resolve()))
     if isinstance(small := inherited.get("small"), dict):
-        if _method_of(tree) not in (None, _method_of(inherited)):
-            small.pop("method", None)  # sized for another method
-        for table in ("data", "partition"):
-            if _kind_of(tree, table) not in (None, _kind_of(inherited, table)):
-                small.pop(table, None)  # keys of another kind
+        # Sizes for another method, or keys of another kind of data, do not fit the file that extends this one.
+        for table, decider in (
+            ("method", ("run", "method")),
+            ("data", ("data", "kind")),
+            ("partition", ("partition", "kind")),
+        ):
+            if _entry(tree, *decider) not in (None, _entry(inherited, *decider)):
+                small.pop(table, None)
     return _merged(inherited, tree), path
 
 
-def _kind_of(tree: Mapping[str, Any], table: str) -> object:
-    found = tree.get(table)
-    return found.get("kind") if isinstance(found, Mapping) else None
-
-
-def _method_of(tree: Mapping[str, Any]) -> object:
-    run = tree.get("run")
-    return run.get("method") if isinstance(run, Mapping) else None
+def _entry(tree: Mapping[str, Any], table: str, key: str) -> object:
+    entries = tree.get(table)
+    return entries.get(key) if isinstance(entries, Mapping) else None
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merge key by key; a table that changes its ``kind`` replaces the one below."""
+    """Merge tables key by key; a table that changes its ``kind`` replaces the table below."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -529,7 +495,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _override(tree: dict[str, Any], text: str) -> list[Fault]:
-    """Apply one ``section.key=value``: TOML, or a bare word as a string; ``none`` takes the key out."""
+    """Apply an override ``section.key=value``: TOML, or a bare word as a string; ``none`` removes the key."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         return [Fault(f"--set {text}", "must be section.key=value, for instance run.rounds=3.")]
@@ -541,13 +507,9 @@ def _override(tree: dict[str, Any], text: str) -> list[Fault]:
             return [Fault(f"--set {text}", f'"{section}" is not a table.')]
     if value.strip() == "none":
         table.pop(last, None)
-    else:
-        table[last] = _toml_value(value.strip())
-    return []
-
-
-def _toml_value(text: str) -> Any:
+        return []
     try:
-        return parsed_toml(f"value = {text}")["value"]
+        table[last] = parsed_toml(f"value = {value.strip()}")["value"]
     except ValueError:
-        return text
+        table[last] = value.strip()
+    return []

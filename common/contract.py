@@ -1,8 +1,8 @@
-"""The label contract: for each site and class, annotated or not.
+"""The label contract: which site annotates which class.
 
 Hospitals name their findings as they like. Each declares its own names and, where they differ from the run's canonical
-names, a synonym map; nothing is settled by guess. The declarations merge into one contract whose hash goes into every
-saved model. *Not annotated* is never the same as *absent*.
+names, a synonym map; nothing is guessed. The declarations merge into one contract, whose hash goes into every saved
+model. *Not annotated* is never the same as *absent*.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from common.system.plain_text import PLAIN_NAME
 
 @dataclass(frozen=True)
 class Declaration:
-    """What one site says about its labels.
+    """One site's statement about its labels.
 
     Attributes:
         site: Registered name of the site.
@@ -69,11 +69,11 @@ class LabelContract:
         return tuple(name for name in self.class_names if len(self.owners(name)) == 1 < len(self.sites))
 
     def coverage(self) -> NDArray[np.bool_]:
-        """Annotated or not, ``(sites, classes)``, rows in the order of ``sites``."""
+        """Return for each site and class if it is annotated, ``(sites, classes)``, rows in the order of ``sites``."""
         return np.array([self.annotated(site) for site in self.sites])
 
     def annotated(self, site: str) -> NDArray[np.bool_]:
-        """Whether the site annotates each class, ``(classes,)``."""
+        """Return for each class if the site annotates it, ``(classes,)``."""
         return np.array([name in self.sites[site] for name in self.class_names], dtype=np.bool_)
 
     @cached_property
@@ -94,16 +94,24 @@ def merge_declarations(declarations: Iterable[Declaration], class_names: Sequenc
         BadInput: With every contradiction found and the lines that would fix each.
     """
     ordered = sorted(declarations, key=lambda declaration: declaration.site)
-    faults = [replace(fault, site=one.site) for one in ordered for fault in declaration_faults(one)]
-    faults += _repeated_sites(ordered)
-    faults += _outside(ordered, class_names) + _unowned(ordered, class_names) if class_names else _look_alikes(ordered)
-    stop_on(faults)
     union = tuple(sorted({name for declaration in ordered for name in declaration.canonical}))
+    faults = [replace(fault, site=site.site) for site in ordered for fault in declaration_faults(site)]
+    counts = Counter(declaration.site for declaration in ordered)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    faults += [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
+    if class_names:
+        faults += _unknown_classes(ordered, class_names)
+        if missing := [name for name in class_names if name not in union]:
+            remedy = "Take it out of the run's classes, or admit a site that annotates it."
+            faults.append(Fault("run classes", f"no site annotates {quoted(missing)}.", remedy))
+    else:
+        faults += _look_alikes(ordered)
+    stop_on(faults)
     return LabelContract(union, MappingProxyType({d.site: d.canonical for d in ordered}))
 
 
 def declaration_faults(declaration: Declaration) -> list[Fault]:
-    """What is wrong with one site's declaration by itself."""
+    """Return the faults of one site's declaration, without a look at other sites."""
     where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
     if not PLAIN_NAME.fullmatch(declaration.site):
@@ -118,28 +126,18 @@ def declaration_faults(declaration: Declaration) -> list[Fault]:
         faults.append(
             Fault(where.replace("annotates", "synonyms"), f'"{name}" is not one of the site\'s labels.', remedy)
         )
-    for name, locals_ in _grouped(declaration).items():
+    local_names: dict[str, list[str]] = {}  # canonical name -> the site's names for it
+    for local in dict.fromkeys(declaration.names):
+        local_names.setdefault(declaration.synonyms.get(local, local), []).append(local)
+    for name, locals_ in local_names.items():
         if len(locals_) > 1:
             problem = f"{quoted(locals_)} both mean {quoted([name])}, so it is not clear which column counts."
             faults.append(Fault(where, problem, "Keep one of them, or map each to a name of its own."))
     return faults
 
 
-def _grouped(declaration: Declaration) -> dict[str, list[str]]:
-    grouped: dict[str, list[str]] = {}
-    for local in dict.fromkeys(declaration.names):
-        grouped.setdefault(declaration.synonyms.get(local, local), []).append(local)
-    return grouped
-
-
-def _repeated_sites(ordered: Sequence[Declaration]) -> list[Fault]:
-    counts = Counter(declaration.site for declaration in ordered)
-    repeated = sorted(name for name, count in counts.items() if count > 1)
-    return [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
-
-
-def _outside(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list[Fault]:
-    """Canonical names that the run does not have."""
+def _unknown_classes(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list[Fault]:
+    """Return a fault for each canonical name that is no class of the run."""
     return [
         Fault(
             f"site.toml of {declaration.site}: data.annotates",
@@ -153,17 +151,8 @@ def _outside(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list
     ]
 
 
-def _unowned(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list[Fault]:
-    owned = {name for declaration in ordered for name in declaration.canonical}
-    missing = [name for name in class_names if name not in owned]
-    if not missing:
-        return []
-    remedy = "Take it out of the run's classes, or admit a site that annotates it."
-    return [Fault("run classes", f"no site annotates {quoted(missing)}.", remedy)]
-
-
 def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
-    """Canonical names of the union that differ only in case, spaces or punctuation: one class under two names."""
+    """Return a fault for each two names that differ only in case, spaces or punctuation: one class under two names."""
     owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:
         for name, local in zip(declaration.canonical, declaration.names, strict=True):
@@ -179,5 +168,5 @@ def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
 
 
 def fold_spelling(name: str) -> str:
-    """A name without what two spellings of one class differ by: case, spaces, punctuation."""
+    """Return a name without case, spaces and punctuation, by which two spellings of one class differ."""
     return re.sub(r"[\W_]+", "", name.casefold())

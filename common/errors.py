@@ -1,4 +1,4 @@
-"""Faults in what people give us: gathered, explained, and raised all together at our edges."""
+"""Errors of our programs; faults of a person's input are gathered, explained and raised all together."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 Cause = Literal["", "column", "patients", "unreadable"]
-"""Kinds of faults that a program tells apart by an exit code of their own."""
+"""Kinds of faults that have an exit code of their own."""
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,10 @@ class Fault:
 
     Attributes:
         where: File and key, e.g. ``"nih.toml: data.path"``.
-        problem: What came and what was expected, one sentence with its full stop.
-        remedy: What to do about it, or empty where the problem says it.
-        site: The site at which it has to be fixed, where it is one's.
-        cause: Its kind: a column that is not there, patients on two sides of a split, images that cannot be read.
+        problem: The value and what was expected, one sentence with its full stop.
+        remedy: How to fix the input; empty where the problem says so.
+        site: The site at which the fault has to be fixed; empty where no single site is meant.
+        cause: A missing ``column``, ``patients`` in two splits, ``unreadable`` images; empty for any other.
     """
 
     where: str
@@ -32,7 +32,7 @@ class Fault:
 
 
 class BadInput(Exception):
-    """Raised once with every fault that was found; a program that ends with it exits with code 2."""
+    """A person's input has faults; raised once with all of them. The program exits with code 2."""
 
     exit_code: ClassVar[int] = 2
 
@@ -42,12 +42,12 @@ class BadInput(Exception):
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
     def __reduce__(self) -> tuple[type["BadInput"], tuple[tuple[Fault, ...]]]:
-        """Survive the way from a worker process: exceptions are otherwise rebuilt from their message."""
+        """Pickle with the faults, to come whole from a worker process; exceptions are otherwise rebuilt from text."""
         return BadInput, (self.faults,)
 
 
 class CannotGoOn(RuntimeError):
-    """A program ends, and its text explains to a person why; the exit code is 1."""
+    """The program has to end; the text explains why. The exit code is 1."""
 
 
 class Diverged(CannotGoOn):
@@ -72,18 +72,16 @@ def stop_on(faults: Sequence[Fault]) -> None:
 
 
 SAVE_AS_UTF8 = "Save it as UTF-8 text."
-
-
 PICTURE = "is not text but a picture."
 
 
 def not_utf8(content: bytes, error: UnicodeDecodeError) -> str:
-    """Say where a text file stops being UTF-8: a line that one finds in an editor, not a byte."""
+    """Return why a text file is not UTF-8: its real type, or the line of the first wrong byte."""
     return not_utf8_in(content, content.count(b"\n", 0, error.start) + 1)
 
 
 def not_utf8_in(content: bytes, line: int) -> str:
-    """Say the same of a file of which the beginning and the line are known."""
+    """Return why a file is not UTF-8, from its first bytes and the line of the first wrong byte."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is not UTF-8 text but UTF-16."
     if content.startswith(b"PK\x03\x04"):

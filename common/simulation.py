@@ -1,4 +1,4 @@
-"""The sites of a simulation: one data set, cut by a partition; the same on the coordinator and in every worker."""
+"""The data of simulated sites: one data set, divided by a partition; equal on the coordinator and in each worker."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,10 +23,10 @@ Pooling = Literal["no", "negative", "masked", "known"]
 
 @dataclass(frozen=True, eq=False)
 class SimulatedData:
-    """A data set and who holds which part of it; equal to itself alone.
+    """A data set and the part of it that each site holds; compared by identity.
 
     Attributes:
-        splits: What the rows of ``parts`` count in.
+        splits: The images that the rows of ``parts`` index.
         server: Images that the coordinator holds itself; None where the partition gives it none.
     """
 
@@ -36,18 +36,18 @@ class SimulatedData:
 
     @property
     def test(self) -> ImageSet:
-        """What the coordinator tests the global model on."""
+        """The images on which the coordinator tests the global model."""
         return self.splits.test if self.server is None else self.server.test
 
     @property
     def patients_known(self) -> bool:
-        """Whether the data said of every image whose it is."""
+        """True where the data names the patient of every image."""
         parts = (self.splits.train, self.splits.validation, self.splits.test)
         return all(are_known(part.patients) for part in parts)
 
     @property
     def positives(self) -> dict[str, dict[str, int]]:
-        """Site -> class that it annotates -> its training images that show it."""
+        """Number of training images by site and class that the site annotates."""
         shows = self.splits.train.labels == 1
         columns = {name: column for column, name in enumerate(self.splits.class_names)}
         return {
@@ -57,13 +57,13 @@ class SimulatedData:
 
     @property
     def contract(self) -> LabelContract:
-        """The label contract of the sites as the partition made them, also where a baseline pools them."""
+        """The label contract of the sites of the partition, also where a baseline pools their images."""
         return merge_declarations(Declaration(part.site, part.class_names) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class SiteImages:
-    """What one simulated site has."""
+    """The labels and images of one simulated site."""
 
     declaration: Declaration
     train: ImageSet
@@ -72,11 +72,11 @@ class SiteImages:
 
 
 _received: dict[tuple[str, Path], Splits] = {}
-"""Data sets that another process has read for this one, by their spec and folder."""
+"""Data sets that another process has read for this process, by their spec and folder."""
 
 
 def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
-    """Load and cut the data of an experiment; kept in this process for the next site that asks.
+    """Load and divide the data of an experiment; cached in this process for its other sites.
 
     Raises:
         BadInput: With all faults of the data set and the partition.
@@ -84,13 +84,13 @@ def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
     assert experiment.data is not None, "checked before"
     assert experiment.partition is not None, "checked before"
     data, parts = experiment.data.model_dump_json(), experiment.partition.model_dump_json()
-    for_sites = (data, base) in _received  # they need nothing of the coordinator's own
+    for_sites = (data, base) in _received  # they need none of the coordinator's own images
     server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
     return _simulated_data(data, parts, server, experiment.run.seed, base)
 
 
 def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
-    """Serve sites of this experiment from a data set that another process has read, :func:`whole_data` of it."""
+    """Use for the sites of this experiment a data set that another process has read by :func:`whole_data`."""
     assert experiment.data is not None, "checked before"
     forget_data()
     _received.clear()
@@ -98,13 +98,13 @@ def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
 
 
 def whole_data(experiment: Experiment, base: Path) -> Splits:
-    """The data set of an experiment before it is cut; kept, too."""
+    """Return the data set of an experiment before it is divided; cached too."""
     assert experiment.data is not None, "checked before"
     return _whole_data(experiment.data.model_dump_json(), base)
 
 
 def forget_data() -> None:
-    """Read the data anew for the next run: files, and what plug-ins return, may have changed since."""
+    """Clear the cached data, so that the next run reads it again: files and plug-ins may have changed."""
     _simulated_data.cache_clear()
     _whole_data.cache_clear()
 
@@ -126,7 +126,7 @@ def _whole_data(data: str, base: Path) -> Splits:
 
 
 def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
-    """The images of site ``index``, or of the one pooled site."""
+    """Return the images of site ``index``, or of the single pooled site."""
     if pooling != "no":
         return _pooled(data, pooling)
     part = data.parts[index]
@@ -135,36 +135,31 @@ def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteIma
 
 
 def site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
-    """Test images of the sites that have their own; every other site is tested on the whole test part."""
+    """Return the test images of each site that has its own; other sites are tested on the whole test part."""
     return {part.site: data.splits.test.rows(part.test) for part in data.parts if part.test is not None}
 
 
 def _pooled(data: SimulatedData, pooling: Pooling) -> SiteImages:
-    """All sites' images in one place.
+    """Join all sites' images.
 
-    ``negative`` takes a class that an image's site does not annotate as absent, ``masked`` as unknown, ``known`` as it
-    truly is.
+    A class that an image's site does not annotate is absent under ``negative``, unknown under ``masked``, and has its
+    true label under ``known``.
     """
     names = data.contract.class_names
-    train = [_seen_by(data.splits.train, part, part.train, names, pooling) for part in data.parts]
-    validation = [_seen_by(data.splits.validation, part, part.validation, names, pooling) for part in data.parts]
-    test = _tested(data).only_classes(names)
-    return SiteImages(Declaration(POOLED, names), joined(train), joined(validation), test)
+    train = [_relabelled(data.splits.train, part, part.train, names, pooling) for part in data.parts]
+    validation = [_relabelled(data.splits.validation, part, part.validation, names, pooling) for part in data.parts]
+    own_rows = [part.test for part in data.parts if part.test is not None]
+    test = data.splits.test.rows(np.concatenate(own_rows)) if own_rows else data.splits.test
+    return SiteImages(Declaration(POOLED, names), joined(train), joined(validation), test.only_classes(names))
 
 
-def _tested(data: SimulatedData) -> ImageSet:
-    """All test images of the sites that have their own, else the whole test part."""
-    own = [part.test for part in data.parts if part.test is not None]
-    return data.splits.test.rows(np.concatenate(own)) if own else data.splits.test
-
-
-def _seen_by(
+def _relabelled(
     images: ImageSet, part: SitePart, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
-    """One site's rows with the columns of all classes, its unannotated ones filled in as ``pooling`` says."""
-    seen = images.rows(rows).only_classes(names)
+    """Return one site's rows with labels of all classes; those it does not annotate are set as ``pooling`` says."""
+    site_images = images.rows(rows).only_classes(names)
     if pooling == "known":
-        return seen
+        return site_images
     annotated = np.array([name in part.class_names for name in names])
     filling = np.float32(0.0 if pooling == "negative" else np.nan)
-    return replace(seen, labels=np.where(annotated, seen.labels, filling).astype(np.float32))
+    return replace(site_images, labels=np.where(annotated, site_images.labels, filling).astype(np.float32))

@@ -8,8 +8,8 @@ import inspect
 import re
 from collections.abc import Mapping
 
-from common.wire.codec import Record, field_names
-from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
+from common.wire.codec import field_names
+from common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from strategies.registry import statistics_sent
 

@@ -1,12 +1,10 @@
-"""Parts that a site or a coordinator installed itself as a Python package, found by name.
+"""Plug-ins: parts that a site or a coordinator installed itself as a Python package, loaded by name.
 
 A package names them as entry points: a network in the group ``polyclinic.models``, a loss in ``polyclinic.losses``, a
 data set in ``polyclinic.datasets``, a metric in ``polyclinic.metrics``, a method in ``polyclinic.methods``, a transform
 of training images in ``polyclinic.transforms``, an optimiser in ``polyclinic.optimizers``, a schedule of the learning
 rate in ``polyclinic.schedules``. Code never travels: a plan holds the name, the package, its version and the hash of
-its files, and a site runs what it has itself, if that is the same.
-
-:mod:`common.plugins.files` says which files those are, and checks that nothing else is imported.
+its files, and a site runs its own package if that has the same hash. :mod:`common.plugins.files` lists those files.
 """
 
 import hashlib
@@ -17,9 +15,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
-from common.plugins.files import PluginFiles, files_of, forged_caches, is_hashed, unhashed_modules
+from common.plugins.files import files_of
 from common.system.hashing import fingerprint
-from common.system.plain_text import shortened
 from common.system.toml import Section
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
@@ -42,18 +39,18 @@ def _or_plugin(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
 
 
 OrPlugin = WrapValidator(_or_plugin)
-"""Beside a choice of ours; what is neither is told our choices."""
+"""Accepts a plug-in beside our own choices; the fault of any other value lists those."""
 
 
 class PluginStamp(Section):
-    """Which code a name stands for.
+    """The exact code that a plug-in's name stands for.
 
     Attributes:
-        group: Of the entry point.
-        name: Of the entry point.
-        package: That brings it.
-        version: Of the package.
-        sha256: Over what the entry point names, and the names and contents of all files of the package.
+        group: Group of the entry point.
+        name: Name of the entry point.
+        package: Package that brings the entry point.
+        version: Version of the package.
+        sha256: Hash of the entry point's target, and of the names and contents of all files of the package.
     """
 
     group: str
@@ -89,10 +86,10 @@ def find_entry_point(group: str, name: str) -> EntryPoint:
 
 
 def register_local(group: str, part: Any) -> str:
-    """Have this process find a part without a package, under the name that is returned; hospitals never do.
+    """Register a part of this process as a plug-in without a package, and return its name; hospitals never do.
 
-    The name is that of the part with the hash of its code and of the values that it holds, so that the same part has
-    the same name in another process and a changed one another. Other processes, such as Ray's workers, do not know it.
+    The name holds the hash of the part's code and values, so that the same part has the same name in another process
+    and a changed part another name. Other processes, such as Ray's workers, do not know the part.
     """
     plain = re.sub("[^A-Za-z0-9_]", "", getattr(part, "__name__", type(part).__name__)) or "part"
     name = f"own-{plain[:60]}-{fingerprint(part)[:12]}"
@@ -101,53 +98,38 @@ def register_local(group: str, part: Any) -> str:
 
 
 def is_local_name(name: str) -> bool:
-    """Return whether a name can only be one of :func:`register_local`."""
+    """Return True for a name that only :func:`register_local` gives."""
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
 def load_entry_point(group: str, name: str) -> Any:
-    """Import the entry point of this name, from the very files that :func:`stamp_of` has hashed.
+    """Import the entry point of this name, of the files that :func:`stamp_of` has hashed.
 
     Raises:
-        BadInput: If it is not installed, cannot be imported, or is not made of the files that were hashed.
+        BadInput: If it is not installed, cannot be imported, or its files changed after they were hashed.
     """
     if (group, name) in _offered:
         return _offered[group, name]
     if (group, name) in _loaded:  # before the entry points are searched, which takes milliseconds
         return _loaded[group, name].part
     point = find_entry_point(group, name)
+    stamp = _hashed(point)
+    if _latest.get((group, name), stamp) != stamp:
+        problem = "its files were changed after their hash was taken."
+        raise BadInput([Fault(f"plugin:{name}", problem, "Start the program anew.")])
     try:
-        return _load(point)
-    except BadInput:
-        raise
+        part = point.load()
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         problem = f"cannot be imported: {type(error).__name__}: {error}"
         raise BadInput([Fault(f"plugin:{name}", problem, "Its package has to be repaired.")]) from error
-
-
-def _load(point: EntryPoint) -> Any:
-    """Import an entry point for the first time, and compare what was imported with what was hashed."""
-    files, stamp = _hashed(point)
-    if _latest.get((point.group, point.name), stamp) != stamp:
-        raise _mismatch(point, "its files were changed after their hash was taken.")
-    if forged := forged_caches(files):
-        problem = f"the byte code beside {shortened(forged)} is not of that source."
-        raise _mismatch(point, problem, "Remove its folders __pycache__, or install its package anew.")
-    part = point.load()
-    if strange := unhashed_modules(files) or ([] if is_hashed(point.module, files) else [point.module]):
-        raise _mismatch(point, f"{shortened(strange)} did not come from a hashed file of its package.")
-    if files_of(point) != files:
-        raise _mismatch(point, "its files changed while it was imported.")
-    _loaded[point.group, point.name] = _Loaded(stamp, part)
+    _loaded[group, name] = _Loaded(stamp, part)
     return part
 
 
-def _mismatch(point: EntryPoint, problem: str, remedy: str = "Start the program anew.") -> BadInput:
-    return BadInput([Fault(f"plugin:{point.name}", problem, remedy)])
-
-
 def stamp_of(group: str, name: str) -> PluginStamp:
-    """Return what this machine has under a name, or what this process has imported of it; nothing is imported for it.
+    """Return the stamp of the plug-in of this name, which is not imported for it.
+
+    Of a plug-in that this process has imported, the stamp is that of the imported code.
 
     Raises:
         BadInput: If it is not installed, or its files cannot be read.
@@ -157,13 +139,13 @@ def stamp_of(group: str, name: str) -> PluginStamp:
         return PluginStamp(group=group, name=name, package="this program", version="0", sha256=sha256)
     if (group, name) in _loaded:  # files that changed since are not what runs
         return _loaded[group, name].stamp
-    stamp = _hashed(find_entry_point(group, name))[1]
+    stamp = _hashed(find_entry_point(group, name))
     _latest[group, name] = stamp
     return stamp
 
 
-def _hashed(point: EntryPoint) -> tuple[PluginFiles, PluginStamp]:
-    """Return the files of an entry point's package, and which code they are.
+def _hashed(point: EntryPoint) -> PluginStamp:
+    """Hash the files of an entry point's package.
 
     Raises:
         BadInput: If they cannot be read.
@@ -177,8 +159,13 @@ def _hashed(point: EntryPoint) -> tuple[PluginFiles, PluginStamp]:
     if not files.has_file_of(point.module):
         problem = f"the files of {point.module} cannot be read: it lies in an archive, or is not there."
         raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package with pip.")])
-    about = {"group": point.group, "name": point.name, "package": point.dist.name, "version": point.dist.version}
-    return files, PluginStamp(**about, sha256=files.sha256(point.value))
+    return PluginStamp(
+        group=point.group,
+        name=point.name,
+        package=point.dist.name,
+        version=point.dist.version,
+        sha256=files.sha256(point.value),
+    )
 
 
 class _Loaded(NamedTuple):
@@ -187,8 +174,8 @@ class _Loaded(NamedTuple):
 
 
 _loaded: dict[tuple[str, str], _Loaded] = {}
-"""What this process has imported."""
+"""Plug-ins that this process has imported, by group and name."""
 _offered: dict[tuple[str, str], Any] = {}
-"""What this process offers itself."""
+"""Parts that this process registered itself."""
 _latest: dict[tuple[str, str], PluginStamp] = {}
-"""What was last said of an entry point that is not imported yet."""
+"""The last stamp of each entry point that is not imported yet."""

@@ -1,4 +1,4 @@
-"""The files of a plug-in: what its distribution's code is, and what that can read when it is imported.
+"""The files of a plug-in: the code of its distribution, and the data that this code can read.
 
 They are the files that the distribution's ``RECORD`` lists, and every file beside them: in the same top-level folders,
 and where Python finds its top-level modules now, which is all there is of an editable installation. In a namespace that
@@ -7,9 +7,8 @@ installations of one wheel: what the installer writes (:data:`INSTALLERS`, the s
 of other scripts, the folders that a ``.pth`` names (the modules in them count instead), and Python's caches of byte
 code, from which nothing is taken.
 
-Python runs a module from its cache of byte code, which only claims to be of its source. So the byte code that Python
-would run is compared with the compiled source before a plug-in is imported, and afterwards each of its modules must
-have come from a hashed file.
+The hash tells apart what two machines have installed. Whoever may write into a machine's Python packages can run any
+code there, with or without a plug-in: against that no hash helps.
 """
 
 import csv
@@ -18,15 +17,12 @@ import inspect
 import os
 import pkgutil
 import re
-import sys
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
-from types import CodeType
 
 INSTALLERS = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "RECORD.p7s", "direct_url.json", "uv_cache.json"}
 """Files in ``.dist-info`` that an installer writes about its own work."""
@@ -42,30 +38,20 @@ class PluginFiles:
     """The files of a plug-in at one time.
 
     Attributes:
-        names: Names below the folder that modules are in, sorted, each with the SHA-256 of what counts of its content.
-        digests: Real path -> SHA-256 of the whole content.
-        modules: The modules and packages that are the distribution's own, by their dotted names.
-        folders: Real paths of its packages, each with a slash at its end.
+        names: Names below the folder that modules are in, sorted, each with the SHA-256 of the content that counts.
     """
 
     names: tuple[tuple[str, str], ...]
-    digests: Mapping[str, str]
-    modules: frozenset[str]
-    folders: tuple[str, ...]
 
-    def sha256(self, value: str) -> str:
-        """Return the hash of all files and of what an entry point names in them."""
-        digest = hashlib.sha256(value.encode())
+    def sha256(self, target: str) -> str:
+        """Return the hash of all files and of the entry point's target in them."""
+        digest = hashlib.sha256(target.encode())
         for name, sha256 in self.names:
             digest.update(f"{len(name)}:{name}".encode() + bytes.fromhex(sha256))
         return digest.hexdigest()
 
-    def holds(self, module: str, path: str) -> bool:
-        """Return whether a module, or a real path, can only be one of these files."""
-        return path in self.digests or path.startswith(self.folders) or _is_within(module.split("."), self.modules)
-
     def has_file_of(self, module: str) -> bool:
-        """Return whether a file of a module's top-level module is among them."""
+        """Return True where a file of a module's top-level module is among them."""
         root = module.partition(".")[0]
         return any(_module(name).partition(".")[0] == root for name, _ in self.names)
 
@@ -78,39 +64,32 @@ def files_of(point: EntryPoint) -> PluginFiles:
     """
     assert point.dist is not None, "installed packages have one"
     owners = [point.dist, *_other_owners(point)]
-    recorded = {(name, os.path.realpath(path)): path for one in owners for name, path in _recorded(one)}
+    recorded = {(name, os.path.realpath(path)): path for owner in owners for name, path in _recorded(owner)}
     modules = {module for name, _ in recorded if (module := _module(name))}
     tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/")}
     roots = {module.partition(".")[0] for module in modules} | {point.module.partition(".")[0]}
-    roots |= {name for one in owners for name in _named_roots(one) if name.isidentifier()}
+    roots |= {name for owner in owners for name in _named_roots(owner) if name.isidentifier()}
     elsewhere = roots - {module.partition(".")[0] for module in modules}
-    beside = [file for one in owners for top in tops for file in _tree(Path(str(one.locate_file(top))), top)]
+    beside = [file for owner in owners for top in tops for file in _tree(Path(str(owner.locate_file(top))), top)]
     for root in sorted(roots | {name for name in tops if name.isidentifier()}):
-        spec = _spec(root)
-        beside += _found(root, spec)
+        try:
+            spec = find_spec(root)
+        except ValueError:  # a module without a spec has been put into sys.modules
+            spec = None
+        beside += _module_files(root, spec)
         if spec is not None and root in elsewhere:
             modules.add(root if spec.origin else point.module)
     more = {(name, os.path.realpath(path)): path for name, path in beside if not _is_left_out(name, owners)}
     unsure = {key for key in more.keys() - recorded.keys() if not _is_within(_parts(key[0]), modules)}
     others = _listed_by_others({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
     files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in others}
-    return _read(files, modules)
+    contents = ((name, _counted_content(name, path.read_bytes())) for (name, _), path in files.items())
+    hashes = ((name, hashlib.sha256(content).hexdigest()) for name, content in contents if content is not None)
+    return PluginFiles(tuple(sorted(hashes)))
 
 
-def _read(files: Mapping[tuple[str, str], Path], modules: Collection[str]) -> PluginFiles:
-    names, digests, folders = list[tuple[str, str]](), dict[str, str](), set[str]()
-    for (name, real), path in files.items():
-        content = path.read_bytes()
-        digests[real] = hashlib.sha256(content).hexdigest()
-        if (counted := _counted(name, content)) is not None:
-            names.append((name, hashlib.sha256(counted).hexdigest()))
-        if "/" in name and inspect.getmodulename(path.name) == "__init__" and _is_within(_parts(name), modules):
-            folders.add(os.path.realpath(path.parent) + os.sep)
-    return PluginFiles(tuple(sorted(names)), digests, frozenset(modules), tuple(sorted(folders)))
-
-
-def _counted(name: str, content: bytes) -> bytes | None:
-    """Return what counts of a file: not where an installation lies; None where nothing does."""
+def _counted_content(name: str, content: bytes) -> bytes | None:
+    """Return the part of a file that does not depend on the folder of an installation; None where there is none."""
     if name.startswith(SCRIPTS) and content.startswith(b"#!"):
         return content.partition(b"\n")[2]
     if _is_path_file(name):
@@ -121,28 +100,28 @@ def _counted(name: str, content: bytes) -> bytes | None:
 # ----------------------------------------------------------------------------------------------- what is installed
 
 
-def _record(one: Distribution) -> list[str]:
+def _record(owner: Distribution) -> list[str]:
     """Return the files that a distribution's RECORD lists, as it names them; empty where it has none."""
-    rows = csv.reader((one.read_text("RECORD") or "").splitlines())
+    rows = csv.reader((owner.read_text("RECORD") or "").splitlines())
     return [os.path.normpath(row[0]).replace(os.sep, "/") for row in rows if row]
 
 
-def _recorded(one: Distribution) -> Iterator[tuple[str, Path]]:
-    for listed in _record(one):
-        path, name = Path(str(one.locate_file(listed))), listed
+def _recorded(owner: Distribution) -> Iterator[tuple[str, Path]]:
+    for listed in _record(owner):
+        path, name = Path(str(owner.locate_file(listed))), listed
         if listed.startswith((OUTSIDE, "/")):  # how far up depends on where Python keeps its packages
             name = OUTSIDE + re.sub(r"^((\.\./)+|/)", "", listed)
-        if not _is_left_out(name, [one]) and path.is_file():
+        if not _is_left_out(name, [owner]) and path.is_file():
             yield name, path
 
 
 def _is_left_out(name: str, owners: Iterable[Distribution]) -> bool:
-    """Return whether a file differs between two installations of one wheel and runs nothing."""
+    """Return True for a file that differs between two installations of one wheel and runs nothing."""
     folder, _, last = name.rpartition("/")
     if folder.endswith(".dist-info") and "/" not in folder:
         return last in INSTALLERS
     if name.startswith(SCRIPTS):
-        points = (point for one in owners for point in one.entry_points)
+        points = (point for owner in owners for point in owner.entry_points)
         return any(point.name == last and point.group in ("console_scripts", "gui_scripts") for point in points)
     return _CACHE.fullmatch(name) is not None
 
@@ -153,25 +132,27 @@ def _other_owners(point: EntryPoint) -> list[Distribution]:
     if point.module in map(_module, _record(point.dist)):
         return []
     mine = _identity(point.dist)
-    return [one for one in distributions() if _identity(one) != mine and point.module in map(_module, _record(one))]
+    return [
+        other for other in distributions() if _identity(other) != mine and point.module in map(_module, _record(other))
+    ]
 
 
 def _listed_by_others(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
     """Return real paths of the files under these top-level names that other distributions list."""
     mine = set(map(_identity, owners))
-    listed = ((one, name) for one in distributions() if _identity(one) not in mine for name in _record(one))
-    return {os.path.realpath(str(one.locate_file(name))) for one, name in listed if name.partition("/")[0] in tops}
+    listed = ((other, name) for other in distributions() if _identity(other) not in mine for name in _record(other))
+    return {os.path.realpath(str(other.locate_file(name))) for other, name in listed if name.partition("/")[0] in tops}
 
 
-def _identity(one: Distribution) -> tuple[str, str]:
-    return one.name, os.path.realpath(str(one.locate_file("")))
+def _identity(owner: Distribution) -> tuple[str, str]:
+    return owner.name, os.path.realpath(str(owner.locate_file("")))
 
 
-def _named_roots(one: Distribution) -> Iterator[str]:
+def _named_roots(owner: Distribution) -> Iterator[str]:
     """Return top-level modules that a distribution brings from elsewhere: by its own word, and by its .pth files."""
-    yield from (one.read_text("top_level.txt") or "").split()
-    for name in filter(_is_path_file, _record(one)):
-        path = Path(str(one.locate_file(name)))
+    yield from (owner.read_text("top_level.txt") or "").split()
+    for name in filter(_is_path_file, _record(owner)):
+        path = Path(str(owner.locate_file(name)))
         folders = _path_lines(path.read_bytes())[1] if path.is_file() else []
         places = [os.path.join(path.parent, os.fsdecode(folder.strip())) for folder in folders]
         yield from (module.name for module in pkgutil.iter_modules(places))
@@ -194,14 +175,7 @@ def _is_path_file(name: str) -> bool:
 # ----------------------------------------------------------------------------------------------- what Python finds
 
 
-def _spec(root: str) -> ModuleSpec | None:
-    try:
-        return find_spec(root)
-    except ValueError:  # a module without a spec has been put into sys.modules
-        return None
-
-
-def _found(root: str, spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
+def _module_files(root: str, spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
     """Yield every file of a top-level module."""
     if spec is None:
         return
@@ -239,59 +213,3 @@ def _module(name: str) -> str:
 
 def _is_within(parts: list[str], modules: Collection[str]) -> bool:
     return any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))
-
-
-_NOT_OF_THE_SOURCE = {"co_filename", "co_lines", "co_positions", "co_branches", "co_lnotab", "co_firsttraceable"}
-"""The path at which the cache was written, and what Python works out of the other parts."""
-
-
-def forged_caches(files: PluginFiles) -> list[str]:
-    """Return the paths of sources of which Python would run other byte code: that of a cache in ``__pycache__``."""
-    return [path for path in files.digests if path.endswith(".py") and _runs_other_code(path)]
-
-
-def _runs_other_code(path: str) -> bool:
-    loader = SourceFileLoader("module", path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the source; its import shows them
-        try:
-            source = loader.source_to_code(Path(path).read_bytes(), path)
-        except (SyntaxError, ValueError):  # a template, say: Python can import it only from a cache
-            source = None
-        try:
-            code = loader.get_code("module")
-        except (SyntaxError, ValueError):  # neither source nor cache can be imported
-            return False
-        except (EOFError, TypeError, ImportError):  # the cache holds no code
-            return True
-    return code is None or source is None or _comparable(code) != _comparable(source)
-
-
-def _comparable(value: object) -> object:
-    """Return what makes up code, to be compared: two constants that are NaN are not equal to themselves."""
-    if isinstance(value, CodeType):
-        names = [name for name in dir(value) if name.startswith("co_") and name not in _NOT_OF_THE_SOURCE]
-        return [(name, _comparable(getattr(value, name))) for name in names]
-    if isinstance(value, tuple):
-        return [_comparable(part) for part in value]
-    if isinstance(value, frozenset):
-        return sorted(map(repr, value))
-    return value if isinstance(value, bytes | str) else (type(value).__name__, repr(value))
-
-
-def unhashed_modules(files: PluginFiles) -> list[str]:
-    """Return the plug-in's modules in this process that did not come from a hashed file."""
-    return sorted(name for name, path in _imported() if files.holds(name, path) and path not in files.digests)
-
-
-def is_hashed(module: str, files: PluginFiles) -> bool:
-    """Return whether a module in this process came from a hashed file."""
-    return files.digests.keys() & {path for name, path in _imported() if name == module} != set()
-
-
-def _imported() -> Iterator[tuple[str, str]]:
-    """Yield the modules of this process that have a file, each with its real path."""
-    for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__dict__", {}).get("__spec__")
-        if isinstance(spec, ModuleSpec) and spec.has_location and spec.origin is not None:
-            yield name, os.path.realpath(spec.origin)

@@ -1,8 +1,8 @@
-"""What a field of a record may hold: a length and a set of characters for text, a range for numbers.
+"""Bounds of the fields of records: a length and a set of characters for text, a range for numbers.
 
-Each bound stands beside its field's type, as ``Annotated``; :func:`refuse_out_of_bounds` reads them from there, so that
-a field without one is seen at once (a test asks for one at every text and number of every record). What a range cannot
-know, because it depends on the round, :mod:`strategies.engine.exchange` checks.
+Each bound stands beside its field's type, as ``Annotated``, where :func:`refuse_out_of_bounds` reads it. A test asks
+for a bound of every text and number of every record. Limits that depend on the round are checked by
+:mod:`strategies.engine.exchange`.
 """
 
 import functools
@@ -18,17 +18,17 @@ from common.plugins import MOST_METRICS
 from common.system.plain_text import is_plain, printable, printable_lines
 
 MOST_IMAGES = 10**9
-"""Of one site: more is a slip or a lie, and would outweigh every other site."""
+"""Most images of one site: more is an error or a lie, and would outweigh every other site."""
 MOST_CLASSES = 2_000
-"""Of one site; the largest public set of labels of chest images has 193."""
+"""Most classes of one site; the largest public set of labels of chest images has 193."""
 MOST_SITES = 10_000
 MOST_ROUNDS = 10**9
 MOST_LOSS = 1e6
-"""Of a mean cross-entropy, in nats an image. It is the number by which a logit misses: a model that is that wrong is
-broken, how wrong it is says nothing more. An honest site tells this number for any larger one and for none at all
-(:func:`reported_loss`), so the bound leaves out nobody who only reports what a broken model does."""
+"""Largest mean cross-entropy, in nats an image. A model with that loss is broken; a larger number says nothing more. An
+honest site reports this number for a larger loss and for one that is not finite (:func:`reported_loss`), so no site is
+left out for an honest report."""
 MOST_SECONDS = 1e8
-"""Three years."""
+"""About three years."""
 MOST_EPOCHS = 10**6
 MOST_EPSILON = 1e9
 MOST_STATISTIC = 1e9
@@ -38,13 +38,13 @@ thousand such numbers still add up in float32."""
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``least`` to ``most``; NaN only where the wire lets it through."""
+    """Numbers from ``least`` to ``most``; NaN passes, because the codec has refused it where it is not allowed."""
 
     least: float
     most: float
 
     def fault(self, value: Any) -> str:
-        """Say what is wrong with a value, or return an empty string."""
+        """Return why a value is refused; empty where it is accepted."""
         if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
             return ""
         return f"must be from {_number(self.least)} to {_number(self.most)}, not {_number(value)}"
@@ -59,14 +59,14 @@ class Name:
     def fault(self, value: Any) -> str:
         if len(value) <= self.longest and is_plain(value):
             return ""
-        wanted = f"must be one line of at most {self.longest} printable characters"
-        came = "characters that cannot be printed" if len(value) <= self.longest else f"{len(value):,} characters"
-        return f"{wanted}; it has {came}: {printable(value, 80)}"
+        expected = f"must be one line of at most {self.longest} printable characters"
+        actual = "characters that cannot be printed" if len(value) <= self.longest else f"{len(value):,} characters"
+        return f"{expected}; it has {actual}: {printable(value, 80)}"
 
 
 @dataclass(frozen=True)
 class Document:
-    """Text for a program, which no person reads: only its length is bounded."""
+    """Text that only programs read, with at most ``longest`` characters of any kind."""
 
     longest: int
 
@@ -78,7 +78,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Words:
-    """Words for a person: never refused, because they say why something failed, but made harmless when they come."""
+    """Text that says to a person why something failed: never refused, but escaped and cut when it arrives."""
 
     def fault(self, value: Any) -> str:
         return ""
@@ -86,7 +86,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Each:
-    """A list: at most ``most`` entries, each within a bound."""
+    """A list of at most ``most`` entries, each within a bound."""
 
     most: int
     bound: Range | Name
@@ -96,7 +96,8 @@ class Each:
             return f"must have at most {self.most:,} entries, not {len(value):,}"
         if not value:
             return ""
-        # All at once where nothing is wrong; a NaN comes out of min and max or is passed over, and hides none.
+        # All entries at once where nothing is wrong. A NaN among them makes min and max NaN or is ignored; no other
+        # entry hides behind it.
         if isinstance(self.bound, Range):
             fits = self.bound.least <= min(value) and max(value) <= self.bound.most
         else:
@@ -113,11 +114,11 @@ BOUNDS = typing.get_args(Bound)
 
 NAME = Name()
 SHARE = Range(0.0, 1.0 + 1e-9)
-"""AUROC, average precision, balanced accuracy: rounding may end just above 1."""
+"""Range of AUROC, average precision and balanced accuracy; rounding may end just above 1."""
 VALIDATION_LOSS = Range(0.0, MOST_LOSS)
-"""Every loss that validation measures is a mean of cross-entropies (:mod:`strategies.local.losses`): never below 0."""
+"""Range of a validation loss: a mean of cross-entropies (:mod:`strategies.local.losses`), never below 0."""
 TRAIN_LOSS = Range(-MOST_LOSS, MOST_LOSS)
-"""What a method minimises may hold divergences, which rounding can put below 0."""
+"""Range of a training loss: the loss of a method may hold divergences, which rounding can put below 0."""
 COUNT = Range(0, MOST_IMAGES)
 COUNT_OR_UNKNOWN = Range(-1, MOST_IMAGES)
 ROUND = Range(0, MOST_ROUNDS)
@@ -136,20 +137,20 @@ Shares = Annotated[tuple[float, ...], Each(MOST_CLASSES, SHARE)]
 
 @functools.cache
 def bounds_of(record: type) -> dict[str, Bound]:
-    """Return the bounds of a record's fields, by name; a field without one is not there."""
+    """Return the bounds of a record's fields by name, without fields that have no bound."""
     hints = typing.get_type_hints(record, include_extras=True)
     marks_of = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     return {name: bound for name, marks in marks_of.items() for bound in marks if isinstance(bound, BOUNDS)}
 
 
 def escape_words(record: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a record's fields, its words escaped and cut."""
+    """Return the values of a record's fields, its text for people escaped and cut."""
     words = [name for name, bound in bounds_of(record).items() if isinstance(bound, Words)]
     return {**values, **{name: printable_lines(values[name]) for name in words}} if words else values
 
 
 def refuse_out_of_bounds(record: object) -> None:
-    """Raise :class:`WireError` if a field of this record is not what it can be."""
+    """Raise :class:`WireError` if a field of this record is outside its bound."""
     kind: type = type(record)
     for name, bound in bounds_of(kind).items():
         value = getattr(record, name)
@@ -158,20 +159,20 @@ def refuse_out_of_bounds(record: object) -> None:
 
 
 def refuse_unprintable(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
-    """Raise :class:`WireError` if these names are too many, too long, or hold characters that cannot be seen."""
+    """Raise :class:`WireError` if these names are too many, too long, or hold characters that cannot be printed."""
     if fault := Each(most, NAME).fault(tuple(names)):
         raise WireError(f"{what}: {fault}.")
 
 
 def reported_loss(loss: float | None) -> float | None:
-    """Return a loss as a site reports it: what is no number, or too large to say more, counts as :data:`MOST_LOSS`."""
+    """Return a loss as a site reports it: at most :data:`MOST_LOSS`, which also stands for NaN."""
     if loss is None:
         return None
     return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)
 
 
 def _number(value: float) -> str:
-    """Short, however large."""
+    """Write a number in few characters, however large it is."""
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < 2**64 else "a number of more than 64 bits"
     return f"{value:g}"

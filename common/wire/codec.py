@@ -1,12 +1,17 @@
-"""The one translation between our records and Flower's.
+"""Translation between our records and Flower's, and the packing of numbers in fewer bytes.
 
 :func:`encode` writes a record into a ``RecordDict``: everything small into the ConfigRecord ``fields``, a model's trunk
 into one ArrayRecord named after the model's field. :func:`decode` reads one expected record and refuses what it does
-not know: another wire version, another record, a missing or unknown field, a wrong type. Nothing goes by position or
-prefix, and nothing is pickled.
+not know: another wire version, another record, a missing or unknown field, a wrong type. Nothing is read by position
+or prefix, and nothing is pickled.
 
-Flower sends each record, each array and each chunk of an array by a call of its own, and its SuperLink asks its
-database several times for each: therefore the small groups among the fields.
+Small arrays travel among the fields, because Flower sends each record, each array and each chunk of an array by a call
+of its own, and its SuperLink makes several database queries for each.
+
+Rounding and packing are two steps. Rounded numbers are still float32, and packing does not change them: the site knows
+exactly what the coordinator will add, and can carry the rest into its next update. int8: blocks of :data:`BLOCK`
+numbers, each a whole number from -127 to 127 times the block's scale, a power of two, so that scale and numbers follow
+exactly from the product. A packed array holds the scales' exponents, one int8 a block, and then the numbers.
 """
 
 import dataclasses
@@ -33,44 +38,11 @@ from common.wire.bounds import (
 )
 from common.wire.canonical_bytes import SIGNATURE, WIDTH
 from common.wire.fleet_protocol import WIRE_VERSION
-from common.wire.records import (
-    FORMS,
-    Arrays,
-    BenefitReply,
-    BenefitRequest,
-    EvaluateReply,
-    EvaluateRequest,
-    Form,
-    Groups,
-    Refusal,
-    RefusalNoted,
-    RollCall,
-    RollCallAnswer,
-    ScoreCounts,
-    TrainReply,
-    TrainRequest,
-    no_scores,
-)
-from common.wire.secure_aggregation import Integers, MaskingRecord
-
-Record = (
-    RollCall
-    | RollCallAnswer
-    | Refusal
-    | RefusalNoted
-    | TrainRequest
-    | TrainReply
-    | EvaluateRequest
-    | EvaluateReply
-    | BenefitRequest
-    | BenefitReply
-    | MaskingRecord
-)
-"""Any record of the wire."""
-
+from common.wire.records import FORMS, Arrays, Form, Groups, Record, ScoreCounts, no_scores
+from common.wire.secure_aggregation import Integers
 
 MOST_DIMENSIONS = 64
-"""Of an array, as numpy has it."""
+"""Most dimensions of an array, as in numpy."""
 
 R = TypeVar("R", bound=Record)
 
@@ -87,7 +59,7 @@ _LISTS: dict[Any, type] = {
 
 
 Written = dict[int, tuple[NDArray[np.float32], Array]]
-"""Arrays as they travel, by the ``id`` of the numpy array, which is kept so that nothing else gets its ``id``."""
+"""Flower arrays by the ``id`` of the numpy array, which is kept too so that no other object gets its ``id``."""
 
 
 def field_names(record: type[Record]) -> tuple[str, ...]:
@@ -96,10 +68,10 @@ def field_names(record: type[Record]) -> tuple[str, ...]:
 
 
 def encode(record: Record, written: Written | None = None) -> RecordDict:
-    """Translate a typed record into Flower's.
+    """Translate a typed record into a Flower record.
 
     Args:
-        written: What other records of the same exchange share; filled and read here, so that a trunk that goes to a
+        written: Arrays of other records of the same exchange, read and extended here, so that a trunk that goes to a
             hundred sites is written and hashed once.
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
@@ -127,12 +99,10 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
 
 
 def decode(content: RecordDict, expected: type[R]) -> R:
-    """Translate Flower's records into the one typed record expected here.
-
-    Text for a person comes out escaped and cut (:func:`common.wire.bounds.escape_words`).
+    """Translate Flower's records into the expected typed record; text for a person comes out escaped and cut.
 
     Raises:
-        WireError: Naming what came and what was expected.
+        WireError: Naming the difference from the expected record.
     """
     name, values = expected.__name__, dict[str, Any]()
     fields, schema = _checked_fields(content, name), _schema(typing.cast(type, expected))
@@ -166,7 +136,7 @@ class _Plain:
     optional: bool
 
     def read(self, fields: dict[str, Any], name: str, record: str) -> Any:
-        """Read the value of this field, and take it out of all fields.
+        """Read the value of this field, and remove it from ``fields``.
 
         Raises:
             WireError: If it is missing, of another type or not finite; in a list, NaN stands for "not defined".
@@ -189,7 +159,7 @@ class _Plain:
 
 @functools.cache
 def _schema(record: type) -> dict[str, Any]:
-    """Return the fields of a record in their order: the type of those that hold arrays, else how a value travels."""
+    """Return the fields of a record in order: the type of a field with arrays, a :class:`_Plain` for any other."""
     schema: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(record).items():
         optional = isinstance(kind, types.UnionType)
@@ -200,7 +170,7 @@ def _schema(record: type) -> dict[str, Any]:
 
 
 def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
-    """Return the fields of a record of this version and name."""
+    """Return the fields of a record, refused unless it has our wire version and the expected name."""
     record = content.get(_FIELDS)
     fields = dict(record) if isinstance(record, ConfigRecord) else {}
     if _VERSION not in fields:
@@ -330,7 +300,7 @@ def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Count the bytes of what the records hold: arrays as they travel, other fields as JSON; without Flower's framing.
+    """Count the bytes of a record's content: arrays as they travel, other fields as JSON, without Flower's framing.
 
     Flower's ``count_bytes`` fails on an empty list (1.39).
     """
@@ -352,25 +322,19 @@ def payload_bytes(content: RecordDict) -> int:
 
 
 # ---------------------------------------------------------------------- numbers in fewer bytes
-# Rounding and packing are two steps. What has been rounded is still float32, and packs and unpacks without any change:
-# the site knows to the bit what the coordinator will add, and can carry what was lost into its next update.
-#
-# int8: blocks of BLOCK numbers, each of which is a whole number from -127 to 127 times the block's scale, a power of
-# two, so that scale and numbers are found again from the product exactly. A packed array holds the scales' exponents,
-# one int8 a block, and then the numbers.
 
 Float32 = NDArray[np.float32]
 
 Counts = NDArray[np.int64]
 WIDTHS = (1, 2, 4)
-"""Bytes of a count."""
+"""Number of bytes that a count may take."""
 
 BLOCK = 1024
 _LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
 
 
 def round_to_form(values: Float32, form: Form) -> Float32:
-    """Return the nearest numbers that the form can hold, ``(n,)``; in float16 what is too large becomes its largest."""
+    """Return the nearest numbers that the form can hold, ``(n,)``; float16 clips to its largest number."""
     if form == "float16":
         largest = np.finfo(np.float16).max
         return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
@@ -381,7 +345,7 @@ def round_to_form(values: Float32, form: Form) -> Float32:
 
 
 def pack(values: Float32, form: Form) -> bytes:
-    """Return the bytes of numbers that were :func:`round_to_form`, little-endian."""
+    """Return the little-endian bytes of numbers that :func:`round_to_form` has rounded."""
     if form == "float16":
         return values.astype("<f2").tobytes()
     if form == "int8":

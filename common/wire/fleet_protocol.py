@@ -9,7 +9,7 @@ call each. A program that does not know the field steps over it and transfers ev
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -23,14 +23,14 @@ COORDINATOR = 1
 ROLL_CALL, REFUSAL = "query.roll_call", "query.refusal"
 """Types of the messages that carry the records ``RollCall`` and ``Refusal``, of Flower's kind ``query``."""
 CHUNK_BYTES = 4 * 2**20
-"""Largest part of an array that travels as one object: of each hospital that sends or receives, the SuperLink has one
-or two of them in memory. With 16 MiB it took 740 MB for twelve hospitals with a ResNet-18 in the place of 320; a round
-took a twentieth less CPU time."""
+"""Largest part of an array that travels as one object. The SuperLink has one or two of them in memory for each hospital
+that sends or receives: with 16 MiB it took 740 MB instead of 320 for twelve hospitals with a ResNet-18, and a twentieth
+less CPU time."""
 
 SMALL_CONTENTS = "small_contents"
-"""The contents of a message's small objects; each is named by its SHA-256."""
+"""Field with the contents of a message's small objects; each is named by its SHA-256."""
 SMALL_BYTES, SMALL_BYTES_IN_ALL = 32 * 2**10, 128 * 2**10
-"""Largest content that travels so, and all of those of one message: seconds on a slow line, no more."""
+"""Largest small object, and largest sum of those of one message: a few seconds on a slow line."""
 
 MESSAGES = """
 Node: 1 uint64 node_id
@@ -68,22 +68,13 @@ ConfirmMessageReceivedResponse:
 """One line a message: its fields' numbers, types and names; a star marks what may be there many times."""
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
-_KINDS = {
-    "uint32": _FIELD.TYPE_UINT32,
-    "uint64": _FIELD.TYPE_UINT64,
-    "sint64": _FIELD.TYPE_SINT64,
-    "string": _FIELD.TYPE_STRING,
-    "bytes": _FIELD.TYPE_BYTES,
-    "bool": _FIELD.TYPE_BOOL,
-    "double": _FIELD.TYPE_DOUBLE,
-}
 
 
 def message_classes(package: str, messages: str) -> dict[str, Any]:
     """Make protobuf's classes from lines in the form of :data:`MESSAGES`.
 
     Args:
-        package: A name that nothing else has; it does not travel.
+        package: A unique name; it does not travel.
 
     Returns:
         Name -> class.
@@ -96,8 +87,8 @@ def message_classes(package: str, messages: str) -> dict[str, Any]:
             number, kind, title = field.split()
             label = _FIELD.LABEL_REPEATED if kind.endswith("*") else _FIELD.LABEL_OPTIONAL
             added = message.field.add(name=title, number=int(number), label=label)
-            if (kind := kind.rstrip("*")) in _KINDS:
-                added.type = _KINDS[kind]
+            if (kind := kind.rstrip("*")).islower():  # protobuf's own kinds, such as uint64
+                added.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
             else:
                 added.type, added.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"
     pool = descriptor_pool.DescriptorPool()
@@ -108,39 +99,22 @@ def message_classes(package: str, messages: str) -> dict[str, Any]:
 
 _CLASSES = {name.rpartition(".")[2]: made for name, made in message_classes("polyclinic.fleet", MESSAGES).items()}
 
-Node: Any = _CLASSES["Node"]
-ErrorFields: Any = _CLASSES["Error"]
-RecordDictFields: Any = _CLASSES["RecordDict"]
-MetadataFields: Any = _CLASSES["Metadata"]
-Envelope: Any = _CLASSES["Message"]
-ObjectTree: Any = _CLASSES["ObjectTree"]
-RunFields: Any = _CLASSES["Run"]
-Bundle: Any = _CLASSES["Fab"]
-ActivateNodeRequest: Any = _CLASSES["ActivateNodeRequest"]
-ActivateNodeResponse: Any = _CLASSES["ActivateNodeResponse"]
-DeactivateNodeRequest: Any = _CLASSES["DeactivateNodeRequest"]
-DeactivateNodeResponse: Any = _CLASSES["DeactivateNodeResponse"]
-SendNodeHeartbeatRequest: Any = _CLASSES["SendNodeHeartbeatRequest"]
-SendNodeHeartbeatResponse: Any = _CLASSES["SendNodeHeartbeatResponse"]
-PullMessagesRequest: Any = _CLASSES["PullMessagesRequest"]
-PullMessagesResponse: Any = _CLASSES["PullMessagesResponse"]
-PushMessagesRequest: Any = _CLASSES["PushMessagesRequest"]
-Result: Any = _CLASSES["Result"]
-PushMessagesResponse: Any = _CLASSES["PushMessagesResponse"]
-GetRunRequest: Any = _CLASSES["GetRunRequest"]
-GetRunResponse: Any = _CLASSES["GetRunResponse"]
-GetFabRequest: Any = _CLASSES["GetFabRequest"]
-GetFabResponse: Any = _CLASSES["GetFabResponse"]
-PushObjectRequest: Any = _CLASSES["PushObjectRequest"]
-PushObjectResponse: Any = _CLASSES["PushObjectResponse"]
-PullObjectRequest: Any = _CLASSES["PullObjectRequest"]
-PullObjectResponse: Any = _CLASSES["PullObjectResponse"]
-ConfirmMessageReceivedRequest: Any = _CLASSES["ConfirmMessageReceivedRequest"]
-ConfirmMessageReceivedResponse: Any = _CLASSES["ConfirmMessageReceivedResponse"]
+# Our names for messages whose own names say too little beside Flower's classes; the others go by Flower's names.
+Envelope, MetadataFields, RecordDictFields, ErrorFields = (
+    _CLASSES[name] for name in ("Message", "Metadata", "RecordDict", "Error")
+)
+RunFields, Bundle = _CLASSES["Run"], _CLASSES["Fab"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class of the message of this name in :data:`MESSAGES`."""
+    if name not in _CLASSES:
+        raise AttributeError(name)
+    return _CLASSES[name]
 
 
 def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
-    """Choose the objects that travel in the call that announces their message.
+    """Choose the small objects that travel in the call that announces their message.
 
     Args:
         contents: Name and size in bytes of each object.
@@ -154,30 +128,24 @@ def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
-    """Return contents by their names."""
+    """Return objects by their names, which are the SHA-256 of their content."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
 def object_ids(tree: Any) -> list[str]:
     """Return the names of all objects of a tree, leaves first."""
-    return list(_names(tree))
-
-
-def _names(tree: Any) -> Iterator[str]:
-    for child in tree.children:
-        yield from _names(child)
-    yield tree.object_id
+    return [name for child in tree.children for name in object_ids(child)] + [tree.object_id]
 
 
 # One large field of a message in protobuf's wire format, without protobuf's copies of it: both ends use it for the
 # contents of objects, which are nearly all bytes that travel.
 VARINT, LENGTH_DELIMITED = 0, 2  # the two kinds of field that these messages have
-CONTENT_OF_PUSH = PushObjectRequest.DESCRIPTOR.fields_by_name["object_content"].number
-CONTENT_OF_PULL = PullObjectResponse.DESCRIPTOR.fields_by_name["object_content"].number
+CONTENT_OF_PUSH = _CLASSES["PushObjectRequest"].DESCRIPTOR.fields_by_name["object_content"].number
+CONTENT_OF_PULL = _CLASSES["PullObjectResponse"].DESCRIPTOR.fields_by_name["object_content"].number
 
 
 def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
-    """Take one length-delimited field of the outermost message out of protobuf's wire format.
+    """Take one length-delimited field out of a message in protobuf's wire format, without a copy of its content.
 
     Returns:
         The message without the field, and the field's content, empty where there is none.
@@ -205,7 +173,7 @@ def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
 
 
 def append_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
-    """Return a message as it travels, with a field of bytes added that it does not have yet."""
+    """Append a field of bytes to a message in protobuf's wire format."""
     return b"".join((message, _as_varint(field << 3 | LENGTH_DELIMITED), _as_varint(len(content)), content))
 
 
@@ -230,25 +198,26 @@ def _as_varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-# ---------------------------------------------------------------------- outside a run
+# ---------------------------------------------------------------------- before a run: a call of our own, "Hello"
+# Flower's own calls do not tell the time (a site's wrong clock is only refused), nor the release before the roll call.
 
 WIRE_VERSION = 16
-"""Raised whenever a record gains, loses or changes a field, or is hashed otherwise. The two sides must agree on it, and
-on nothing else: releases of one wire version work together."""
+"""Version of the records, raised whenever a record gains, loses or changes a field, or is hashed otherwise. Releases of
+one wire version work together."""
 LONGEST_RELEASE = 64
-"""Characters of the name of a release."""
+"""Most characters of a release's name."""
 
 HELLO_SERVICE, HELLO_METHOD = "polyclinic.Coordinator", "Hello"
 
 
 class Hello(BaseModel):
-    """What a coordinator says of itself to anyone who asks outside a run, as JSON; a later release may say more.
+    """A coordinator's answer to anyone who asks outside a run, as JSON; a later release may add fields.
 
     Attributes:
         time: Unix time on the coordinator's clock.
-        release: Of Polyclinic, there; made harmless, because a person reads it.
+        release: The coordinator's release of Polyclinic; escaped, because a person reads it.
         wire: Version of the wire records.
-        key: Whether the key that signed the question belongs to a site that takes part.
+        key: ``admitted`` where the key that signed the question belongs to a site that takes part.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

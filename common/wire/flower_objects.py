@@ -1,4 +1,4 @@
-"""A Flower message and the objects that it travels as: all that we use of Flower's private names, but for cryptography.
+"""A Flower message and its objects on the wire: all our uses of Flower's private names, but for cryptography.
 
 Flower cuts a message into a tree of objects named by their SHA-256, and arrays into chunks. Its own way there copies
 every array six times and its way back four times; these once. ``tests/test_flower_names.py`` counts the private names
@@ -24,21 +24,21 @@ from common.wire.fleet_protocol import CHUNK_BYTES, Envelope, MetadataFields, Ob
 vars(importlib.import_module("flwr.app.message.array"))["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"] = CHUNK_BYTES
 
 HASHERS = 2
-"""Parts of an array that are hashed at the same time."""
-LONGEST_HEAD = 64  # of a part of an array: its type and its length
+"""Number of parts of an array that are hashed at the same time."""
+LONGEST_HEAD = 64  # bytes of the head of a part of an array: its type and its length
 _DIVIDER = b"\x00"  # between an object's head and its body
 MOST_RECORDS = 100
-"""In a message; the record that has most of them has a handful."""
+"""Most Flower records in one message; ours have a handful."""
 PER_ARRAY = 64
-"""Bytes that an array counts for beside its content: one that is empty takes time, too."""
+"""Bytes that an array counts for beside its content: an empty array takes time, too."""
 
 
 class TooLarge(ValueError):
-    """Put together, a message would take more memory than it may."""
+    """A message would take more memory than it may."""
 
 
 class _Chunk(ArrayChunk):
-    """A part of an array in the form in which it travels, made and named once."""
+    """A part of an array as it travels; its bytes and its name are computed once."""
 
     def __init__(self, data: memoryview) -> None:
         self._content = b"".join((f"{ArrayChunk.__qualname__}  {len(data)}".encode(), _DIVIDER, data))
@@ -54,7 +54,7 @@ class _Chunk(ArrayChunk):
 
 
 def cut_arrays(message: Message) -> None:
-    """Cut the arrays of a message that is about to be sent; Flower would do so several times."""
+    """Cut the arrays of a message into parts before it is sent; Flower would do so several times."""
     for record in message.content.array_records.values() if message.has_content() else ():
         for array in record.values():
             if "_chunks" not in vars(array):
@@ -66,7 +66,7 @@ def cut_arrays(message: Message) -> None:
 
 
 def set_identity(node_id: int, run_id: int) -> None:
-    """State whose messages this process makes from now on: ``Message()`` fills its metadata from it."""
+    """Set the node and the run of all messages that this process makes from now on."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, node_id
 
 
@@ -81,7 +81,7 @@ def set_source(message: Message, node_id: int) -> None:
 
 
 def metadata_of(message: Message) -> dict[str, Any]:
-    """Return everything that a message says of itself, as JSON can hold it."""
+    """Return all metadata of a message, in types that JSON has."""
     return dict(vars(message.metadata))
 
 
@@ -89,7 +89,7 @@ def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) ->
     """Rebuild a message as it was in another process of the same run.
 
     Args:
-        metadata: What :func:`metadata_of` gave there.
+        metadata: The result of :func:`metadata_of` there.
     """
     message = Message(content, reply_to=Message(RecordDict(), 1, MessageType.TRAIN))
     vars(message.metadata).update(metadata)
@@ -97,51 +97,39 @@ def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) ->
 
 
 def split_message(message: Message) -> tuple[Any, dict[str, bytes]]:
-    """Name a message, and take it apart.
+    """Split a message into its objects, and set its name, which follows from them.
 
     Returns:
         The tree of its objects, and their contents by name, leaves first.
     """
     contents = dict[str, bytes]()
+
+    def collect(part: Any) -> Any:
+        children = [collect(child) for child in (part.children or {}).values()]
+        if part.object_id not in contents:
+            contents[part.object_id] = part.deflate()
+        return ObjectTree(object_id=part.object_id, children=children)
+
     with no_object_id_recompute():
         cut_arrays(message)
-        tree = _gathered(message, contents)
+        tree = collect(message)
     set_message_id(message, tree.object_id)
     return tree, contents
 
 
-def _gathered(found: Any, contents: dict[str, bytes]) -> Any:
-    children = [_gathered(child, contents) for child in (found.children or {}).values()]
-    name = found.object_id
-    if name not in contents:
-        contents[name] = found.deflate()
-    return ObjectTree(object_id=name, children=children)
-
-
 def envelope(message: Message) -> Any:
-    """Return a message as it is announced: without its content."""
-    said = message.metadata
-    fields = MetadataFields(
-        run_id=said.run_id,
-        message_id=said.message_id,
-        src_node_id=said.src_node_id,
-        dst_node_id=said.dst_node_id,
-        reply_to_message_id=said.reply_to_message_id,
-        group_id=said.group_id,
-        ttl=said.ttl,
-        message_type=said.message_type,
-        created_at=said.created_at,
-    )
-    made = Envelope(metadata=fields)
+    """Return a message without its content, as the call that announces it has it."""
+    names = MetadataFields.DESCRIPTOR.fields_by_name
+    announced = Envelope(metadata=MetadataFields(**{name: getattr(message.metadata, name) for name in names}))
     if message.has_error():
-        made.error.code, made.error.reason = message.error.code, message.error.reason or ""
+        announced.error.code, announced.error.reason = message.error.code, message.error.reason or ""
     else:
-        made.content.CopyFrom(RecordDictFields())
-    return made
+        announced.content.CopyFrom(RecordDictFields())
+    return announced
 
 
 def array_bytes(content: RecordDict, most: float = math.inf) -> int:
-    """Count the bytes of a content's arrays, each as often as it stands there; stops counting beyond ``most``."""
+    """Count the bytes of all arrays of a message's content; stop beyond ``most``."""
     weight = 0
     for record in content.array_records.values():
         for array in record.values():
@@ -152,17 +140,17 @@ def array_bytes(content: RecordDict, most: float = math.inf) -> int:
 
 
 def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], most: float) -> Message:
-    """Put a message together from its objects.
+    """Build a message from its objects.
 
-    A part of an array travels once, and may stand in it as often as the sender says; so may an array in a record. What
-    has come says nothing of the memory that the message takes.
+    A part travels once, and an array may hold it as often as the sender says, as a record may an array. So the size of
+    the objects is no bound on the memory that the message takes.
 
     Args:
-        most: Bytes that its arrays may have together, see :func:`array_bytes`.
+        most: Most bytes of all its arrays, see :func:`array_bytes`.
 
     Raises:
-        TooLarge: If they have more, or there are too many records.
-        ValueError: If the objects are not what Flower makes.
+        TooLarge: If the arrays have more bytes, or there are too many records.
+        ValueError: If the objects are not in Flower's form.
     """
     try:
         rest = {name: bytes(content) for name, content in contents.items() if not _is_part(content)}
@@ -181,7 +169,7 @@ def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], mo
 
 
 def _is_part(content: bytes | memoryview) -> bool:
-    """Check whether this is a part of an array, which is not to be copied."""
+    """Return True for a part of an array; such parts are never copied."""
     return bytes(content[:LONGEST_HEAD]).startswith(f"{ArrayChunk.__qualname__} ".encode())
 
 

@@ -1,8 +1,8 @@
-"""The records that coordinator and hospital exchange, but for secure aggregation: typed, frozen, checked when built.
+"""The records that coordinator and hospital exchange: typed, frozen, checked when built.
 
 :mod:`common.wire.codec` writes them into Flower's records and reads them back. The attributes of the records that a
-hospital sends are explained in plain words, for its own people: ``flwr-client preview`` and docs/what-leaves.md print
-them from here (:mod:`client.preview.data_dictionary`). Words in backquotes there are keys of the site's policy.
+hospital sends are explained in plain words for its own people: ``flwr-client preview`` and docs/what-leaves.md print
+these explanations (:mod:`client.preview.data_dictionary`). Words in backquotes there are keys of the site's policy.
 """
 
 import re
@@ -46,6 +46,7 @@ from common.wire.bounds import (
     Words,
 )
 from common.wire.fleet_protocol import LONGEST_RELEASE
+from common.wire.secure_aggregation import MaskingRecord
 
 Form = Literal["float32", "float16", "int8"]
 """How the trunk travels: in four bytes a number, two, or one and a scale a block."""
@@ -54,18 +55,18 @@ FORMS: tuple[Form, ...] = ("float32", "float16", "int8")
 REFUSALS = ("name", "version", "labels")
 
 UNKNOWN_COUNT = -1
-"""Stands for a count that a site's policy keeps at home: unknown, not 0."""
+"""Stands for a count that a site's policy does not release."""
 PlanText = Annotated[str, Document(2**20)]
 """A plan as JSON; an ordinary one has some two thousand characters."""
 
 Arrays = Mapping[str, NDArray[np.float32]]
-"""A method's statistics by name, small arrays of any shape; NaN where there is nothing to say."""
+"""A method's statistics by name: small arrays of any shape, with NaN for undefined values."""
 
 NO_ARRAYS: Arrays = MappingProxyType({})
 
 
 def no_arrays() -> Arrays:
-    """Return :data:`NO_ARRAYS`, for dataclass fields."""
+    """Return :data:`NO_ARRAYS`, the default of dataclass fields."""
     return NO_ARRAYS
 
 
@@ -73,11 +74,11 @@ MaybeLoss = Annotated[float | None, VALIDATION_LOSS]
 MaybeShare = Annotated[float | None, SHARE]
 MaybeCount = Annotated[int | None, COUNT]
 ScoreCounts = NDArray[np.int64]
-"""Counts by score, flat: ``BINS`` of each class, one class after the other."""
+"""Counts by score in one flat array: ``BINS`` counts of the first class, then those of the next."""
 
 
 def no_scores() -> ScoreCounts:
-    """Return no counts, for dataclass fields."""
+    """Return an empty array of counts, the default of dataclass fields."""
     return np.zeros(0, np.int64)
 
 
@@ -103,7 +104,7 @@ class Groups:
                 raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
 
     def named(self) -> dict[str, NDArray[np.float32]]:
-        """Return the arrays that are there, by the names they have on the wire and on a site's disk."""
+        """Return the arrays that travel, by their names on the wire and on a site's disk."""
         arrays = {}
         if self.trunk is not None:
             arrays["trunk"] = self.trunk
@@ -114,7 +115,7 @@ class Groups:
         return arrays
 
     def changed(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> "Groups":
-        """Return these groups with each array changed, head rows included."""
+        """Return these groups with ``change`` applied to each array, head rows included."""
         head = self.head
         return replace(
             self,
@@ -125,17 +126,17 @@ class Groups:
 
     @classmethod
     def of_named(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "Groups":
-        """Invert :meth:`named`; without class names there is no head."""
+        """Return the groups of which :meth:`named` gives these arrays; without class names there is no head."""
         head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
         return cls(arrays.get("trunk"), arrays.get("norm"), head)
 
     @classmethod
     def of_model(cls, model: ModelState) -> "Groups":
-        """Return all three groups of a whole model."""
+        """Return the three groups of a whole model."""
         return cls(model.trunk, model.norm, model.head)
 
     def model(self) -> ModelState:
-        """Invert :meth:`of_model`.
+        """Return the whole model that these groups make up.
 
         Raises:
             WireError: If a group is missing.
@@ -146,7 +147,7 @@ class Groups:
         return ModelState(self.trunk, self.norm, self.head)
 
     def over(self, others: "Groups") -> "Groups":
-        """Return these groups, and those of ``others`` in the place of missing ones."""
+        """Return these groups, with missing ones taken from ``others``."""
         return Groups(
             others.trunk if self.trunk is None else self.trunk,
             others.norm if self.norm is None else self.norm,
@@ -155,25 +156,25 @@ class Groups:
 
 
 def arrays_under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays called ``prefix/name``, by that name: groups of arrays lie so on disk."""
+    """Return the arrays whose names begin with ``prefix/``, by the rest of their names, as files on disk name them."""
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
 
 
 def is_run_name(run: str) -> bool:
-    """Check whether a run may have this name: a site keeps its memory in a folder of it, which must not lead elsewhere.
+    """Return True where a run may have this name, after which a site names the folder of its memory.
 
-    No capital letters: to some disks two names are one that differ in these only.
+    The name is no path, and has no capital letters, because some disks do not tell them from small ones.
     """
     return re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,63}", run) is not None
 
 
 def check_rows(head: Head | None, class_names: Sequence[str]) -> None:
-    """Raise unless a model's head has exactly the rows that a request names, in its order.
+    """Check that a model's head has exactly the rows that a request names, in that order.
 
-    Under masks sites compare what they were sent, row by row: it has to be what they train from.
+    Under masks sites compare the models that they received row by row: these must be the models that they train.
 
     Raises:
-        WireError: If it has others.
+        WireError: If the rows differ.
     """
     if head is not None and tuple(head.class_names) != tuple(class_names):
         raise WireError("the model's head has other rows, or in another order, than the request names.")
@@ -190,7 +191,7 @@ def check_run_name(run: str) -> None:
 
 @dataclass(frozen=True)
 class RollCall:
-    """Coordinator asks: who are you, what do you annotate, how much do you have?"""
+    """Ask a site for its name, its labels and its number of images, before round 1."""
 
     run: Text
     plan: PlanText
@@ -201,7 +202,7 @@ class RollCall:
 
 @dataclass(frozen=True)
 class RollCallAnswer:
-    """Site answers: who it is, what it annotates, how much it has.
+    """Answer to a roll call: the site's name, its labels and its number of images.
 
     Attributes:
         names: The classes that this site annotates, in its own words.
@@ -247,10 +248,10 @@ class RollCallAnswer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Coordinator tells a site that it cannot take part in this run, and why; there is no second try.
+    """Tell a site that it cannot take part in this run, and why; the run does not ask it again.
 
     Attributes:
-        kind: ``name``, ``version`` or ``labels``: what has to be fixed.
+        kind: The thing to fix: ``name``, ``version`` or ``labels``.
     """
 
     run: Text
@@ -264,7 +265,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class RefusalNoted:
-    """Site has read why."""
+    """Confirm that the site has received its refusal."""
 
     run: Text
     site: Text
@@ -275,14 +276,14 @@ class RefusalNoted:
 
 @dataclass(frozen=True)
 class Request:
-    """Ask a site to work: what every request says.
+    """The fields that every request to a site has.
 
     Attributes:
-        class_names: The head rows the site holds in this run, in the order its head has them.
-        counted: Last round in which this site's reply counted, 0 for none: its memory of that round becomes final.
-        best: Round after which the model was best so far, -1 for none yet: the site keeps its own parts of that model.
-        left_out: Why this site's last reply did not count, with the round; empty where it did.
-        frozen: The frozen part of the model as its trunk, for a site that does not have it; empty else.
+        class_names: The head rows that the site holds in this run, in the order of its head.
+        counted: Last round in which this site's reply counted, 0 for none; its memory of that round becomes final.
+        best: Round after which the model was best so far, -1 for none yet; the site keeps its own parts of that model.
+        left_out: Why this site's last reply did not count, with the round; empty where it counted.
+        frozen: The frozen part of the model as its trunk, for a site that does not have it; else empty.
     """
 
     run: Text
@@ -303,23 +304,23 @@ class Request:
 
 @dataclass(frozen=True)
 class TrainRequest(Request):
-    """Train one round from this model; round 0 is one epoch that only shows how hard the site's task is.
+    """Ask a site to train one round from this model; round 0 is one epoch that measures how hard the task is.
 
     Attributes:
-        statistics: What the method's coordinator tells this site besides.
+        statistics: Further arrays of the method, from the coordinator to this site.
     """
 
     statistics: Arrays = field(default_factory=no_arrays)
 
     @property
     def ranks(self) -> bool:
-        """True where the site answers with statistics only, and remembers nothing of it."""
+        """True in round 0, whose answer has only statistics, and after which the site keeps nothing."""
         return self.round == 0
 
 
 @dataclass(frozen=True)
 class EvaluateRequest(Request):
-    """Evaluate this model on the site's validation part and, for a ``test``, the best model on its test part too."""
+    """Ask a site to evaluate this model on its validation part and, for a ``test``, the best model on its test part."""
 
     test: bool
 
@@ -332,7 +333,7 @@ def _check_correct(images: int | None, correct: int | None) -> None:
 
 @dataclass(frozen=True)
 class TrainReply:
-    """Site answers a request to train: new minus received, and figures of the round.
+    """Answer to a request to train: the update (new minus received model), and figures of the round.
 
     Attributes:
         train_samples: How many training images there are (`round_counts_to`), without those that show hidden classes
@@ -377,7 +378,7 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateReply:
-    """Site answers a request to evaluate; each metric has one entry a class, NaN where it is not defined.
+    """Answer to a request to evaluate; each metric has one entry a class, NaN where it is not defined.
 
     Attributes:
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
@@ -431,21 +432,6 @@ class EvaluateReply:
 
     def __post_init__(self) -> None:
         _check_correct(self.test_images, self.test_correct)
-        self._check_columns()
-        self._check_metrics()
-        self._check_scores()
-
-    @property
-    def histograms(self) -> dict[str, ScoreHistogram]:
-        """Return the histograms of the classes that the site reports, of its test part."""
-        return histograms_of(self.told_classes, self.positive_scores, self.negative_scores)
-
-    @property
-    def validation_histograms(self) -> dict[str, ScoreHistogram]:
-        """Return the same of its validation part."""
-        return histograms_of(self.validation_classes, self.validation_positive_scores, self.validation_negative_scores)
-
-    def _check_columns(self) -> None:
         columns = (self.auroc, self.average_precision, self.balanced_accuracy, self.positives, self.negatives)
         if any(len(column) != len(self.class_names) for column in columns):
             raise WireError("each metric must have one entry a class.")
@@ -453,11 +439,20 @@ class EvaluateReply:
             raise WireError("a class must be tested once.")
         if list(self.masked_classes) != sorted(set(self.masked_classes)):
             raise WireError("masked_classes must be sorted, once each.")
-
-    def _check_metrics(self) -> None:
         names = self.metric_names
         if len(set(names)) < len(names) or len(self.metric_values) != len(names) * len(self.class_names):
             raise WireError("each plug-in's metric must be named once, and have one value a class.")
+        self._check_scores()
+
+    @property
+    def histograms(self) -> dict[str, ScoreHistogram]:
+        """Score histograms of the test part by class, of the classes that the site reports."""
+        return histograms_of(self.told_classes, self.positive_scores, self.negative_scores)
+
+    @property
+    def validation_histograms(self) -> dict[str, ScoreHistogram]:
+        """Score histograms of the validation part by class, of the classes that the site reports."""
+        return histograms_of(self.validation_classes, self.validation_positive_scores, self.validation_negative_scores)
 
     def _check_scores(self) -> None:
         try:
@@ -468,7 +463,7 @@ class EvaluateReply:
             raise WireError("scores must be of tested classes, once each.")
         for kind in ("positives", "negatives"):
             counts = dict(zip(self.class_names, getattr(self, kind), strict=True))
-            if any(int(getattr(one, kind).sum()) != counts[name] for name, one in tested.items()):
+            if any(int(getattr(histogram, kind).sum()) != counts[name] for name, histogram in tested.items()):
                 raise WireError(f"scores of {kind} must be as many as there are {kind}.")
 
 
@@ -476,16 +471,16 @@ class EvaluateReply:
 
 
 Differences = Annotated[tuple[float, ...], Each(len(MODELS), Range(-1.0 - 1e-9, 1.0 + 1e-9))]
-"""Of two mean AUROCs."""
+"""Differences of two mean AUROCs."""
 
 
 @dataclass(frozen=True)
 class BenefitRequest(Request):
-    """Compare this model with one that the site trains alone, on the site's own test part.
+    """Ask a site to compare this model, on its own test part, with a model that it trains alone.
 
     Attributes:
-        initial: The model that the run began with, with head rows of the site's own classes.
-        epochs: Local epochs that the site trained in the run: it trains alone for as many.
+        initial: The initial model of the run, with head rows of the site's own classes.
+        epochs: Local epochs that the site trained in the run; it trains alone for as many.
     """
 
     initial: Groups
@@ -494,7 +489,7 @@ class BenefitRequest(Request):
 
 @dataclass(frozen=True)
 class BenefitReply:
-    """Site answers with figures of the four models of :data:`common.metrics.benefit.MODELS`, in that order.
+    """Answer to a comparison: figures of the four models of :data:`common.metrics.benefit.MODELS`, in that order.
 
     Attributes:
         class_names: Where the experiment asks for `evaluation.compare_local`: the classes on which four models were
@@ -533,3 +528,19 @@ class BenefitReply:
         for value, low, high in (*zip(*means, strict=True), *zip(*gains, strict=True)):
             if not low <= value <= high:
                 raise WireError("a mean or a difference must lie within its interval.")
+
+
+Record = (
+    RollCall
+    | RollCallAnswer
+    | Refusal
+    | RefusalNoted
+    | TrainRequest
+    | TrainReply
+    | EvaluateRequest
+    | EvaluateReply
+    | BenefitRequest
+    | BenefitReply
+    | MaskingRecord
+)
+"""Any record that coordinator and hospital exchange."""

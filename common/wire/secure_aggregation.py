@@ -1,4 +1,4 @@
-"""What coordinator and hospital say to one another under secure aggregation, beside training: four questions a round.
+"""The records of secure aggregation: four requests a round beside training, each with its answer.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, figure 4; the names
 here are those of its rounds 0 (advertise keys), 1 (share keys), 2 (masked input) and 4 (unmasking).
@@ -15,15 +15,15 @@ from common.errors import WireError
 from common.wire.bounds import MOST_SITES, Each, Name, Range, RoundNumber, SiteNames, Text
 
 Integers = NDArray[np.uint32]
-"""A flat vector modulo 2**32."""
+"""A flat vector of integers modulo 2**32."""
 
 KEY_LINE = Name(1_000)
-"""One line of a public key, with its comment."""
+"""Bound of one line with a public key and its comment."""
 SegmentNames = Annotated[tuple[str, ...], Each(10**6, Name())]
-"""One entry a site and segment."""
+"""One site name for each site and segment."""
 Numbers = Annotated[int, Range(0, 2**40)]
 TEST_ROUND = 0
-"""The round under whose number a run's test figures are summed: no update is masked in it."""
+"""The round number under which a run's test figures are summed; no update is masked in it."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class _Step:
 
 @dataclass(frozen=True)
 class KeysRequest(_Step):
-    """Coordinator asks: with which keys do you agree on masks in this round?
+    """Ask a site for the public keys by which it agrees on masks in this round.
 
     Attributes:
-        members: The sites that are asked, sorted.
-        divisor: What each divides its update by: how many were asked in the round's first attempt.
+        members: The sites that take part, sorted.
+        divisor: The number by which each site divides its update: that of sites in the round's first attempt.
     """
 
     members: SiteNames
@@ -47,7 +47,7 @@ class KeysRequest(_Step):
 
 @dataclass(frozen=True)
 class KeysAnswer(_Step):
-    """Site answers with a signed :class:`~strategies.privacy.secure_aggregation.signed_keys.Statement`.
+    """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.signed_keys.Statement`.
 
     Attributes:
         statement: Under secure aggregation, for the other sites too: two public keys made for this round, the classes
@@ -65,7 +65,7 @@ class KeysAnswer(_Step):
 
 @dataclass(frozen=True)
 class SharesRequest(_Step):
-    """Coordinator relays everybody's answer, one entry a site: share your secrets with them."""
+    """Relay the public keys of all sites to a site, which is to share its secrets among them."""
 
     statements: tuple[bytes, ...]
     signatures: tuple[bytes, ...]
@@ -78,7 +78,7 @@ class SharesRequest(_Step):
 
 @dataclass(frozen=True)
 class SharesAnswer(_Step):
-    """Site answers with one sealed letter for each other site; nobody else can read it.
+    """Answer with one encrypted letter for each other site, which alone can decrypt it.
 
     Attributes:
         recipients: The other sites of the round.
@@ -95,11 +95,11 @@ class SharesAnswer(_Step):
 
 @dataclass(frozen=True)
 class MaskedRequest(_Step):
-    """Coordinator relays the letters to a site: mask your update.
+    """Relay the encrypted letters to a site, which is to mask its update.
 
     Attributes:
         senders: The other sites that take part from here on.
-        numbers: Of the masked update that is to come; so anyone who carries it knows how large it may be.
+        numbers: Length of the masked update, so that programs on the way know its size.
     """
 
     senders: SiteNames
@@ -112,7 +112,7 @@ class MaskedRequest(_Step):
 
 @dataclass(frozen=True)
 class MaskedAnswer(_Step):
-    """Site answers with its masked update: the trunk, batch normalisation, its rows by class name.
+    """Answer with the masked update: the trunk, batch normalisation, head rows by class name.
 
     Attributes:
         vector: How training changed the numbers of the network, or the counts of test scores, under masks: random
@@ -125,14 +125,14 @@ class MaskedAnswer(_Step):
 
 @dataclass(frozen=True)
 class RevealRequest(_Step):
-    """Coordinator names the sites whose masked updates it has: give what takes the masks off their sum."""
+    """Ask a site for the shares that remove the masks from the sum of these sites' updates."""
 
     survivors: SiteNames
 
 
 @dataclass(frozen=True)
 class RevealAnswer(_Step):
-    """Site answers with its shares of the survivors' own masks, and of the keys of those that are gone.
+    """Answer with shares of the survivors' own masks, and of the keys of the sites that are gone.
 
     Attributes:
         owners: Sites whose masked updates arrived.
@@ -170,4 +170,4 @@ STAGES: Mapping[type, str] = {
     MaskedRequest: "masked_update",
     RevealRequest: "unmasking",
 }
-"""Names of the queries; a site's app has one function for each."""
+"""Name of each request; a site's app has a function for each."""

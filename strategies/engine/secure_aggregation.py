@@ -11,8 +11,8 @@ from common.metrics.pooled import SitesHistogram
 from common.metrics.score_histograms import BINS, ScoreHistogram
 from common.models.state import ModelState
 from common.system.plain_text import printable
-from common.wire.codec import R, Record, encode, payload_bytes
-from common.wire.records import EvaluateReply, TrainReply
+from common.wire.codec import R, encode, payload_bytes
+from common.wire.records import EvaluateReply, Record, TrainReply
 from common.wire.secure_aggregation import STAGES, TEST_ROUND, KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from strategies.aggregation.means import GivenMean, GivenRows, Means, Merged, running_sum
 from strategies.engine.events import TooFewSites

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from common.errors import WireError
 from common.metrics.score_histograms import BINS
 from common.models.network import Head
-from common.wire.codec import RAW, WIRE_VERSION, Record, decode, encode
+from common.wire.codec import RAW, WIRE_VERSION, decode, encode
 from common.wire.records import (
     BenefitReply,
     EvaluateReply,
     Groups,
+    Record,
     Refusal,
     RollCall,
     RollCallAnswer,

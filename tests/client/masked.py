@@ -21,8 +21,8 @@ from common.contract import Declaration
 from common.errors import BadInput
 from common.models.state import ModelState
 from common.security.identity import public_line
-from common.wire.codec import R, Record, decode, encode
-from common.wire.records import TrainReply, TrainRequest
+from common.wire.codec import R, decode, encode
+from common.wire.records import Record, TrainReply, TrainRequest
 from common.wire.secure_aggregation import STAGES
 from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.fixed_point import ONE

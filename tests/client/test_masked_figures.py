@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from common.metrics.score_histograms import BINS
-from common.wire.codec import R, Record
-from common.wire.records import EvaluateReply, EvaluateRequest
+from common.wire.codec import R
+from common.wire.records import EvaluateReply, EvaluateRequest, Record
 from common.wire.secure_aggregation import STAGES, TEST_ROUND
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.fixed_point import ONE

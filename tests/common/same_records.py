@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from common.wire.codec import Record, field_names
+from common.wire.codec import field_names
+from common.wire.records import Record
 
 
 def same(left: Record, right: Record) -> bool:

@@ -11,8 +11,8 @@ from flwr.app import ConfigRecord
 from common.errors import WireError
 from common.system.plain_text import MOST_LINES, MOST_WORDS, printable
 from common.wire.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, reported_loss
-from common.wire.codec import Record, decode, encode, field_names
-from common.wire.records import BenefitRequest, EvaluateRequest, Refusal, RefusalNoted, RollCall
+from common.wire.codec import decode, encode, field_names
+from common.wire.records import BenefitRequest, EvaluateRequest, Record, Refusal, RefusalNoted, RollCall
 from common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,

@@ -180,8 +180,8 @@ def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
 def test_what_makes_a_gpu_exact_leaves_torch_s_settings_as_they_belong_together() -> None:
     program = """
 import torch
-from common.models.gpu import be_exact
-be_exact()
+from common.models.gpu import make_deterministic
+make_deterministic()
 with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # as torch.export does
     pass
 assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.allow_tf32

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from common.errors import WireError
 from common.models.network import Head
 from common.system.plain_text import is_plain
-from common.wire.codec import RAW, Record, decode, encode, payload_bytes
-from common.wire.records import EvaluateReply, Groups, RollCall, TrainReply, TrainRequest
+from common.wire.codec import RAW, decode, encode, payload_bytes
+from common.wire.records import EvaluateReply, Groups, Record, RollCall, TrainReply, TrainRequest
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.same_records import same

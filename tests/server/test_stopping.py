@@ -208,8 +208,8 @@ def test_a_program_that_gets_sigkill_leaves_no_process_and_can_be_called_again(
 def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
     code = (
         "import os, signal, time\n"
-        "from common.system.stopping import stopped_at_once\n"
-        "with stopped_at_once():\n"
+        "from common.system.stopping import stop_on_signals\n"
+        "with stop_on_signals():\n"
         "    child = os.fork()\n"
         "    if not child:\n"
         "        time.sleep(30)\n"
@@ -224,8 +224,8 @@ def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
 def test_a_process_whose_parent_has_ended_before_is_ended_too(tmp_path: Path) -> None:
     code = (
         "import os, signal, subprocess, time\n"
-        "from common.system.stopping import stopped_at_once\n"
-        "with stopped_at_once():\n"
+        "from common.system.stopping import stop_on_signals\n"
+        "with stop_on_signals():\n"
         "    subprocess.run(['sh', '-c', 'sleep 60 >/dev/null 2>&1 &'])\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    time.sleep(30)\n"
@@ -252,9 +252,9 @@ def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
 def test_a_program_with_as_many_open_files_as_it_may_have_ends_all_the_same() -> None:
     program = """
 import os, resource, signal, time
-from common.system.stopping import stopped_at_once
+from common.system.stopping import stop_on_signals
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-with stopped_at_once():
+with stop_on_signals():
     held = []
     try:
         while True:

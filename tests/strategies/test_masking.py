@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from common.models.network import Head
 from common.security.identity import public_line
-from common.wire.codec import R, Record, decode, encode
-from common.wire.records import Groups
+from common.wire.codec import R, decode, encode
+from common.wire.records import Groups, Record
 from common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,

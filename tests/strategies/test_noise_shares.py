@@ -13,8 +13,8 @@ from scipy import stats
 
 from common.config import PrivacySection
 from common.models.network import Head
-from common.wire.codec import R, Record
-from common.wire.records import Groups
+from common.wire.codec import R
+from common.wire.records import Groups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.aggregation.means import running_sum
 from strategies.privacy.accounting import Steps, epsilon_of

@@ -27,7 +27,7 @@ from common.data.images.pixels import channels_first
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import ModelState
-from common.wire.codec import R, Record, decode, encode
+from common.wire.codec import R, decode, encode
 from common.wire.flower_objects import set_identity
 from common.wire.records import (
     BenefitReply,
@@ -35,6 +35,7 @@ from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
     Groups,
+    Record,
     TrainReply,
     TrainRequest,
 )

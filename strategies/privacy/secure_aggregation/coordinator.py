@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import quoted
-from common.wire.codec import R, Record
+from common.wire.codec import R
+from common.wire.records import Record
 from common.wire.secure_aggregation import (
     Integers,
     KeysAnswer,
