@@ -1,16 +1,15 @@
-"""An audit: a file that only grows, in which every line holds the hash of the line before it.
+"""An audit log: a file that only grows, in which every line holds the hash of the line before it.
 
-``audit.jsonl`` is written to; what grew too large is beside it as ``audit-000001.jsonl`` and so on, and the chain goes
-on from file to file. ``audit.head`` holds how many entries there are and the last one's hash: without it a cut at the
-end could not be told from an audit that ends there.
+Entries are appended to ``audit.jsonl``; files that grew too large stay beside it as ``audit-000001.jsonl`` and so on,
+and the chain goes on from file to file. ``audit.head`` holds the number of entries and the hash of the last: a cut at
+the end shows by it.
 
 Each entry has ``n`` (from 1), ``time``, and ``before``: the SHA-256 of the line before, without its newline. An entry
-is on the disk before :meth:`Audit.append` returns. A process that was killed in the middle of a line leaves a torn one:
-the next entry stands on a line of its own and says so (``torn``: how many bytes, and their SHA-256), so that a torn
-line is told from one that somebody spoiled.
+is on the disk before :meth:`Audit.append` returns. A process that was killed while it wrote leaves a torn line; the
+next entry names it (``torn``: its bytes and their SHA-256), so that it is not taken for a changed one.
 
-Nothing here is secret: who may write to the folder can write the whole chain anew, head included. Against that helps
-only what somebody else holds: the coordinator's receipt names the hash of every record that it received.
+Whoever may write to the folder can write the whole chain anew, head included. Only a copy elsewhere helps against that:
+the coordinator's receipt names the hash of every record that it received.
 
 :func:`check_audit` checks that an audit is what was written: every entry there, in order, unchanged.
 """
@@ -23,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from common.errors import Fault
 from common.system.files import flush_folder, write_atomically
@@ -33,21 +32,21 @@ FILE, HEAD = "audit.jsonl", "audit.head"
 ROTATED_AT_BYTES = 16 * 2**20
 _HEAD_BYTES = 128
 BEGINNING = ""
-"""What the first entry has for the hash of the line before."""
+"""Stands in the first entry for the hash of the line before."""
 
 Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class TornLine:
-    """What a killed process left behind the last whole entry."""
+    """The bytes that a killed process left after the last whole entry."""
 
     bytes: int
     sha256: str
 
 
 class Audit:
-    """The audit in one folder. Several processes may write in turn, not at once.
+    """The audit log of one folder. Several processes may write in turn, not at once.
 
     Attributes:
         durable: Flush to disk; off in simulation, where a power failure ends everything anyway.
@@ -55,10 +54,10 @@ class Audit:
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
-        self._written: tuple[_FileState, _End] | None = None
+        self._written: tuple[tuple[int, ...], _End] | None = None
 
     def append(self, **facts: Any) -> TornLine | None:
-        """Write one entry; return what a killed process had left before it, if anything."""
+        """Write one entry; return the torn line that a killed process had left before it, if any."""
         end = self._end()
         entry: dict[str, Any] = {
             "n": end.entries + 1,
@@ -83,7 +82,7 @@ class Audit:
                 if (entry := parse_entry(line)) is not None:
                     yield entry
 
-    def _write(self, line: bytes, first: bytes) -> "_FileState":
+    def _write(self, line: bytes, first: bytes) -> tuple[int, ...]:
         path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
         try:
             descriptor, new = os.open(path, flags), False
@@ -96,7 +95,7 @@ class Audit:
                 data = data[os.write(descriptor, data) :]
             if self.durable:
                 os.fdatasync(descriptor)
-            state = _FileState.of(os.fstat(descriptor))
+            state = _file_state(os.fstat(descriptor))
         finally:
             os.close(descriptor)
         if new and self.durable:
@@ -104,13 +103,14 @@ class Audit:
         return state
 
     def _end(self) -> "_End":
-        """Return where the chain ends; the file that is full makes way for a new one."""
+        """Return the end of the chain; a full file is renamed first."""
         active, debris, cut = self.folder / FILE, b"", False
         with suppress(FileNotFoundError):
-            state = _FileState.of(active.stat())
-            if self._written is not None and self._written[0] == state and state.size < ROTATED_AT_BYTES:
+            status = active.stat()
+            is_full = status.st_size >= ROTATED_AT_BYTES
+            if self._written is not None and self._written[0] == _file_state(status) and not is_full:
                 return self._written[1]  # as this object left it: nothing to read
-            if state.size >= ROTATED_AT_BYTES:
+            if is_full:
                 active.rename(self.folder / f"audit-{len(audit_files(self.folder)):06d}.jsonl")
         for path in reversed(audit_files(self.folder)):
             last, behind = _last_in(path)
@@ -126,10 +126,10 @@ class Audit:
 
 @dataclass(frozen=True)
 class _End:
-    """The last whole entry, and what lies behind it.
+    """The last whole entry, and the bytes after it.
 
     Attributes:
-        cut: Whether the file does not end with a newline.
+        cut: True where the file does not end with a newline.
     """
 
     entries: int
@@ -138,29 +138,19 @@ class _End:
     cut: bool = False
 
 
-@dataclass(frozen=True)
-class _FileState:
-    """Whether a file is still as it was: one that another process wrote to has another size or time."""
-
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Self:
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def _file_state(status: os.stat_result) -> tuple[int, ...]:
+    """Return numbers that change when another process writes to a file."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 _TAIL = 2**18
-"""The last entry is looked for in so many bytes first; one is a few thousand long."""
+"""Number of bytes in which the last entry is first looked for; an entry has a few thousand."""
 
 
 def _last_in(path: Path) -> tuple[bytes | None, bytes]:
-    """:func:`last_entry` of a file, which is read backwards in growing steps until there is one.
+    """Return :func:`last_entry` of a file, which is read from its end in growing steps until an entry is in them.
 
-    However long a line is, the chain goes on from it: a step that held no whole entry, and was taken for a file without
-    one, would begin the chain anew, and what somebody else says must not do that.
+    So the chain continues from a line of any length, for which an outsider's words may be the cause.
     """
     size, step = path.stat().st_size, _TAIL
     with path.open("rb") as file:
@@ -184,7 +174,7 @@ def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
 
 
 def torn_of(debris: bytes) -> TornLine | None:
-    """Describe bytes that are no entry; None where there are none."""
+    """Describe bytes that are no entry; return None where there are none."""
     debris = debris.removesuffix(b"\n")
     return TornLine(len(debris), line_sha256(debris)) if debris else None
 
@@ -210,10 +200,10 @@ def line_sha256(line: bytes) -> str:
 
 
 def _written_over(path: Path, content: bytes, *, durable: bool) -> bool:
-    """Write over a file of the same length, if there is one.
+    """Overwrite a file of the same length in place; return False where there is none.
 
-    It is shorter than a disk's sector, and lies in one: neither a kill nor a power failure leaves half of it. A new
-    file would cost a flush of its name, too.
+    The content is shorter than a disk's sector, so neither a kill nor a power failure leaves half of it. A new file
+    would need a flush of its name, too.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY)
@@ -232,13 +222,13 @@ def _written_over(path: Path, content: bytes, *, durable: bool) -> bool:
 
 @dataclass
 class Findings:
-    """What was findings.
+    """The result of :func:`check_audit`.
 
     Attributes:
-        entries, sha256: The last entry's number and hash.
-        before: What the last entry has for the hash of the one before it.
-        faults: What was changed, removed, inserted or put out of order, and where.
-        notes: What is unusual and explained: lines torn by a kill.
+        entries, sha256: Number and hash of the last entry.
+        before: The hash of the line before, as the last entry states it.
+        faults: Entries that were changed, removed, inserted or put out of order.
+        notes: Harmless irregularities: lines torn by a kill.
     """
 
     entries: int = 0
@@ -249,7 +239,7 @@ class Findings:
 
 
 def check_audit(folder: Path) -> Findings:
-    """Go through an audit from its first entry to its head."""
+    """Check an audit log from its first entry to its head."""
     findings, debris, where_torn, last = Findings(), b"", "", ""
     for where, line in _lines(folder):
         if not line:

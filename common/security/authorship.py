@@ -1,9 +1,9 @@
-"""Who wrote what a receipt names: the sites' signatures, checked without the coordinator's disk, offline.
+"""Check of a run's receipt by the sites' signatures alone, offline and without the coordinator's disk.
 
-A receipt holds, of every reply that reached the run, its hash, whether it counted, and what its site signed about it.
-From these alone it shows: a reply that the site did not sign (forged), one that was signed for another round, message
-or run (swapped, replayed), and a reply that was taken from the site and is not in the receipt (withheld). The one thing
-to be known from elsewhere is that the public keys are the sites' own.
+A receipt holds the hash of every reply that reached the run, if it counted, and the site's signed statement about it.
+The check finds replies that the site did not sign (forged), that it signed for another round, message or run (swapped,
+replayed), and that were received from the site and are not in the receipt (withheld). The public keys must be known
+from elsewhere to be the sites' own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ from common.system.plain_text import counted, listed, printable
 FILE = "receipt.json"
 TRAINED = "TrainReply"
 MOST_NUMBERS = 10
-"""Replies that are named one by one."""
+"""Most replies that a fault names one by one."""
 Reply = Mapping[str, Any]
 
 
 @dataclass
 class Authorship:
-    """What was found.
+    """The result of :func:`check_authorship`.
 
     Attributes:
-        right: What is as it should be.
-        notes: What is unusual and explained, or cannot be checked.
-        faults: What was forged, swapped, replayed or withheld.
+        right: Checks that passed.
+        notes: Harmless irregularities, and facts that cannot be checked.
+        faults: Replies that were forged, swapped, replayed or withheld.
     """
 
     right: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Authorship:
 
 @dataclass(frozen=True)
 class OwnReply:
-    """A reply that left a site, by the site's own audit."""
+    """A reply that left a site, according to the site's own audit log."""
 
     record: str
     round: int
@@ -49,11 +49,11 @@ class OwnReply:
 
 @dataclass(frozen=True)
 class OwnCount:
-    """What a site itself knows of its replies to a run.
+    """A site's own record of its replies to a run.
 
     Attributes:
-        taken: How many the coordinator took.
-        sent: Those that left, taken or not.
+        taken: Number of replies that the coordinator has accepted.
+        sent: All replies that left, accepted or not.
     """
 
     site: str = ""
@@ -65,9 +65,9 @@ def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str], own: O
     """Check every signature of a receipt.
 
     Args:
-        receipt: As ``receipt.json`` has it.
+        receipt: The content of ``receipt.json``.
         keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
-        own: What the site that checks knows of its own replies.
+        own: The own record of the site that checks.
     """
     findings = Authorship()
     if type(receipt["resumed"]) is not int or receipt["resumed"] < 0:
@@ -125,7 +125,7 @@ def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, kno
 
 
 def _stated(run: str, reply: Reply, key: str) -> ReplyStatement:
-    """Return what the site signed about a reply.
+    """Return the site's signed statement about a reply.
 
     Raises:
         SignatureFault: If the site did not sign it, or signed it as something else.
@@ -143,26 +143,22 @@ def _stated(run: str, reply: Reply, key: str) -> ReplyStatement:
 def _check_gaps(
     findings: Authorship, receipt: Mapping[str, Any], site: str, statements: Sequence[ReplyStatement], own: OwnCount
 ) -> None:
-    """The site's count of replies that were taken has no gap.
+    """Report each gap in a site's count of accepted replies.
 
-    A reply may be missing without anybody's intent: it was taken at the end of its time, or while the coordinator's run
-    was away. Who says so is the coordinator alone, as it would of a reply that it keeps back.
+    A reply may be missing without intent: it was accepted at the end of its time, or while the coordinator's run was
+    away. But only the coordinator says so, as it would of a reply that it withholds.
     """
     numbered = {statement.number: statement for statement in statements if statement.number > 0}
+    sent = own.sent if own.site == site else ()
     end = max([*numbered, own.taken if own.site == site else 0]) + 1
     for before, after in pairwise([0, *sorted(numbered), end]):
         if after - before > 1:
             missing = range(before + 1, after)
-            names = (
-                [str(number) for number in missing]
-                if len(missing) <= MOST_NUMBERS
-                else [f"{missing[0]} to {missing[-1]}"]
-            )
+            names = [str(n) for n in missing] if len(missing) <= MOST_NUMBERS else [f"{missing[0]} to {missing[-1]}"]
             which = (
                 f"{counted(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by its own count)"
             )
-            rounds = _rounds_between(receipt, numbered, before, after, own.sent if own.site == site else ())
-            where = _around(receipt, site, numbered.get(before), numbered.get(after), rounds, own)
+            where = _around(receipt, site, numbered, before, after, sent)
             problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
             findings.faults.append(Fault(f"{FILE}: {site}", problem, _reasons(receipt, site), site=site))
 
@@ -170,45 +166,34 @@ def _check_gaps(
 def _around(
     receipt: Mapping[str, Any],
     site: str,
-    before: ReplyStatement | None,
-    after: ReplyStatement | None,
-    rounds: tuple[int, int],
-    own: OwnCount,
-) -> str:
-    """Name the replies around missing ones, and what the receipt lacks of these rounds as far as it can be known."""
-    replies = [reply for reply in receipt["replies"] if reply["site"] == site]
-    trained = {reply["round"] for reply in replies if reply["record"] == TRAINED}
-    first, last = rounds
-    numbers = [entry["round"] for entry in receipt["rounds"] if entry["round"] not in trained]
-    lacking = [f"{TRAINED} of round {number}" for number in numbers if first <= number <= last]
-    places = [f", sent after its {_name(before)}"] if before else []
-    places += [f", sent before its {_name(after)}"] if after else []
-    if before and after:
-        places = [f", sent between its {_name(before)} and its {_name(after)}"]
-    when = f"round {first}" if first == last else f"a round from {first} to {last}"
-    text = f"Of {when}{''.join(places)}."
-    if lacking:
-        text += f" The receipt has no {listed(lacking[:MOST_NUMBERS])} of it."
-    named = {reply["sha256"] for reply in replies}
-    unnamed = [reply for reply in own.sent if own.site == site and reply.sha256 not in named]
-    if sent := [f"{reply.record} of round {reply.round}" for reply in unnamed if first <= reply.round <= last]:
-        text += f" The site's audit has, and the receipt has not: {listed(sent[-MOST_NUMBERS:])}."
-    return text
-
-
-def _rounds_between(
-    receipt: Mapping[str, Any],
     numbered: Mapping[int, ReplyStatement],
     before: int,
     after: int,
     sent: Sequence[OwnReply],
-) -> tuple[int, int]:
-    """Return the first and the last round of which replies between two numbers of a site can be; 0 is the roll call."""
-    first = max((numbered[number].round for number in numbered if number <= before), default=0)
+) -> str:
+    """Return the rounds of missing replies, the replies around them, and those that the receipt lacks there."""
+    replies = [reply for reply in receipt["replies"] if reply["site"] == site]
+    first = max((statement.round for number, statement in numbered.items() if number <= before), default=0)
     later = [numbered[number].round for number in sorted(numbered) if number >= after and numbered[number].round]
-    if later:
-        return first, max(later[0], first)
-    return first, max([first, *(entry["round"] for entry in receipt["rounds"]), *(reply.round for reply in sent)])
+    ends = [entry["round"] for entry in receipt["rounds"]] + [reply.round for reply in sent]
+    last = max(first, later[0]) if later else max([first, *ends])
+    when = f"round {first}" if first == last else f"a round from {first} to {last}"
+    neighbours = [_name(numbered[number]) for number in (before, after) if number in numbered]
+    if len(neighbours) == 2:
+        place = f", sent between its {neighbours[0]} and its {neighbours[1]}"
+    else:
+        place = "".join(f", sent {'after' if before in numbered else 'before'} its {name}" for name in neighbours)
+    text = f"Of {when}{place}."
+    trained = {reply["round"] for reply in replies if reply["record"] == TRAINED}
+    numbers = [entry["round"] for entry in receipt["rounds"] if entry["round"] not in trained]
+    if lacking := [f"{TRAINED} of round {number}" for number in numbers if first <= number <= last]:
+        text += f" The receipt has no {listed(lacking[:MOST_NUMBERS])} of it."
+    named = {reply["sha256"] for reply in replies}
+    unnamed = [reply for reply in sent if reply.sha256 not in named and first <= reply.round <= last]
+    if unnamed:
+        names = [f"{reply.record} of round {reply.round}" for reply in unnamed[-MOST_NUMBERS:]]
+        text += f" The site's audit has, and the receipt has not: {listed(names)}."
+    return text
 
 
 def _name(statement: ReplyStatement) -> str:
@@ -217,7 +202,7 @@ def _name(statement: ReplyStatement) -> str:
 
 
 def _reasons(receipt: Mapping[str, Any], site: str) -> str:
-    """Return what the coordinator says about the site's absence, which nobody else has signed."""
+    """Return the coordinator's own reasons for the site's absence, which nobody has signed."""
     reasons = [f"{absence['where']}: {absence['reason']}" for absence in receipt["absences"] if absence["site"] == site]
     reasons = [printable(reason, 100) for reason in reasons[:3]]
     reasons += [f"the run was resumed {counted(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
@@ -225,7 +210,7 @@ def _reasons(receipt: Mapping[str, Any], site: str) -> str:
 
 
 def _check_rounds(findings: Authorship, receipt: Mapping[str, Any], site: str, replies: Sequence[Reply]) -> None:
-    """What the rounds were made of are replies that are there."""
+    """Report each round that counts a reply of the site which is not in the receipt."""
     there = {(reply["round"], reply["sha256"]) for reply in replies if reply["counts"] and reply["record"] in CHAINED}
     for entry in receipt["rounds"]:
         sha256 = entry["sites"].get(site)

@@ -1,4 +1,4 @@
-"""How a call of the hospital link is signed: three gRPC headers, the same that Flower's SuperNode sends.
+"""Signatures of the calls of the hospital link: three gRPC headers, the same that Flower's SuperNode sends.
 
 The headers hold the public key, the time, and an ECDSA signature (SHA-256) over the time by that key. The format is
 Flower's, so that Flower's own programs understand it; the code is ours, because Flower moves its own between releases.
@@ -15,15 +15,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 PUBLIC_KEY, SIGNATURE, TIME = "flwr-public-key-bin", "flwr-signature-bin", "flwr-timestamp"
 """Names of the headers; gRPC sends bytes in those that end with ``-bin``."""
 PROCESS, LONGEST_PROCESS = "polyclinic-process", 64
-"""The header that says which process calls: two with one key must not both take part. It is not signed: only someone
-with the key of the TLS connection could change it on the way. Flower's own programs do not send it."""
+"""Header with the calling process, because two processes with one key must not both take part. The header is not signed:
+TLS protects it on the way. Flower's own programs do not send it."""
 WAIT, LONGEST_WAIT_S = "polyclinic-wait", 20.0
-"""The header of a call for a message by a process that has none: for how many seconds it would wait for one."""
+"""Header of a call for a message: the number of seconds that the caller would wait for one."""
 ANOTHER_PROCESS = "another process has signed on with this site's key since"
 
 
 def key_bytes(public_key: ec.EllipticCurvePublicKey) -> bytes:
-    """Return a public key as Flower's database and the header have it: PEM, SubjectPublicKeyInfo."""
+    """Return a public key in the form of Flower's database and header: PEM, SubjectPublicKeyInfo."""
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -33,8 +33,8 @@ def signed_headers(
     """Return the headers of one call, signed now.
 
     Args:
-        public_key: Of ``key``, as :func:`key_bytes` has it; made once, for a site makes many calls.
-        process: Identifies the process that calls, up to :data:`LONGEST_PROCESS` characters.
+        public_key: :func:`key_bytes` of ``key``, computed once for many calls.
+        process: Identifier of the process that calls, up to :data:`LONGEST_PROCESS` characters.
     """
     now = dt.datetime.now(dt.UTC).isoformat()
     signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
@@ -42,7 +42,7 @@ def signed_headers(
 
 
 def is_signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
-    """Return whether a key, in the form of :func:`key_bytes`, signed this time. False for bytes that are no EC key."""
+    """Return True if this key, in the form of :func:`key_bytes`, signed this time; False for bytes that are no key."""
     try:
         key = serialization.load_pem_public_key(public_key)
         if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -53,6 +53,6 @@ def is_signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
     return True
 
 
-def requested_wait_s(said: str) -> float | None:
+def requested_wait_s(header: str) -> float | None:
     """Return the seconds in the header :data:`WAIT`, at most :data:`LONGEST_WAIT_S`; None without a number."""
-    return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,3}(\.\d{1,3})?", said, re.ASCII) else None
+    return min(float(header), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,3}(\.\d{1,3})?", header, re.ASCII) else None

@@ -1,9 +1,8 @@
-"""Who a site is: its key pair, the request it sends, the kit it gets back.
+"""A site's identity: its key pair, the request that it sends, the kit that it receives.
 
-The private key is made at the site and stays there. What travels to the coordinator is the request: the name and the
-public key. The coordinator answers with a kit: where it is reached and the certificate of its own authority, by which
-the site recognises it. Neither holds a secret. Keys are NIST P-256: Flower's node authentication takes any NIST
-curve, signs every call, and P-384 would cost seven times the time.
+The private key is made at the site and stays there. The request holds the name and the public key. The coordinator
+answers with a kit: its address and the certificate of its own authority, by which the site recognises it. Neither holds
+a secret. Keys are NIST P-256: Flower signs every call, and P-384 would take seven times as long.
 """
 
 import base64
@@ -30,7 +29,7 @@ _NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init mak
 _KEY_KIND = "ecdsa-sha2-nistp256"
 MAX_NAME_CHARACTERS, MAX_NAME_BYTES = 100, 200
 SIGNS_REQUESTS = x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")
-"""The purpose of the coordinator's certificate for signing: documents (RFC 9336)."""
+"""Purpose of the certificate that the coordinator signs with: document signing (RFC 9336)."""
 UNREADABLE_CERTIFICATE = (
     ValueError,
     TypeError,
@@ -39,14 +38,14 @@ UNREADABLE_CERTIFICATE = (
     x509.DuplicateExtension,
     x509.UnsupportedGeneralNameType,
 )
-"""What ``cryptography`` raises on a certificate that somebody else wrote; half of them have no common base."""
+"""Exceptions of ``cryptography`` on a malformed certificate; half of them have no common base."""
 
 
 def checked_name(name: str) -> str:
-    """Check a name, which must fit into files, folders and messages.
+    """Return a name that fits into files, folders and messages.
 
     Raises:
-        ValueError: Saying what is allowed.
+        ValueError: For any other name, with the rule.
     """
     if len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"use at most {MAX_NAME_CHARACTERS} characters")
@@ -58,10 +57,10 @@ def checked_name(name: str) -> str:
 
 
 def checked_key(line: str) -> str:
-    """Check one line ``ecdsa-sha2-nistp256 AAAA... comment``.
+    """Return a public key, one line ``ecdsa-sha2-nistp256 AAAA... comment``.
 
     Raises:
-        ValueError: If it is anything else.
+        ValueError: For anything else.
     """
     try:
         key = form.load_ssh_public_key(line.encode())
@@ -76,7 +75,7 @@ def checked_key(line: str) -> str:
 
 
 class SiteRequest(Section):
-    """What a site asks with: ``NAME.request``."""
+    """A site's request for admission: ``NAME.request``."""
 
     site: str
     public_key: str
@@ -86,14 +85,14 @@ class SiteRequest(Section):
 
 
 class SiteKit(Section):
-    """What a site gets back: ``NAME.kit``.
+    """The coordinator's answer to a request: ``NAME.kit``.
 
     Attributes:
-        coordinator: Its name.
+        coordinator: Name of the coordinator.
         address: ``host:port`` that the site connects to.
         site: The registered name.
         public_key: The registered key.
-        ca_certificate: PEM of the coordinator's own authority.
+        ca_certificate: Certificate of the coordinator's own authority, PEM.
     """
 
     coordinator: str
@@ -123,10 +122,10 @@ class SiteKit(Section):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host (without the brackets of IPv6) and port of ``host:port``.
+    """Split ``host:port`` into host, without the brackets of IPv6, and port.
 
     Raises:
-        ValueError: If it is anything else.
+        ValueError: For anything else.
     """
     parts = _ADDRESS.fullmatch(address)
     if not parts or not 0 < int(parts[2]) < 2**16:
@@ -140,7 +139,9 @@ def read_request(path: Path) -> SiteRequest:
     Raises:
         BadInput: With all faults.
     """
-    return _as_it_came(SiteRequest, path, "request", "Have the hospital send it again, as flwr-client init wrote it.")
+    return _read_received(
+        SiteRequest, path, "request", "Have the hospital send it again, as flwr-client init wrote it."
+    )
 
 
 def read_kit(path: Path) -> SiteKit:
@@ -149,17 +150,17 @@ def read_kit(path: Path) -> SiteKit:
     Raises:
         BadInput: With all faults.
     """
-    return _as_it_came(SiteKit, path, "kit", "Have the coordinator send it again, as flwr-server admit wrote it.")
+    return _read_received(SiteKit, path, "kit", "Have the coordinator send it again, as flwr-server admit wrote it.")
 
 
 ENDINGS = ("request", "kit")
 _PUBLIC = {b"ssh-": "an ssh key", b"ecdsa-sha2-": "an ssh key", b"-----BEGIN CERTIFICATE": "a certificate"}
 HEADING = 200
-"""Bytes at the beginning of a file, among which a key says what it is."""
+"""Number of first bytes of a file in which a key names its kind."""
 
 
-def _as_it_came(kind: type[M], path: Path, ending: str, remedy: str) -> M:
-    """Read a file that nobody edits: where anything is wrong, it was damaged on its way, or is another file."""
+def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
+    """Read a file that nobody edits; any fault means that it was damaged on its way or is another file."""
     stop_on(_other_file(path, ending))
     try:
         return validated(kind, read_toml(path), path.name)
@@ -169,7 +170,7 @@ def _as_it_came(kind: type[M], path: Path, ending: str, remedy: str) -> M:
 
 
 def _other_file(path: Path, ending: str) -> list[Fault]:
-    """Find out whether this is a folder, a key, or a kit in the place of a request or the other way round."""
+    """Return a fault for a folder, a key, a certificate, or a kit in the place of a request and vice versa."""
     if path.is_dir():
         return [Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")]
     if not is_file(path):
@@ -195,7 +196,7 @@ def write_toml(path: Path, section: Section, heading: str) -> None:
 
 
 def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Make a key pair and write the private half, readable by its owner only; never over another one."""
+    """Make a key pair and write the private half to a new file that only its owner may read."""
     key = ec.generate_private_key(ec.SECP256R1())
     text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     write_secret(path, text)
@@ -203,7 +204,7 @@ def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner may read, never world-readable even for an instant."""
+    """Write a new file that at no instant anyone but its owner may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -220,7 +221,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key.
 
     Raises:
-        BadInput: If there is none, it is no such key, or others may read it.
+        BadInput: If there is no such file, the file is no such key, or others may read it.
     """
     try:
         text = path.read_bytes()
@@ -248,12 +249,12 @@ def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
     return f"{text.decode()} {'_'.join(comment.split())}"
 
 
-def same_key(one: str, other: str) -> bool:
-    """Return whether two lines hold the same key, with any comments."""
-    return one.split()[1] == other.split()[1]
+def same_key(line: str, other: str) -> bool:
+    """Return True where two lines hold the same key, whatever their comments."""
+    return line.split()[1] == other.split()[1]
 
 
 def fingerprint(line: str) -> str:
-    """``SHA256:...`` as ``ssh-keygen -l`` prints it, to be read out over the telephone."""
+    """Return ``SHA256:...`` as ``ssh-keygen -l`` prints it, to be compared over the telephone."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"

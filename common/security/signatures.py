@@ -1,4 +1,4 @@
-"""Signed statements beside every record of the hospital link: who sends it, to whom, in which run and round.
+"""Signed statements beside every record of the hospital link: its sender, its receiver, its run and round.
 
 A site signs each record that it sends with the key that it was admitted with; the coordinator signs each record that
 it sends with a key that its authority has certified. The statement is one line of JSON and holds the SHA-256 of the
@@ -24,18 +24,18 @@ from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE
 from common.wire.canonical_bytes import FIELDS, SIGNATURE, record_sha256, small_fields
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
-# The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). What is signed
-# here begins otherwise, so that none of them can be shown as another.
+# The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). These prefixes keep
+# a signature of one kind from being shown as another.
 OF_A_REPLY, OF_A_REQUEST = b"polyclinic reply\n", b"polyclinic request\n"
 CHAINED = ("RollCallAnswer", "TrainReply", "EvaluateReply", "BenefitReply")
-"""The records that a site counts, each run from 1: a gap shows that one is missing."""
+"""The records that a site numbers, from 1 in each run; a gap shows that a record is missing."""
 
 LONGEST_CERTIFICATE = 2_000
 _Sha256 = Field(pattern="^[0-9a-f]{64}$")
 
 
 class SignatureFault(ValueError):
-    """A record that is not signed as it should be; says why."""
+    """A record whose signature is missing or wrong; the text says why."""
 
 
 class _Statement(BaseModel):
@@ -43,10 +43,10 @@ class _Statement(BaseModel):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read a statement.
+        """Read a statement from its JSON.
 
         Raises:
-            SignatureFault: If it is none.
+            SignatureFault: If the text is no statement.
         """
         try:
             return cls.model_validate_json(text)
@@ -55,17 +55,17 @@ class _Statement(BaseModel):
 
 
 class ReplyStatement(_Statement):
-    """What a site says of a record that it sends.
+    """A site's statement about a record that it sends.
 
     Attributes:
-        site: Its name.
-        run, round: Of the request that is answered; round 0 at the roll call.
+        site: Name of the site.
+        run, round: Those of the request that is answered; round 0 at the roll call.
         record: The kind of the record, for instance ``TrainReply``.
         message: Flower's name of the message that is answered: a SHA-256 over a message with a nonce.
-        sha256: Of the record, :func:`common.wire.canonical_bytes.record_sha256`.
-        number: From 1: one more than the replies of this site to this run that the coordinator had taken; 0 for records
-            that are not counted.
-        before: The message that the last of those answered; empty where there was none.
+        sha256: Hash of the record, by :func:`common.wire.canonical_bytes.record_sha256`.
+        number: One more than the number of this site's replies to this run that the coordinator has accepted; 0 for
+            records that are not numbered.
+        before: The message that the last accepted reply answered; empty where there was none.
     """
 
     site: str = Field(max_length=200)
@@ -79,13 +79,13 @@ class ReplyStatement(_Statement):
 
 
 class RequestStatement(_Statement):
-    """What the coordinator says of a record that it sends.
+    """The coordinator's statement about a record that it sends.
 
     Attributes:
-        site: The name of the site that it is for.
-        key: That site's public key as :func:`common.security.identity.fingerprint` has it.
+        site: Name of the site that receives the record.
+        key: Fingerprint of that site's public key, by :func:`common.security.identity.fingerprint`.
         run, round, record, sha256: As in :class:`ReplyStatement`.
-        nonce: 128 random bits, in hexadecimal digits: no two messages are alike, and nobody can guess one's name.
+        nonce: 128 random bits in hexadecimal digits, which make each message unique and its name unguessable.
     """
 
     site: str = Field(max_length=200)
@@ -101,8 +101,8 @@ class Signed(BaseModel):
     """A statement with its signature, as audits and receipts hold it.
 
     Attributes:
-        statement: As it was signed.
-        signature: In hexadecimal digits.
+        statement: The JSON that was signed.
+        signature: The signature in hexadecimal digits.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -112,10 +112,10 @@ class Signed(BaseModel):
 
 
 def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivateKey, **more: bytes) -> RecordDict:
-    """Return the records with the signature among their fields; ``content`` is not changed.
+    """Return a copy of the records with the signature among their fields.
 
     Args:
-        more: What else a reader needs: the coordinator's certificate.
+        more: Further fields beside the signature, such as the coordinator's certificate.
     """
     text, prefix = statement.model_dump_json(), OF_A_REPLY if isinstance(statement, ReplyStatement) else OF_A_REQUEST
     values = {"statement": text, "signature": key.sign(prefix + text.encode(), SIGNED_WITH), **more}
@@ -128,12 +128,12 @@ def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivat
 
 
 def is_signed(content: RecordDict) -> bool:
-    """Return whether a signature travels with a record."""
+    """Return True where a signature travels with a record."""
     return any(name.startswith(SIGNATURE) for name in small_fields(content))
 
 
 def signature_of(content: RecordDict) -> tuple[Signed, bytes]:
-    """Return the signature that travels with a record, and the certificate with it, if any. Nothing is verified.
+    """Return the unverified signature that travels with a record, and its certificate; empty where there is none.
 
     Raises:
         SignatureFault: If there is none.
@@ -153,7 +153,7 @@ def signature_of(content: RecordDict) -> tuple[Signed, bytes]:
 
 
 def attached_signature(content: RecordDict) -> Signed | None:
-    """Return the signature that travels with a record, not verified; None where none can be read."""
+    """Return the unverified signature that travels with a record; None where there is none to be read."""
     try:
         return signature_of(content)[0]
     except SignatureFault:
@@ -161,13 +161,13 @@ def attached_signature(content: RecordDict) -> Signed | None:
 
 
 def verified_reply(signed: Signed, public_key: str) -> ReplyStatement:
-    """Return a site's statement, if this key signed it.
+    """Verify a site's signature and return its statement.
 
     Args:
-        public_key: The site's, as an OpenSSH line.
+        public_key: The site's public key as an OpenSSH line.
 
     Raises:
-        SignatureFault: If it did not, or it is no statement.
+        SignatureFault: If another key signed, or the text is no statement.
     """
     try:
         key = load_ssh_public_key(public_key.encode())
@@ -180,24 +180,24 @@ def verified_reply(signed: Signed, public_key: str) -> ReplyStatement:
 
 
 def verified_request(signed: Signed, certificate: bytes, authority: x509.Certificate) -> RequestStatement:
-    """Return the coordinator's statement, if a key signed it that this authority has certified for that.
+    """Verify the coordinator's signature and return its statement.
 
     Args:
-        certificate: Of the key, DER.
-        authority: The certificate in the site's kit.
+        certificate: Certificate of the signing key, DER.
+        authority: The certificate in the site's kit, which must have issued ``certificate`` for signing requests.
 
     Raises:
-        SignatureFault: If not.
+        SignatureFault: If the certificate or the signature is wrong, or the text is no statement.
     """
     _verify(signing_key(certificate, authority), OF_A_REQUEST, signed)
     return RequestStatement.read(signed.statement)
 
 
 def signing_key(certificate: bytes, authority: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a certificate if this authority issued it for signing requests; dates are not checked.
+    """Return the public key of a certificate that this authority issued for signing requests; dates are not checked.
 
     Raises:
-        SignatureFault: If not.
+        SignatureFault: If the certificate is of another authority, purpose or kind.
     """
     try:
         read = x509.load_der_x509_certificate(certificate)
@@ -220,7 +220,7 @@ def refuse_another_record(statement: ReplyStatement | RequestStatement, content:
 
 
 def record_context(content: RecordDict) -> tuple[str, int, str]:
-    """Run, round and kind of one of our records, unchecked; as they are stated."""
+    """Return run, round and kind of a record, as its unchecked fields state them."""
     fields = small_fields(content)
     run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")
     return str(run), number if type(number) is int else -1, str(record)
