@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 PUBLIC_KEY, SIGNATURE, TIME = "flwr-public-key-bin", "flwr-signature-bin", "flwr-timestamp"
 """Names of the headers; gRPC sends bytes in those that end with ``-bin``."""
 PROCESS, LONGEST_PROCESS = "polyclinic-process", 64
-"""Header with the calling process, because two processes with one key must not both take part. The header is not signed:
-TLS protects it on the way. Flower's own programs do not send it."""
+"""Header with the calling process, because two processes with one key must not both take part. It is not signed: TLS
+protects it on the way. Flower's own programs do not send it."""
 WAIT, LONGEST_WAIT_S = "polyclinic-wait", 20.0
 """Header of a call for a message: the number of seconds that the caller would wait for one."""
 ANOTHER_PROCESS = "another process has signed on with this site's key since"
