@@ -23,7 +23,7 @@ from common.models.state import write_state
 from common.system.terminal import ProgressForm
 from server.federation.recorder import CompositeWatcher, Watcher
 from server.federation.set_up import lead
-from server.simulation.simulate import OneMachine
+from server.simulation.simulate import Simulation
 from strategies.engine.events import RoundRecord
 from strategies.engine.state import FederationState
 from studies.benchmark_file import FormPlan
@@ -41,7 +41,7 @@ OWN_MODELS = {"pfl", "individual", "fedbn"}
 class Scores:
     """A watcher that scores the global model after each round."""
 
-    def __init__(self, machine: OneMachine) -> None:
+    def __init__(self, machine: Simulation) -> None:
         self.machine, self.aurocs = machine, dict[int, float]()
 
     def __getattr__(self, name: str) -> Any:
@@ -55,7 +55,7 @@ class Scores:
         self.aurocs[record.round] = float(mean_auroc(scores_of(network, channels_first(test.images)), labels) or 0.5)
 
 
-class Scored(OneMachine):
+class Scored(Simulation):
     """One machine whose rounds are scored."""
 
     @contextmanager

@@ -91,14 +91,14 @@ def run(
     file = read_early(experiment, _with_backend(overrides, backend))
     stop_on((resumed_folder_faults(out) if resume else new_folder_faults(out)) or writable_folder_faults(out))
     stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
-    from server.simulation.backends.ray_program import begun
+    from server.simulation.backends.ray_process import ray_process_of
 
-    with begun(file.experiment) as ray:  # its workers import torch while this process does
+    with ray_process_of(file.experiment) as ray:  # starts while this process imports torch
         with uncollected_imports():
             from server.simulation.simulate import simulate
 
         view = port if web else None
-        simulate(file, out, console, track, resume=resume, web_port=view, progress=form, program=ray)
+        simulate(file, out, console, track, resume=resume, web_port=view, progress=form, ray_process=ray)
     from server.reporting.tables import result_of
     from server.runs.reader import read_run
 

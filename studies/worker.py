@@ -32,7 +32,7 @@ FIRST_USED_IN_A_RUN = (
     *("client.simulation", "client.app", "server.reporting.run_report", "server.reporting.model_card"),
 )
 """Modules that a run imports when it needs them, which each run would pay again."""
-CONTEXT.set_forkserver_preload(["studies.ended_with_program", __name__, *FIRST_USED_IN_A_RUN])
+CONTEXT.set_forkserver_preload(["studies.parent_watch", __name__, *FIRST_USED_IN_A_RUN])
 
 _STARTING = threading.Lock()
 _DEALING = threading.Lock()

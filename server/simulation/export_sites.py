@@ -28,17 +28,20 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
     if method.site.pooled != "no":
         problem = f'"{file.experiment.run.method}" puts all images in one place; it has no sites.'
         raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
-    folders = [out / one.site for one in data.parts]
-    taken = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
-    stop_on([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in taken])
+    folders = [out / part.site for part in data.parts]
+    full = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
+    stop_on([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in full])
     with atomic_outputs(out, *folders):
-        for index, (one, folder) in enumerate(zip(data.parts, folders, strict=True)):
+        for index, (part, folder) in enumerate(zip(data.parts, folders, strict=True)):
             folder.mkdir(parents=True, exist_ok=True)
             site = simulated_site(data, index, "no")
-            arrays = {"train": site.train, "val": site.validation, "test": site.test}
-            named = {name: array for part, images in arrays.items() for name, array in _arrays(part, images).items()}
-            np.savez(folder / "images.npz", allow_pickle=False, **named)
-            write_atomically(folder / "site.toml", _site_toml(one.site, one.class_names).encode())
+            arrays = {
+                **_arrays("train", site.train),
+                **_arrays("val", site.validation),
+                **_arrays("test", site.test),
+            }
+            np.savez(folder / "images.npz", allow_pickle=False, **arrays)
+            write_atomically(folder / "site.toml", _site_toml(part.site, part.class_names).encode())
     return folders
 
 

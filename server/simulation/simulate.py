@@ -12,7 +12,6 @@ from rich.console import Console
 
 from common.config import Experiment, ExperimentFile, plan_of
 from common.data.base.image_set import ImageSet
-from common.data.base.spec import DataSpec
 from common.data.load import external_faults, external_images, refuse_other_classes
 from common.data.load import faults as data_faults
 from common.data.partition.partition import partition_faults
@@ -35,7 +34,7 @@ from server.runs.samples import wanted, write_samples
 from server.runs.tracking import Track
 from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
-from server.simulation.backends.ray_program import RayProgram, begun
+from server.simulation.backends.ray_process import RayProcess, ray_process_of
 from strategies.local.arithmetic import chosen, in_arithmetic
 from strategies.method_list import in_file
 from strategies.methods.base import Method, image_faults
@@ -55,34 +54,33 @@ def simulate(
     web_port: int | None = None,
     progress: ProgressForm = ProgressForm.auto,
     pages: bool = True,
-    program: RayProgram | None = None,
+    ray_process: RayProcess | None = None,
 ) -> dict[str, Any]:
     """Run a simulated experiment into the folder ``out``; return its summary.
 
     Args:
-        web_port: Of a live view, 0 for any; None for no view.
+        web_port: Port of a live view, 0 for any; None for no view.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
-        progress: How it is shown how far the run is; never on a quiet console.
+        progress: Form in which progress is shown; a quiet console shows none.
         pages: Write report and model card.
-        program: The process that drives Ray, where somebody has started it for this experiment already.
+        ray_process: The process that drives Ray, where the caller has started it for this experiment already.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
-    with begun(file.experiment) if program is None else nullcontext(program) as ray:
-        return lead(
-            OneMachine(file, console, web_port, progress, ray), file, out, track=track, resume=resume, pages=pages
-        )
+    with ray_process_of(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
+        simulation = Simulation(file, console, web_port, progress, ray)
+        return lead(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
-class OneMachine:
-    """Simulated sites, in this process or on Ray.
+class Simulation:
+    """A run with simulated sites, in this process or on Ray.
 
     Args:
-        web_port: Of a live view, 0 for any; None for no view.
-        progress: How it is shown how far the run is; never on a quiet console.
-        program: The process that drives Ray; None where the sites are in this process.
+        web_port: Port of a live view, 0 for any; None for no view.
+        progress: Form in which progress is shown; a quiet console shows none.
+        ray_process: The process that drives Ray; None where the sites are in this process.
     """
 
     durable = False
@@ -93,29 +91,33 @@ class OneMachine:
         console: Console,
         web_port: int | None,
         progress: ProgressForm,
-        program: RayProgram | None = None,
+        ray_process: RayProcess | None = None,
     ) -> None:
         self.file, self.experiment, self.console, self.web_port = file, file.experiment, console, web_port
-        self.progress, self.program = progress, program
+        self.progress, self.ray_process = progress, ray_process
         self.tell: Callable[[str], None] = console.print
         self.method: Method
         self.data: SimulatedData
         self.external: ImageSet | None
 
     def check(self, *, resume: bool) -> None:
-        """Raise :class:`BadInput` with every fault of the experiment and its data, which are read anew."""
+        """Read the data anew and check it and the experiment.
+
+        Raises:
+            BadInput: With every fault.
+        """
         forget_data()
         self.method, self.data = checked(self.file)
         self.external = checked_external(self.file, self.data)
 
     def alone(self) -> AbstractContextManager[object]:
-        """Keep nobody out."""
+        """Return a context that keeps no other run out."""
         return nullcontext()
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds in simulation, and choose the images that the report shows."""
-        asked, folder, data = self._with_arithmetic(opening), opening.folder, self.data
-        setting = self._setting(opening, asked.training.precision)
+        experiment, folder, data = self._with_arithmetic(opening), opening.folder, self.data
+        setting = self._setting(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
@@ -124,7 +126,7 @@ class OneMachine:
             if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._watched(folder.path) as watcher:
-            summary = self._federated(setting, asked, watcher)
+            summary = self._federate(setting, experiment, watcher)
         if self.method.site.has_global_model and len(data.test) and wanted(self.experiment):
             write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
         return summary
@@ -158,12 +160,12 @@ class OneMachine:
         return hashlib.sha256((self.file.base / table).read_bytes()).hexdigest()
 
     def _site_names(self) -> tuple[str, ...]:
-        """The sites that are asked, in the order of the partition."""
+        """Return the names of the sites, in the order of the partition."""
         return (POOLED,) if self.method.site.pooled != "no" else tuple(part.site for part in self.data.parts)
 
     @contextmanager
     def _watched(self, out: Path) -> Iterator[Watcher]:
-        """How far the run is, and the live view where it is wanted."""
+        """Show the progress of the run, and the live view where ``web_port`` asks for one."""
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:
@@ -175,25 +177,24 @@ class OneMachine:
                 watcher = CompositeWatcher(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
             yield watcher
 
-    def _federated(self, setting: RunContext, asked: Experiment, watcher: Watcher) -> dict[str, Any]:
-        experiment, base = self.experiment, self.file.base
-        summaries: list[dict[str, Any]] = []
+    def _federate(self, setting: RunContext, experiment: Experiment, watcher: Watcher) -> dict[str, Any]:
+        base, summaries = self.file.base, list[dict[str, Any]]()
 
         def main(grid: Any) -> None:
             workers = getattr(grid, "workers", setting.workers)
-            summaries.append(federate(grid, experiment, replace(setting, workers=workers), watcher))
+            summaries.append(federate(grid, self.experiment, replace(setting, workers=workers), watcher))
 
-        text, path = asked.model_dump_json(), setting.folder.path.resolve()
-        if self.program is not None:
+        text, path = experiment.model_dump_json(), setting.folder.path.resolve()
+        if self.ray_process is not None:
             note = setting.folder.event
-            run = SimulatedRun(text, base, path, self._site_names(), whole_data(experiment, base), note)
-            on_ray(main, run, self.program)
+            run = SimulatedRun(text, base, path, self._site_names(), whole_data(self.experiment, base), note)
+            on_ray(main, run, self.ray_process)
         else:
             inline(main, site_app(text, base, path), setting.sites)
         return summaries[0]
 
     def _with_arithmetic(self, opening: OpenedRunFolder) -> Experiment:
-        """The experiment as sites read it: with one arithmetic for all, which a run that goes on has chosen before."""
+        """Return the experiment with one arithmetic for all sites; a resumed run keeps its earlier choice."""
         experiment = self.experiment
         if experiment.training.precision != "fastest":
             return experiment
@@ -213,19 +214,21 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
         BadInput: With all faults at once.
     """
     experiment = file.experiment
-    found: list[Fault] = []
+    faults: list[Fault] = []
     try:
         method = strategy_of(experiment)
     except BadInput as error:
-        found += error.faults
-    found += _section_faults(experiment)
-    found += model_faults(experiment.model, file.base)
+        faults += error.faults
+    faults += _section_faults(experiment)
+    faults += model_faults(experiment.model, file.base)
     if experiment.data is not None:
-        found += data_faults(experiment.data, file.base)
-    found += external_faults(experiment.external_test, file.base)
-    if (names := _class_names(experiment.data)) and experiment.partition is not None:
-        found += partition_faults(names, experiment.partition)
-    stop_on([in_file(file, fault) for fault in found])
+        faults += data_faults(experiment.data, file.base)
+    faults += external_faults(experiment.external_test, file.base)
+    # Empty where only the data can tell.
+    class_names = getattr(experiment.data, "keep", ()) or getattr(experiment.data, "classes", ())
+    if class_names and experiment.partition is not None:
+        faults += partition_faults(class_names, experiment.partition)
+    stop_on([in_file(file, fault) for fault in faults])
     try:
         data = simulated_data(experiment, file.base)
         contract = data.contract
@@ -254,31 +257,26 @@ def checked_external(file: ExperimentFile, data: SimulatedData) -> ImageSet | No
     return images
 
 
-def _class_names(data: DataSpec | None) -> tuple[str, ...]:
-    """The classes as the file names them; empty where only the data can tell."""
-    return getattr(data, "keep", ()) or getattr(data, "classes", ())
-
-
 def _participation_faults(experiment: Experiment, sites: int, file_name: str) -> list[Fault]:
-    """More sites asked for than there are."""
+    """Refuse settings that need more sites than the partition makes."""
     section = experiment.participation
-    asked = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
-    asked["evaluation.sites"] = experiment.evaluation.sites or 0
+    counts = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
+    counts["evaluation.sites"] = experiment.evaluation.sites or 0
     return [
         Fault(f"{file_name}: {key}", f"is {count}, but the partition makes {sites} sites.")
-        for key, count in asked.items()
+        for key, count in counts.items()
         if count > sites
     ]
 
 
 def _section_faults(experiment: Experiment) -> list[Fault]:
-    """Tables that a simulation cannot do without, and a GPU that is not there."""
+    """Refuse an experiment without a table that a simulation needs, and a GPU that this machine does not have."""
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation
-    asked = section.gpu_share
-    if asked and not section.address and asked > (seen := visible_gpus()):
-        problem = f"is {asked:g}, but {describe_gpus(seen)}"
+    gpus = section.gpu_share
+    if gpus and not section.address and gpus > (visible := visible_gpus()):
+        problem = f"is {gpus:g}, but {describe_gpus(visible)}"
         faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))
     if experiment.privacy.secure_aggregation and section.backend == "ray":
         problem = "keeps nothing in a site's memory from message to message, where the secrets of a round have to be."

@@ -15,11 +15,10 @@ import psutil
 import pytest
 
 from common.errors import BadInput
-from server.simulation.backends import ray_program
 from server.simulation.backends.ray_grid import RayGrid
-from server.simulation.backends.ray_program import GPUS
+from strategies.engine.events import RunStopped
 from tests.federations import DIGITS, federation, finished
-from tests.processes import command_line
+from tests.processes import command_line, kill
 from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
 from tests.server.ray_kills import PROGRAM, rounds_of
 
@@ -95,7 +94,7 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_answers_nobody_else(
         addresses.update(listening(others))
         if not answers:
             answers.append(asked_by_a_stranger(tmp_path))
-        modes.add(Path(grid._program.wanted.scratch).parent.stat().st_mode & 0o777)
+        modes.add(Path(grid._process.settings.scratch).parent.stat().st_mode & 0o777)
         return push(grid, messages)
 
     monkeypatch.setattr(RayGrid, "push_messages", looking)
@@ -109,10 +108,9 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_answers_nobody_else(
     assert all(found["benefit"] for found in on_ray["benefit"].values())
     assert "Unauthenticated" in answers[0]
     assert modes == {0o700}  # sites' memory and Ray's logs lie there
-    forked = not any(map(os.path.exists, GPUS))
-    assert [event["forked"] for event in events_of(tmp_path / "ray", "worker_ready")] == [forked] * workers
-    # Ray's agents, which are left out where workers are forked, listen on 127.0.0.1 too.
-    assert addresses == {"::ffff:127.0.0.1"} | ({"127.0.0.1"} if not forked else set())
+    assert len(events_of(tmp_path / "ray", "worker_ready")) == workers
+    assert addresses <= {"::ffff:127.0.0.1", "127.0.0.1"}
+    assert addresses
     assert [child.name() for child in psutil.Process().children(recursive=True) if "ray" in child.name()] == []
 
 
@@ -136,29 +134,26 @@ def test_a_worker_that_is_killed_at_work_is_replaced_and_its_site_is_not_absent(
     assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
 
 
-@pytest.mark.long
-@pytest.mark.skipif(any(map(os.path.exists, GPUS)), reason="no worker is forked where there is a GPU")
-@pytest.mark.parametrize(
-    ("broken", "again"),
-    [
-        ("raylet.AGENT = '/none'", 1),
-        ("raylet.WORKER = '/none'", 1),
-        ("raylet.STARTS = 'start_another_process'", 0),
-    ],
-)
-def test_a_ray_in_which_no_worker_can_be_forked_starts_as_it_does_by_itself(
-    broken: str, again: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["raylet", "gcs_server"])
+def test_a_ray_whose_server_is_killed_stops_the_run_with_the_remedy_and_resume_ends_in_the_same_model(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As another release of Ray might have it: other agents, other workers, another name."""
-    lines = f"from server.simulation.backends.own_ray import raylet\n{broken}\n"
-    (tmp_path / "sitecustomize.py").write_text(lines, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(ray_program, "FORKED_WITHIN_S", 15.0)  # more than a start takes here
-    summary = federation(tmp_path, ON_RAY, "simulation.workers=2")
-    assert summary["model_sha256"] == finished()[1]["model_sha256"]
-    assert [event["forked"] for event in events_of(tmp_path / "run", "worker_ready")] == [False, False]
-    assert len(events_of(tmp_path / "run", "ray_started_again")) == again
-    assert len(events_of(tmp_path / "run", "workers_not_forked")) == 1 - again
+    push, pushes, settings = RayGrid.push_messages, list[int](), ("run.rounds=40", "evaluation.checkpoint=last")
+
+    def killing(grid: RayGrid, messages: Any) -> Any:
+        pushes.append(len(identifiers := push(grid, messages)))
+        if len(pushes) == 3:  # the roll call, and the first round
+            kill(child for child in psutil.Process().children(recursive=True) if child.name() == server)
+        return identifiers
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RayGrid, "push_messages", killing)
+        with pytest.raises(RunStopped, match=r"ended.*; --resume goes on"):
+            federation(tmp_path, ON_RAY, "simulation.workers=1", *settings)
+    assert 0 < len(rounds_of(tmp_path / "run")) < 40
+    assert [child for child in psutil.Process().children(recursive=True) if "ray" in child.name()] == []
+    assert federation(tmp_path, *settings, resume=True)["model_sha256"] == finished(*settings)[1]["model_sha256"]
 
 
 def test_a_cluster_that_is_not_there_is_a_fault_of_the_experiment(tmp_path: Path) -> None:

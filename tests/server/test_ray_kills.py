@@ -25,16 +25,13 @@ def test_ten_kills_of_workers_and_raylets_change_nothing(
     settings = ["run.rounds=80", "evaluation.checkpoint=last", f"run.seed={seed}"]
     settings.append(f"participation.min_sites={needed or 3}")
     (tmp_path / "fire.toml").write_text(DIGITS, encoding="utf-8")
-    overrides = [part for one in settings for part in ("--set", one)]
+    overrides = [part for setting in settings for part in ("--set", setting)]
     out = tmp_path / "fire"
-    code, killed, left = run_under_fire(["run", str(tmp_path / "fire.toml"), *overrides], out, seed, KILLS)
-    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    seen = [event["event"] for event in events]
-    print(seed, dict(killed), "workers lost", seen.count("worker_lost"), "Ray again", seen.count("ray_started_again"))
-    assert code == 0, out.with_suffix(".log").read_text()[-2000:]
+    killed, left = run_under_fire(["run", str(tmp_path / "fire.toml"), *overrides], out, seed, KILLS)
+    print(seed, dict(killed), "starts", len(left))
     assert killed.total() == KILLS
     assert killed["worker"] > 0  # a worker that is not found is not killed
     assert [line["absent"] for line in rounds_of(out) if line["absent"]] == []
     summary = json.loads((out / "summary.json").read_text())
     assert summary["model_sha256"] == federation(tmp_path, *settings, out="undisturbed")["model_sha256"]
-    assert left == []
+    assert [processes for processes in left if processes] == []

@@ -1,29 +1,44 @@
 """Facts about the parts of the driver on Ray, without Ray."""
 
+import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from ray.exceptions import RayError
 
-from common.wire.canonical_bytes import cached_hash, record_sha256
-from server.simulation.backends import frames, ray_program
-from server.simulation.backends.cluster import ClusterNode, Wanted, Workers, choose_workers, room_faults, version_faults
-from server.simulation.backends.dispatch import MOST_LOSSES, Dispatcher, Task, Worker
+from common.wire.canonical_bytes import record_sha256
+from server.simulation.backends import ray_process, transfer
+from server.simulation.backends.cluster import (
+    ClusterNode,
+    Workers,
+    WorkerSettings,
+    choose_workers,
+    room_faults,
+    version_faults,
+)
 from server.simulation.backends.inline import prepare_flower
-from server.simulation.backends.packing import packed, unpacked
-from server.simulation.backends.site_files import WatchedFolder, make_changes, replace_folder, whole
+from server.simulation.backends.ray_driver import MOST_LOSSES, Driver, Task
+from server.simulation.backends.site_files import WatchedFolder, apply_changes, folder_contents, replace_folder
+from server.simulation.backends.transfer import pack, unpack
 from tests.server.commands import ROOT
 
 GB = 2.0**30
 
 
-def wanted(workers: int = 0, threads: int = 1, gpus_per_site: float = -1.0, address: str = "auto") -> Wanted:
-    return Wanted(workers, threads, gpus_per_site, address, 3, "", ())
+def settings(workers: int = 0, threads: int = 1, gpus_per_site: float | None = None) -> WorkerSettings:
+    return WorkerSettings(workers, threads, gpus_per_site, address="auto", scratch="", paths=())
 
 
 # ---------------------------------------------------------------------- how many workers
@@ -32,44 +47,44 @@ def wanted(workers: int = 0, threads: int = 1, gpus_per_site: float = -1.0, addr
 def test_workers_are_counted_over_all_nodes_by_cores_and_memory_and_never_more_than_sites() -> None:
     nodes = [ClusterNode(4, 0, 64 * GB), ClusterNode(8, 0, 3.1 * GB)]
     # 4 cores in the first, memory for two workers of 1.5 GB in the second.
-    assert choose_workers(wanted(), 100, nodes) == Workers(6, 0.0)
-    assert choose_workers(wanted(threads=4), 100, nodes) == Workers(3, 0.0)
-    assert choose_workers(wanted(), 5, nodes) == Workers(5, 0.0)
-    assert choose_workers(wanted(workers=7), 100, nodes) == Workers(7, 0.0)
-    assert choose_workers(wanted(threads=99), 100, nodes) == Workers(1, 0.0)
+    assert choose_workers(settings(), 100, nodes) == Workers(6, 0.0)
+    assert choose_workers(settings(threads=4), 100, nodes) == Workers(3, 0.0)
+    assert choose_workers(settings(), 5, nodes) == Workers(5, 0.0)
+    assert choose_workers(settings(workers=7), 100, nodes) == Workers(7, 0.0)
+    assert choose_workers(settings(threads=99), 100, nodes) == Workers(1, 0.0)
 
 
 def test_where_only_another_node_has_gpus_sites_train_there_and_share_them() -> None:
     nodes = [ClusterNode(16, 0, 64 * GB), ClusterNode(8, 2, 64 * GB)]
     # 8 cores on the node with two GPUs: four sites on each.
-    assert choose_workers(wanted(), 100, nodes) == Workers(8, 0.25)
-    assert choose_workers(wanted(workers=3), 100, nodes) == Workers(3, 0.5)
-    assert choose_workers(wanted(gpus_per_site=1), 100, nodes) == Workers(2, 1.0)
-    assert choose_workers(wanted(gpus_per_site=0), 100, nodes) == Workers(24, 0.0)
+    assert choose_workers(settings(), 100, nodes) == Workers(8, 0.25)
+    assert choose_workers(settings(workers=3), 100, nodes) == Workers(3, 0.5)
+    assert choose_workers(settings(gpus_per_site=1), 100, nodes) == Workers(2, 1.0)
+    assert choose_workers(settings(gpus_per_site=0), 100, nodes) == Workers(24, 0.0)
 
 
 def test_a_site_over_two_gpus_takes_two_of_one_node() -> None:
     nodes = [ClusterNode(16, 3, 64 * GB), ClusterNode(16, 4, 64 * GB), ClusterNode(64, 1, 64 * GB)]
-    assert choose_workers(wanted(gpus_per_site=2), 100, nodes) == Workers(3, 2.0)
-    (fault,) = room_faults(wanted(gpus_per_site=8), Workers(1, 8.0), nodes)
+    assert choose_workers(settings(gpus_per_site=2), 100, nodes) == Workers(3, 2.0)
+    (fault,) = room_faults(settings(gpus_per_site=8), Workers(1, 8.0), nodes)
     assert "1 core and 8 GPUs, and no node of the cluster has that" in str(fault)
 
 
 def test_three_sites_of_a_third_fit_on_a_gpu() -> None:
-    chosen = choose_workers(wanted(workers=3), 100, [ClusterNode(8, 1, 64 * GB)])
+    chosen = choose_workers(settings(workers=3), 100, [ClusterNode(8, 1, 64 * GB)])
     assert chosen.gpus_per_site == 0.3333  # Ray knows ten-thousandths; 3 * 0.3334 would be more than one GPU
     assert ClusterNode(8, 1, 64 * GB).room(1, chosen.gpus_per_site) == 3
 
 
 def test_a_site_that_fits_on_no_node_is_refused_with_what_the_nodes_have() -> None:
     nodes = [ClusterNode(2, 0, GB), ClusterNode(4, 0, GB)]
-    (fault,) = room_faults(wanted(threads=8), Workers(1, 0.0), nodes)
+    (fault,) = room_faults(settings(threads=8), Workers(1, 0.0), nodes)
     assert str(fault).startswith(
         "simulation: a site takes 8 cores, and no node of the cluster has that: 2 cores, 0 GPU"
     )
-    (fault,) = room_faults(wanted(gpus_per_site=0.5), Workers(1, 0.5), nodes)
+    (fault,) = room_faults(settings(gpus_per_site=0.5), Workers(1, 0.5), nodes)
     assert "1 core and 0.5 of a GPU" in str(fault)
-    assert room_faults(wanted(threads=4), Workers(1, 0.0), nodes) == []
+    assert room_faults(settings(threads=4), Workers(1, 0.0), nodes) == []
 
 
 def test_every_node_with_other_versions_is_named() -> None:
@@ -81,64 +96,74 @@ def test_every_node_with_other_versions_is_named() -> None:
     ]
 
 
-# ---------------------------------------------------------------------- who does what
+# ---------------------------------------------------------------------- which worker serves which message
 
 
-def task(identifier: str, site: str) -> Task:
-    return Task(identifier, site, 2, b"", [])
+class Actor:
+    """Stands in for a Ray actor: its answers wait until the test gives them."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.answers = asyncio.Queue[tuple[bytes, list[Any], list[Any], list[Any]] | RayError]()
+        self.answer = SimpleNamespace(remote=self._answer)
+
+    async def _answer(self, call: dict[str, Any], *arrays: Any) -> tuple[bytes, list[Any], list[Any], list[Any]]:
+        self.calls.append(call["head"].decode())
+        answer = await self.answers.get()
+        if isinstance(answer, RayError):
+            raise answer
+        return answer
 
 
-def with_workers(many: int) -> tuple[Dispatcher, list[Worker]]:
-    dispatcher = Dispatcher()
-    dispatcher.workers = [Worker(None, ready=True) for _ in range(many)]
-    return dispatcher, list(dispatcher.workers)
+@contextmanager
+def driver_of(folder: Path, *tasks: tuple[str, int]) -> Iterator[tuple[Driver, socket.socket]]:
+    """A driver with messages of these identifiers for these sites, and the coordinator's end of its connection."""
+    ours, theirs = transfer.socket_pair()
+    driver = Driver(theirs, settings())
+    driver.names, driver.run_folder = ["ash", "birch"], folder
+    driver._waiting.extend(Task(identifier, site, identifier.encode(), []) for identifier, site in tasks)
+    with ours, theirs:
+        yield driver, ours
 
 
-def test_a_site_does_one_thing_at_a_time() -> None:
-    dispatcher, (one, two) = with_workers(2)
-    dispatcher.add([task("1", "a"), task("2", "a")])
-    assert dispatcher.assign() == [one]
-    dispatcher.done(one)
-    assert dispatcher.assign() == [one]  # it has the site's folder
-    assert one.task is not None
-    assert (one.task.identifier, two.task) == ("2", None)
+def test_a_site_does_one_thing_at_a_time_and_its_changes_are_there_before_its_reply(tmp_path: Path) -> None:
+    async def serve() -> None:
+        with driver_of(tmp_path, ("1", 0), ("2", 0), ("3", 1)) as (driver, coordinator):
+            busy, free = Actor(), Actor()
+            first = asyncio.create_task(driver._serve_next(busy))
+            await asyncio.sleep(0)
+            free.answers.put_nowait((b"", [], [], []))
+            assert await driver._serve_next(free)  # the second message waits for the first, of the same site
+            second = asyncio.create_task(driver._serve_next(free))
+            await asyncio.sleep(0)
+            busy.answers.put_nowait((b"reply", [], [("memory/round-1", 0, b"1")], [("part", 0, b"frozen")]))
+            assert await first
+            free.answers.put_nowait((b"", [], [], []))
+            await second
+            assert (busy.calls, free.calls) == (["1"], ["3", "2"])
+            frames = [transfer.receive(coordinator) for _ in range(3)]
+            assert [frame.about["id"] for frame in frames] == ["3", "1", "2"]
+            assert bytes(frames[1].data[0]) == b"reply"
+
+    with patch("server.simulation.backends.ray_driver.ray.put", lambda change: change):
+        asyncio.run(serve())
+    assert contents(tmp_path) == {"sites/ash/memory/round-1": b"1", "frozen/part": b"frozen"}
 
 
-def test_a_site_goes_to_the_worker_that_has_its_folder_before_others() -> None:
-    dispatcher, (one, two) = with_workers(2)
-    dispatcher.add([task("1", "a"), task("2", "b")])
-    dispatcher.assign()
-    dispatcher.done(one), dispatcher.done(two)
-    dispatcher.add([task("3", "b"), task("4", "a")])
-    dispatcher.assign()
-    assert [worker.task and worker.task.site for worker in (one, two)] == ["a", "b"]
+def test_lost_work_is_done_first_and_elsewhere_and_given_up_after_too_many_losses(tmp_path: Path) -> None:
+    async def serve() -> None:
+        with driver_of(tmp_path, ("1", 0), ("2", 1)) as (driver, coordinator):
+            for count in range(1, MOST_LOSSES + 1):
+                actor = Actor()
+                actor.answers.put_nowait(RayError("socket closed"))
+                assert not await driver._serve_next(actor)
+                assert actor.calls == ["1"]
+                note = transfer.receive(coordinator).about
+                assert note["facts"] == {"site": "ash", "reason": "socket closed"}
+                assert [task.identifier for task in driver._waiting] == (["1", "2"] if count < MOST_LOSSES else ["2"])
+            assert transfer.receive(coordinator).about["kind"] == "lost"
 
-
-def test_a_worker_with_an_older_folder_of_a_site_is_known_to_have_it() -> None:
-    dispatcher, (one, two) = with_workers(2)
-    dispatcher.add([task("1", "a")])
-    dispatcher.assign()
-    dispatcher.done(one)
-    dispatcher.workers = [two]
-    dispatcher.add([task("2", "a")])
-    dispatcher.assign()
-    dispatcher.done(two)
-    assert (dispatcher.has_newest(one, "a"), dispatcher.has_newest(two, "a")) == (False, True)
-
-
-def test_lost_work_is_done_first_and_elsewhere_and_given_up_after_too_many_losses() -> None:
-    dispatcher, workers = with_workers(MOST_LOSSES)
-    dispatcher.workers = []
-    dispatcher.add([task("1", "a"), task("2", "b")])
-    for count, worker in enumerate(workers, start=1):
-        dispatcher.workers.append(worker)
-        dispatcher.assign()
-        assert worker.task is not None
-        assert worker.task.identifier == "1"
-        given_up = dispatcher.lost(worker)
-        assert (given_up is not None) is (count == MOST_LOSSES)
-    dispatcher.workers.append(Worker(None, ready=True))
-    assert [worker.task and worker.task.identifier for worker in dispatcher.assign()] == ["2"]
+    asyncio.run(serve())
 
 
 # ---------------------------------------------------------------------- a site's folder
@@ -151,7 +176,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_travels(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     watched = replace_folder(there, [("audit.jsonl", 0, b"one\n"), ("memory/r/round-1", 0, b"1")])
-    replace_folder(here, whole(there))
+    replace_folder(here, folder_contents(there))
     with (there / "audit.jsonl").open("ab") as audit:
         audit.write(b"two\n")
     (there / "memory/r/round-1").unlink()
@@ -161,12 +186,12 @@ def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_tra
     assert changes == [("memory/r/round-2", 0, b"2"), ("audit.jsonl", 4, b"two\n"), ("memory/r/round-1", -1, b"")]
     (there / "memory/r/.round-3.1-2.part").unlink()
     for _ in range(2):  # a coordinator that died in the middle makes them again
-        make_changes(here, changes)
+        apply_changes(here, changes)
         assert contents(here) == contents(there)
     assert watched.changes() == []
 
 
-def test_a_log_that_was_begun_anew_travels_whole(tmp_path: Path) -> None:
+def test_a_log_that_was_begun_anew_travels_folder_contents(tmp_path: Path) -> None:
     watched = replace_folder(tmp_path / "site", [("audit.jsonl", 0, b"one\n")])
     (tmp_path / "site/audit.jsonl").rename(tmp_path / "site/audit-000001.jsonl")
     (tmp_path / "site/audit.jsonl").write_bytes(b"two, three\n")
@@ -175,7 +200,7 @@ def test_a_log_that_was_begun_anew_travels_whole(tmp_path: Path) -> None:
 
 
 def test_a_watched_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
-    assert WatchedFolder(tmp_path / "none").changes() == whole(tmp_path / "none") == []
+    assert WatchedFolder(tmp_path / "none").changes() == folder_contents(tmp_path / "none") == []
 
 
 # ---------------------------------------------------------------------- what travels
@@ -188,44 +213,42 @@ def message() -> Message:
     return Message(RecordDict({"trunk": ArrayRecord({"trunk": trunk}), "fields": fields}), 2, "train")
 
 
-def test_a_message_comes_back_as_it_was_with_the_hashes_that_are_known() -> None:
+def test_a_message_comes_back_as_it_was() -> None:
     sent = message()
-    record_sha256(sent.content)
-    head, arrays = packed(sent)
-    assert arrays[0].data is sent.content["trunk"]["trunk"].data  # no copy
-    came = unpacked(head, arrays)
-    assert record_sha256(came.content) == record_sha256(sent.content)
-    assert cached_hash(came.content["trunk"]["trunk"]) == arrays[0].known_hash != ""
-    assert vars(came.metadata) == vars(sent.metadata)
+    head, arrays = pack(sent)
+    assert arrays[0] is sent.content["trunk"]["trunk"].data  # no copy
+    received = unpack(head, arrays)
+    assert record_sha256(received.content) == record_sha256(sent.content)
+    assert vars(received.metadata) == vars(sent.metadata)
     assert sent.content["trunk"]["trunk"].data  # what is packed stays as it is
 
 
 def test_a_message_without_content_says_why() -> None:
-    came = unpacked(*packed(Message(Error(2, "no such class"), reply_to=message())))
-    assert (came.error.code, came.error.reason) == (2, "no such class")
+    received = unpack(*pack(Message(Error(2, "no such class"), reply_to=message())))
+    assert (received.error.code, received.error.reason) == (2, "no such class")
 
 
 def test_a_frame_arrives_whole_and_an_end_is_told_from_a_frame() -> None:
-    here, there = frames.pair()
+    here, there = transfer.socket_pair()
     large = np.arange(3_000_000, dtype=np.uint8)
-    sender = threading.Thread(target=frames.send, args=(here, {"kind": "x", "n": 1}, [b"", large, b"abc"]))
+    sender = threading.Thread(target=transfer.send, args=(here, {"kind": "x", "n": 1}, [b"", large, b"abc"]))
     sender.start()
-    came = frames.receive(there)
+    received = transfer.receive(there)
     sender.join()
-    assert came.about == {"kind": "x", "n": 1}
-    assert [bytes(one) for one in came.data] == [b"", large.tobytes(), b"abc"]
+    assert received.about == {"kind": "x", "n": 1}
+    assert [bytes(part) for part in received.data] == [b"", large.tobytes(), b"abc"]
     here.sendall(b"half")
     here.close()
     with pytest.raises(EOFError):
-        frames.receive(there)
+        transfer.receive(there)
     there.close()
 
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from server.simulation.backends.ray_program import in_use
-with in_use(Path(sys.argv[1])):
+from server.simulation.backends.ray_process import locked
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -234,7 +257,7 @@ with in_use(Path(sys.argv[1])):
 def test_what_a_killed_run_left_is_removed_by_the_next_and_a_running_ones_is_not(tmp_path: Path) -> None:
     """Sites' memory lies there, and a process that gets SIGKILL can remove nothing."""
     names = ("abandoned", "without-a-lock", "held", "young")
-    folders = {name: tmp_path / f"{ray_program.PREFIX}{name}" for name in names}
+    folders = {name: tmp_path / f"{ray_process.PREFIX}{name}" for name in names}
     for folder in (*folders.values(), tmp_path / "other"):
         (folder / "r").mkdir(parents=True)
         (folder / "r" / "memory").touch()
@@ -249,7 +272,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_a_running_ones_is_not
     for folder in (folders["abandoned"], folders["without-a-lock"], folders["held"], tmp_path / "other"):
         os.utime(folder, (0, 0))
     try:
-        ray_program.remove_abandoned(tmp_path)
+        ray_process.remove_abandoned(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             "other",
             *sorted(folders[n].name for n in names[2:]),

@@ -111,7 +111,7 @@ def test_every_method_ends_in_the_same_model(choices: tuple[str, ...], tmp_path:
     if choices[0] == "server_only":  # no site is asked in a round
         killed(tmp_path, CheckpointFolder, "save", 3, *overrides)
     else:
-        killed(tmp_path, backends.InlineGrid, "_answered", 3 + 2 * len(through["sites"]), *overrides)
+        killed(tmp_path, backends.InlineGrid, "_call", 3 + 2 * len(through["sites"]), *overrides)
     same_end(tmp_path, through, overrides)
 
 

@@ -159,7 +159,7 @@ def test_ray_ends_in_the_same_model(tmp_path: Path) -> None:
 
 def test_a_site_that_lost_its_file_is_sent_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In round 2 the first site asked has no file any more, and its process is new."""
-    read, answered, lost = FrozenParts.read, backends.InlineGrid._answered, list[int]()
+    read, answered, lost = FrozenParts.read, backends.InlineGrid._call, list[int]()
 
     def missing(parts: FrozenParts, sha256: str) -> FrozenPart:
         if len(lost) == 1:
@@ -179,7 +179,7 @@ def test_a_site_that_lost_its_file_is_sent_it_again(tmp_path: Path, monkeypatch:
         return answered(grid, message)
 
     monkeypatch.setattr(FrozenParts, "read", missing)
-    monkeypatch.setattr(backends.InlineGrid, "_answered", losing)
+    monkeypatch.setattr(backends.InlineGrid, "_call", losing)
     traffic = overheard(monkeypatch)
     federation(tmp_path, *HEAD, "run.rounds=3", "participation.min_sites=1")
     asked = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]

@@ -71,7 +71,7 @@ def test_a_run_that_is_killed_in_its_test_asks_the_same_sites_when_it_goes_on(
     traffic = overheard(monkeypatch)
     through = federation(tmp_path, *COHORTS, TWO, out="through")
     with pytest.MonkeyPatch.context() as patched:
-        kill_at(patched, backends.InlineGrid, "_answered", len(traffic.down))  # the second of two sites that test
+        kill_at(patched, backends.InlineGrid, "_call", len(traffic.down))  # the second of two sites that test
         with pytest.raises(Killed):
             federation(tmp_path, *COHORTS, TWO, out="killed")
     resumed = federation(tmp_path, *COHORTS, TWO, out="killed", resume=True)

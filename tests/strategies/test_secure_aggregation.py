@@ -58,7 +58,7 @@ def test_the_model_is_the_plain_one_within_the_resolution_and_no_update_is_on_th
 
 @pytest.mark.slow
 def test_a_site_lost_between_training_and_masking_costs_its_own_update_only(tmp_path: Path, monkeypatch: Any) -> None:
-    answered = backends.InlineGrid._answered
+    answered = backends.InlineGrid._call
 
     def losing(grid: backends.InlineGrid, message: Message) -> Message:
         reply = answered(grid, message)
@@ -66,7 +66,7 @@ def test_a_site_lost_between_training_and_masking_costs_its_own_update_only(tmp_
             reply.content["fields"]["site"] = "nobody"
         return reply
 
-    monkeypatch.setattr(backends.InlineGrid, "_answered", losing)
+    monkeypatch.setattr(backends.InlineGrid, "_call", losing)
     federation(tmp_path, *ONE_ROUND, MASKED, "participation.min_sites=2")
     line = (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8")
     assert '"site-1": "reply belongs to run, round, site' in line

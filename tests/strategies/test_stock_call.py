@@ -16,7 +16,7 @@ from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import whole_data
 from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
-from server.simulation.backends.ray_program import begun
+from server.simulation.backends.ray_process import ray_process_of
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
 
@@ -34,9 +34,9 @@ def in_this_process(main: Any, file: ExperimentFile, folder: Path) -> None:
 def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
     on = file.experiment.model_copy(update={"simulation": SimulationSection(workers=1)})
     images = whole_data(on, file.base)
-    with begun(on) as program:
-        assert program is not None
-        on_ray(main, SimulatedRun(on.model_dump_json(), file.base, folder, NAMES, images), program)
+    with ray_process_of(on) as process:
+        assert process is not None
+        on_ray(main, SimulatedRun(on.model_dump_json(), file.base, folder, NAMES, images), process)
 
 
 def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_process) -> tuple[SplitNetwork, Result]:

@@ -1,7 +1,7 @@
 """Simulated sites in this process, one after the other.
 
-The hospital's half is reached by name, as Flower's own component strings (``module:attribute``) do, for ``server`` and
-``client`` never import one another.
+The hospital's app is imported by its name (``module:attribute``, as in Flower), because ``server`` and ``client`` never
+import one another.
 """
 
 import importlib
@@ -21,13 +21,13 @@ from common.wire.flower_objects import set_identity, set_message_id
 CLIENT_APP = "client.simulation:simulated_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
 FIRST_NODE = 2
-"""Node of the first site: Flower's SuperLink is node 1."""
+"""Flower's number of the first site; its SuperLink is node 1."""
 
 Main = Callable[[Grid], None]
 
 
 def site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
-    """The ClientApp that serves every site, found by name."""
+    """Import the ClientApp that serves every site, by its name."""
     module, _, attribute = CLIENT_APP.partition(":")
     app: ClientApp = getattr(importlib.import_module(module), attribute)(experiment, base, run_folder)
     return app
@@ -41,7 +41,7 @@ def inline(main: Main, app: ClientApp, sites: int) -> None:
 
 
 def prepare_flower() -> None:
-    """What Flower needs in a process without its own runtime."""
+    """Set up Flower in a process that does not run in Flower's own runtime."""
     quiet_flower()
     set_identity(1, 1)
 
@@ -51,14 +51,14 @@ def quiet_flower() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
-def context_of(node: int, sites: int) -> Context:
-    """What Flower tells an app of the node that it runs on."""
-    config: dict[str, Any] = {"partition-id": node - FIRST_NODE, "num-partitions": sites}
-    return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+def context_of(place: int, sites: int) -> Context:
+    """Return Flower's description of the node of a site, by the site's place in the partition."""
+    config: dict[str, Any] = {"partition-id": place, "num-partitions": sites}
+    return Context(run_id=1, node_id=FIRST_NODE + place, node_config=config, state=RecordDict(), run_config={})
 
 
-def answered(app: ClientApp, message: Message, context: Context) -> Message:
-    """The app's reply, or the reason why there is none, as over the network."""
+def call_app(app: ClientApp, message: Message, context: Context) -> Message:
+    """Return the app's reply, or the reason why there is none, as over the network."""
     try:
         return app(message, context)
     except Exception as error:  # a site's process edge
@@ -66,7 +66,7 @@ def answered(app: ClientApp, message: Message, context: Context) -> Message:
 
 
 class LocalGrid(Grid):
-    """A ``Grid`` without a SuperLink: messages get their numbers here."""
+    """A Flower ``Grid`` without a SuperLink, which numbers the messages itself."""
 
     def __init__(self, sites: int) -> None:
         self._nodes = list(range(FIRST_NODE, FIRST_NODE + sites))
@@ -85,43 +85,38 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return self._nodes
 
-    def numbered(self, messages: Iterable[Message]) -> dict[str, Message]:
-        """Give each message its number; return them by it."""
-        found = {}
-        for message in messages:
-            identifier = str(next(self._numbers))
+    def number(self, messages: Iterable[Message]) -> dict[str, Message]:
+        """Give each message its number; return the messages by number."""
+        numbered = {str(next(self._numbers)): message for message in messages}
+        for identifier, message in numbered.items():
             set_message_id(message, identifier)
-            found[identifier] = message
-        return found
+        return numbered
 
 
 class InlineGrid(LocalGrid):
-    """A ``Grid`` whose messages call the ClientApp in this process.
-
-    Every record is written to Flower's form and read from it as on the wire; only the sockets are missing.
-    """
+    """A Flower ``Grid`` whose messages call the ClientApp in this process: real records, but no sockets."""
 
     def __init__(self, app: ClientApp, sites: int) -> None:
         super().__init__(sites)
         self._app = app
-        self._asked: dict[str, Message] = {}
-        self._contexts: dict[int, Context] = {}  # what an app keeps from one message of a site to the next
+        self._pending: dict[str, Message] = {}
+        self._contexts: dict[int, Context] = {}  # a site's context keeps the app's state between messages
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        asked = self.numbered(messages)
-        self._asked |= asked
-        return list(asked)
+        numbered = self.number(messages)
+        self._pending |= numbered
+        return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
         """Have the first of these sites work, and return its reply: there is never more than one."""
-        first = next((identifier for identifier in message_ids if identifier in self._asked), None)
-        return [] if first is None else [self._answered(self._asked.pop(first))]
+        first = next((identifier for identifier in message_ids if identifier in self._pending), None)
+        return [] if first is None else [self._call(self._pending.pop(first))]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
         return [reply for identifier in self.push_messages(messages) for reply in self.pull_messages([identifier])]
 
-    def _answered(self, message: Message) -> Message:
+    def _call(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         if node not in self._contexts:
-            self._contexts[node] = context_of(node, len(self._nodes))
-        return answered(self._app, message, self._contexts[node])
+            self._contexts[node] = context_of(node - FIRST_NODE, len(self._nodes))
+        return call_app(self._app, message, self._contexts[node])

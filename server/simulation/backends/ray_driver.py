@@ -1,21 +1,20 @@
-"""The process that drives Ray: ``python -m server.simulation.backends.ray_driver WANTED DESCRIPTOR``.
+"""The process that drives Ray: ``python -m server.simulation.backends.ray_driver SETTINGS DESCRIPTOR``.
 
-It is not the coordinator's own process, because Ray ends the process that drives it when its own processes are gone,
-and with an exit code of its own. The coordinator starts another one then, and asks again what has not been answered.
+It is not the coordinator's own process, because Ray ends the process that drives it, with an exit code of Ray's, when
+its servers are gone. The run can then end with a sentence, and ``--resume`` goes on with it.
 """
 
+import asyncio
 import contextlib
-import importlib
 import json
 import os
-import queue
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,242 +24,206 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from common.data.base.image_set import of_raw
-from common.errors import BadInput, CannotGoOn, Fault, stop_on
+from common.errors import BadInput, CannotGoOn, stop_on
 from server.simulation.backends import cluster
-from server.simulation.backends.cluster import Wanted, Workers, choose_workers
-from server.simulation.backends.dispatch import MOST_LOSSES, Dispatcher, Task, Worker
-from server.simulation.backends.frames import Frame, receive, send
-from server.simulation.backends.site_files import make_changes, whole
+from server.simulation.backends.cluster import Workers, WorkerSettings, choose_workers
+from server.simulation.backends.site_files import apply_changes, folder_contents
+from server.simulation.backends.site_worker import SiteWorker
+from server.simulation.backends.transfer import Frame, receive, send
 
-WORKER = "server.simulation.backends.site_worker:SiteWorker"
 LOOK_S, LEAVING_S = 1.0, 4.0
-"""Between two looks at Ray's processes; for leaving a cluster that goes on."""
-JOIN_S = 120.0
+"""Seconds between two looks at Ray's servers; seconds to leave a cluster that goes on."""
 SHARED_BYTES = 100_000
 """A larger array goes to Ray's object store once; smaller ones travel with each call."""
+MOST_LOSSES = 6
+"""A message whose workers were lost this many times is given up: its site is absent, with the reason."""
 STARTS_PER_WORKER = 5
-"""Workers that may end before they are set up, for each that is wanted, before the run is given up."""
+"""Failed starts in sequence, for each worker of the run, before the run stops."""
+
+
+@dataclass
+class Task:
+    """A message for a site.
+
+    Attributes:
+        identifier: The message's number.
+        site: The site's place in the partition.
+        head: The message without the bytes of its arrays.
+        arrays: These bytes, or references to them in Ray's object store.
+        losses: How many workers were lost while they worked on the message.
+    """
+
+    identifier: str
+    site: int
+    head: bytes
+    arrays: list[Any]
+    losses: int = 0
 
 
 class Driver:
     """Hands messages to workers, writes what they changed into the run folder, and replaces those that are lost."""
 
-    def __init__(self, connection: socket.socket, wanted: Wanted) -> None:
-        self.connection, self.wanted = connection, wanted
-        self.events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self.dispatcher = Dispatcher()
+    def __init__(self, connection: socket.socket, settings: WorkerSettings) -> None:
+        self.connection, self.settings = connection, settings
+        self.workers = Workers(0, 0.0)
         self.failed_starts = 0
         self.setup: Any = None
         self.names: list[str] = []
         self.run_folder = Path()
         self.frozen: dict[str, Any] = {}
-        self.workers = Workers(0, 0.0)
-        self.actor_class: Any = None
+        self.actors = set[Any]()
+        self._waiting, self._busy = deque[Task](), set[int]()
+        self._changed = asyncio.Condition()
 
-    def run(self) -> None:
-        """Serve the coordinator until it says that it is enough, or is gone."""
-        threading.Thread(target=self._read, daemon=True).start()
-        try:
-            with self._joined_in_time():
-                cluster.start(self.wanted, lambda reason: self._note("workers_not_forked", reason=reason))
-            if self.wanted.address:
-                cluster.check_nodes(cluster.versions(), versions_there)
-            self._begin_workers(self.wanted.sites)
-            while self._step():
-                pass
-        except BadInput as error:
-            send(self.connection, {"kind": "fault", "faults": [vars(fault) for fault in error.faults]})
-        except CannotGoOn as error:
-            send(self.connection, {"kind": "stopped", "reason": str(error)})
-        self._close_workers()
+    async def run(self) -> None:
+        """Serve the coordinator until it ends the run.
 
-    @contextlib.contextmanager
-    def _joined_in_time(self) -> Iterator[None]:
-        """Ray waits without end for a cluster that does not answer."""
-        problem = f'"{self.wanted.address}" did not let this machine join within {JOIN_S:.0f} s.'
-        fault = vars(Fault("simulation.address", problem, cluster.CANNOT_JOIN))
+        Raises:
+            BadInput: If the cluster cannot be used as the experiment wants.
+            CannotGoOn: If Ray has ended, or no worker can be started.
+        """
+        frames, loop = asyncio.Queue[Frame](), asyncio.get_running_loop()
 
-        def give_up() -> None:
-            send(self.connection, {"kind": "fault", "faults": [fault]})
-            end()
+        def read() -> None:
+            """End this process with the coordinator, also while Ray starts."""
+            with contextlib.suppress(EOFError):
+                while True:
+                    frame = receive(self.connection)
+                    loop.call_soon_threadsafe(frames.put_nowait, frame)
+                    if frame.about["kind"] == "end":
+                        time.sleep(LEAVING_S)
+                        break
+            end_process()
 
-        timer = threading.Timer(JOIN_S, give_up)
-        if self.wanted.address:
-            timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+        threading.Thread(target=read, daemon=True).start()
+        cluster.start(self.settings)
+        if self.settings.address:
+            cluster.check_nodes(cluster.versions(), versions_there)
+        async with asyncio.TaskGroup() as group:
+            if not self.settings.address:
+                group.create_task(watch_servers())
+            while (frame := await frames.get()).about["kind"] != "end":
+                if frame.about["kind"] == "begin":
+                    self._begin(frame)
+                    for _ in range(self.workers.count):
+                        group.create_task(self._serve())
+                else:
+                    await self._add_tasks(frame)
+            if self.settings.address:  # leave nothing of the run on the nodes of a cluster that goes on
+                await asyncio.to_thread(ray.wait, [actor.close.remote() for actor in self.actors], timeout=LOOK_S)
+                ray.shutdown()
+            end_process()
 
-    def _read(self) -> None:
-        try:
-            while True:
-                frame = receive(self.connection)
-                self.events.put((self._on_frame, frame))
-                if frame.about["kind"] == "end":
-                    time.sleep(LEAVING_S)
-        except EOFError:
-            pass  # the coordinator is gone
-        finally:
-            end()
-
-    def _step(self) -> bool:
-        try:
-            handle, *arguments = self.events.get(timeout=LOOK_S)
-        except queue.Empty:
-            end_if_alone()
-            return True
-        return handle(*arguments) is not False
-
-    def _begin_workers(self, sites: int) -> None:
-        """Start as many as are wanted, so that they import while the coordinator does."""
-        machines, before = cluster.machines(cluster.nodes()), self.workers
-        self.workers = choose_workers(self.wanted, sites, machines)
-        stop_on(cluster.room_faults(self.wanted, self.workers, machines))
-        self.actor_class = self.actor_class or ray.remote(_found(WORKER))
-        kept = self.workers.count if self.workers.gpus_per_site == before.gpus_per_site else 0
-        for worker in self.dispatcher.workers[kept:]:
-            ray.kill(worker.actor)
-            self.dispatcher.workers.remove(worker)
-        while len(self.dispatcher.workers) < self.workers.count:
-            self._start_one()
-
-    def _start_one(self) -> None:
-        options = {"num_cpus": self.wanted.threads, "num_gpus": self.workers.gpus_per_site, "max_restarts": 0}
-        worker = Worker(self.actor_class.options(**options).remote(self.wanted.scratch))
-        self.dispatcher.workers.append(worker)
-        if self.setup is not None:
-            self._set_up(worker)
-
-    def _set_up(self, worker: Worker) -> None:
-        reference = worker.actor.set_up.remote(self.setup)
-        reference.future().add_done_callback(lambda done: self.events.put((self._on_ready, worker, done)))
-
-    # ------------------------------------------------------------------ what comes
-
-    def _on_frame(self, frame: Frame) -> bool:
-        kind = frame.about["kind"]
-        if kind == "begin":
-            self._on_begin(frame)
-        elif kind == "ask":
-            self._on_ask(frame)
-        return bool(kind != "end")
-
-    def _on_begin(self, frame: Frame) -> None:
+    def _begin(self, frame: Frame) -> None:
+        """Receive the data of the run, and choose the number of its workers."""
         about = frame.about
         self.names, self.run_folder = about["names"], Path(about["run_folder"])
+        machines = cluster.machines(cluster.nodes())
+        self.workers = choose_workers(self.settings, len(self.names), machines)
+        stop_on(cluster.room_faults(self.settings, self.workers, machines))
         images = [of_raw(data, dtype, shape) for data, (dtype, shape) in zip(frame.data, about["shapes"], strict=True)]
-        known = {key: about[key] for key in ("experiment", "base", "facts")}
-        self._begin_workers(len(self.names))
-        self.setup = ray.put({**known, "sites": len(self.names), "images": images, "versions": cluster.versions()})
-        self.frozen = {name: ray.put((name, start, data)) for name, start, data in whole(self.run_folder / "frozen")}
+        shared = {key: about[key] for key in ("experiment", "base", "facts")}
+        self.setup = ray.put({**shared, "sites": len(self.names), "images": images, "versions": cluster.versions()})
+        frozen = folder_contents(self.run_folder / "frozen")
+        self.frozen = {name: ray.put((name, start, data)) for name, start, data in frozen}
         send(self.connection, {"kind": "begun", "workers": self.workers.count})
-        for worker in self.dispatcher.workers:
-            self._set_up(worker)
 
-    def _on_ask(self, frame: Frame) -> None:
-        """Messages: the bytes that they hold come once, however many messages hold them."""
-        given: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
-        large = {place: ray.put(array) for place, array in enumerate(given) if array.nbytes > SHARED_BYTES}
-        arrays = [
-            (large.get(place, array), known, str(large[place].hex()) if place in large else "")
-            for place, (array, known) in enumerate(zip(given, frame.about["hashes"], strict=True))
-        ]
-        tasks = []
-        for one in frame.about["messages"]:
-            head, *places = one["data"]
-            site = self.names[one["node"] - one["first"]]
-            own = [arrays[place] for place in places]
-            tasks.append(Task(one["id"], site, one["node"], bytes(frame.data[head]), own))
-        self.dispatcher.add(tasks)
-        self._assign()
+    async def _add_tasks(self, frame: Frame) -> None:
+        """Queue the messages of a frame, whose bytes come once, however many messages share them."""
+        buffers: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
+        arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
+        for message in frame.about["messages"]:
+            head, *places = message["data"]
+            task = Task(message["id"], message["site"], bytes(frame.data[head]), [arrays[place] for place in places])
+            self._waiting.append(task)
+        async with self._changed:
+            self._changed.notify_all()
 
-    def _assign(self) -> None:
-        for worker in self.dispatcher.assign():
-            self._ask(worker)
+    # ------------------------------------------------------------------ workers
 
-    def _ask(self, worker: Worker) -> None:
-        task = worker.task
-        assert task is not None, "it has just been assigned"
-        newest = self.dispatcher.has_newest(worker, task.site) and task.site in worker.files
-        lacking = self.frozen.keys() - worker.frozen
-        call = {
-            "site": task.site,
-            "node": task.node,
-            "head": task.head,
-            "hashes": [known for _, known, _ in task.arrays],
-            "keys": [key for _, _, key in task.arrays],
-            "files": None if newest else whole(self._folder(task.site)),
-            "frozen": [ray.get(self.frozen[name]) for name in sorted(lacking)],
-        }
-        worker.frozen |= lacking
-        reference = worker.actor.answer.remote(call, *(array for array, _, _ in task.arrays))
-        reference.future().add_done_callback(lambda done: self.events.put((self._on_answer, worker, done)))
+    async def _serve(self) -> None:
+        """Serve messages with one worker at a time; a lost one is replaced, on a node that Ray chooses.
 
-    def _folder(self, site: str) -> Path:
-        return self.run_folder / "sites" / site
+        Raises:
+            CannotGoOn: If too many workers in sequence cannot be started.
+        """
+        options: Any = {"num_cpus": self.settings.threads, "num_gpus": self.workers.gpus_per_site, "max_restarts": 0}
+        actor_class: Any = ray.remote(**options)(SiteWorker)
+        while True:
+            actor = actor_class.remote(self.settings.scratch)
+            self.actors.add(actor)
+            try:
+                facts = await actor.set_up.remote(self.setup)
+            except RayError as error:
+                self.failed_starts += 1
+                self._note("worker_lost", site="", reason=_reason(error))
+                if self.failed_starts >= STARTS_PER_WORKER * self.workers.count:
+                    raise CannotGoOn(f"no worker could be started; the last reason: {_reason(error)}") from None
+            else:
+                self.failed_starts = 0
+                self._note("worker_ready", **facts)
+                while await self._serve_next(actor):
+                    pass
+            self.actors.discard(actor)
 
-    # ------------------------------------------------------------------ what workers do
+    async def _serve_next(self, actor: Any) -> bool:
+        """Have a worker answer the first message whose site is not at work; return False if the worker is lost."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: any(task.site not in self._busy for task in self._waiting))
+            task = next(task for task in self._waiting if task.site not in self._busy)
+            self._waiting.remove(task)
+            self._busy.add(task.site)
+        name = self.names[task.site]
+        folder = self.run_folder / "sites" / name
+        call = {"place": task.site, "site": name, "head": task.head, "frozen": dict(self.frozen)}
+        try:
+            answer = await actor.answer.remote({**call, "files": folder_contents(folder)}, *task.arrays)
+        except RayError as error:
+            answer, task.losses = None, task.losses + 1
+            self._note("worker_lost", site=name, reason=_reason(error))
+            if task.losses < MOST_LOSSES:
+                self._waiting.appendleft(task)
+            else:
+                reason = f"its worker was lost {MOST_LOSSES} times, the last time because: {_reason(error)}"
+                send(self.connection, {"kind": "lost", "id": task.identifier, "reason": reason})
+        else:
+            head, data, files, frozen = answer
+            apply_changes(folder, files)
+            self._keep_frozen(frozen)
+            send(self.connection, {"kind": "reply", "id": task.identifier}, [head, *data])
+        async with self._changed:
+            self._busy.remove(task.site)
+            self._changed.notify_all()
+        return answer is not None
 
-    def _on_ready(self, worker: Worker, done: Future[Any]) -> None:
-        if worker not in self.dispatcher.workers:
-            return
-        error = done.exception()
-        if error is None:
-            self.failed_starts, worker.ready = 0, True
-            self._note("worker_ready", **done.result())
-            self._assign()
-            return
-        self.failed_starts += 1
-        self._note("worker_lost", site="", reason=_reason(error))
-        if self.failed_starts >= STARTS_PER_WORKER * self.workers.count:
-            raise CannotGoOn(f"no worker could be started, the last one said: {_reason(error)}")
-        self._replace(worker)
-
-    def _on_answer(self, worker: Worker, done: Future[Any]) -> None:
-        if worker not in self.dispatcher.workers:
-            return
-        if (error := done.exception()) is not None:
-            at, given_up = worker.task, self._replace(worker)
-            self._note("worker_lost", site=at.site if at else "", reason=_reason(error))
-            if given_up is not None:
-                send(self.connection, {"kind": "lost", "id": given_up.identifier, "reason": _lost(error)})
-            self._assign()
-            return
-        head, data, hashes, files, frozen = done.result()
-        task = self.dispatcher.done(worker)
-        make_changes(self._folder(task.site), files)
-        self._keep_frozen(worker, frozen)
-        self._assign()
-        send(self.connection, {"kind": "reply", "id": task.identifier, "hashes": hashes}, [head, *data])
-
-    def _keep_frozen(self, worker: Worker, changes: Sequence[Any]) -> None:
-        """Frozen parts of a model, which one site received, are there for all: each is named by its hash."""
+    def _keep_frozen(self, changes: list[Any]) -> None:
+        """Share the frozen parts of a model that one site received with all sites: each is named by its hash."""
         new = [(name, start, bytes(data)) for name, start, data in changes if data and name not in self.frozen]
-        make_changes(self.run_folder / "frozen", new)
+        apply_changes(self.run_folder / "frozen", new)
         self.frozen |= {change[0]: ray.put(change) for change in new}
-        worker.frozen |= {name for name, _, data in changes if data}
 
     def _note(self, event: str, **facts: Any) -> None:
-        """For the run's events: nothing is lost in silence."""
+        """Add an event to those of the run."""
         send(self.connection, {"kind": "note", "event": event, "facts": facts})
 
-    def _close_workers(self) -> None:
-        """Leave nothing of the run on the nodes of a cluster that goes on."""
-        if self.wanted.address:
-            ray.wait([worker.actor.close.remote() for worker in self.dispatcher.workers], timeout=LOOK_S)
 
-    def _replace(self, worker: Worker) -> Task | None:
-        """Start another worker, on a node that Ray chooses; return a message that has cost too many."""
-        with contextlib.suppress(RayError):
-            ray.kill(worker.actor)
-        given_up = self.dispatcher.lost(worker)
-        self._start_one()
-        return given_up
+async def watch_servers() -> None:
+    """Watch the servers of a Ray of our own, without which workers answer nothing any more.
+
+    Raises:
+        CannotGoOn: When one of them has ended.
+    """
+    names = {child.pid: child.name() for child in psutil.Process().children()}
+    servers = [psutil.Process(pid) for pid, name in names.items() if name in ("raylet", "gcs_server")]
+    while True:
+        ended, _ = psutil.wait_procs(servers, timeout=0)
+        if ended:
+            raise CannotGoOn(f"Ray's {names[ended[0].pid]} has ended")
+        await asyncio.sleep(LOOK_S)
 
 
 def versions_there() -> dict[str, str]:
-    """The versions on a node; sent to it by value, for it may not have our package."""
+    """Return the versions on a node; sent there by value, because the node may not have our package."""
     try:
         from server.simulation.backends.cluster import versions
     except ImportError as error:
@@ -268,17 +231,15 @@ def versions_there() -> dict[str, str]:
     return versions()
 
 
-def end_if_alone() -> None:
-    """A cluster of our own that has lost its raylet or its table of contents answers nothing any more."""
-    node: Any = ray._private.worker._global_node
-    started: Any = node.all_processes.items() if node is not None else ()
-    for kind, infos in started:
-        if any(info.process.poll() is not None for info in infos):
-            print(f"Ray's {kind} has ended", file=sys.stderr, flush=True)
-            end()
+def _reason(error: BaseException) -> str:
+    """Return in one line why a worker was lost."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    about_memory = [line for line in lines if "memory" in line.lower()]
+    return (about_memory or lines or [type(cause).__name__])[0]
 
 
-def end() -> None:
+def end_process() -> None:
     """End this process, and what Ray started for it here, without waiting for anything."""
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -286,38 +247,23 @@ def end() -> None:
     os._exit(1)
 
 
-def _found(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-def _reason(error: BaseException) -> str:
-    """What happened, in one line."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    memory = [line for line in lines if "memory" in line.lower()]
-    return (memory or lines or [type(cause).__name__])[0]
-
-
-def _lost(error: BaseException) -> str:
-    return f"its worker was lost {MOST_LOSSES} times, the last time since: {_reason(error)}"
-
-
 def main() -> None:
     """Serve the coordinator at the other end of the socket."""
-    wanted = Wanted(**json.loads(sys.argv[1]))
-    connection = socket.socket(fileno=int(sys.argv[2]))
+    settings, connection = WorkerSettings(**json.loads(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
     try:
-        Driver(connection, wanted).run()
-        if wanted.address:
-            ray.shutdown()
-    except BrokenPipeError:
-        pass  # the coordinator is gone
-    except Exception:  # the process's edge: the coordinator reads the last line, and starts another one
+        asyncio.run(Driver(connection, settings).run())
+    except* BrokenPipeError:
+        pass  # the coordinator has ended
+    except* BadInput as group:
+        faults = [vars(fault) for error in group.exceptions for fault in getattr(error, "faults", ())]
+        send(connection, {"kind": "fault", "faults": faults})
+    except* CannotGoOn as group:
+        send(connection, {"kind": "stopped", "reason": str(group.exceptions[0])})
+    except* Exception:  # the process's edge: the coordinator reads the last line
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        end()
+        end_process()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,195 @@
+"""The coordinator's side of the process that drives Ray: it starts early and always ends with the run."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from common.config import Experiment
+from common.errors import BadInput, CannotGoOn, Fault
+from common.system.stopping import block_if_stopping, removed_if_stopped
+from server.simulation.backends import transfer
+from server.simulation.backends.cluster import WorkerSettings, cannot_join, environment, own_paths
+
+DRIVER = "server.simulation.backends.ray_driver"
+JOIN_S = 120.0
+"""Time to join a cluster; Ray itself waits without end for one that does not answer."""
+LEAVING_S = 5.0
+PREFIX, LOCK, RAY_FOLDER = "polyclinic-ray-", "lock", "r"
+"""Names of a run's folder of temporary files, of the lock in it, and of Ray's own folder, which Ray opens to all."""
+YOUNG_S = 60.0
+"""A folder younger than this may not have its lock yet."""
+LONGEST_PLACE = 38
+"""Ray's sockets lie some 60 characters deeper, and Linux allows 107."""
+REASON = re.compile(r"Error\b|terminat|has ended")
+"""Marks the lines of the driver's output that say why Ray has ended; other lines show Ray's state."""
+
+
+class RayProcess:
+    """The process that drives Ray.
+
+    Attributes:
+        settings: What the experiment says about workers.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._connection, driver_end = transfer.socket_pair()
+        with driver_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", DRIVER, json.dumps(asdict(settings)), str(driver_end.fileno())],
+                pass_fds=[driver_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=environment(settings.address),
+                cwd=os.path.abspath(os.sep),  # first on the workers' path: the user's folder may hold a server.py
+                start_new_session=True,  # a signal to the coordinator's group is the coordinator's to act on
+            )
+
+    def begin(self, about: dict[str, Any], data: Sequence[Any]) -> int:
+        """Send the data of a run; return how many sites train at a time.
+
+        Raises:
+            BadInput: If Ray cannot be used as the experiment wants.
+            RunStopped: If Ray has ended.
+        """
+        self.send(about, data)
+        frame = self.receive(JOIN_S if self.settings.address else None)
+        if frame is None:
+            raise BadInput([cannot_join(self.settings.address, f"it did not answer within {JOIN_S:.0f} s.")])
+        workers: int = frame.about["workers"]
+        return workers
+
+    def send(self, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
+        """Send a frame.
+
+        Raises:
+            RunStopped: If Ray has ended.
+        """
+        try:
+            transfer.send(self._connection, about, data)
+        except OSError:
+            raise self._end() from None
+
+    def receive(self, within_s: float | None = None) -> transfer.Frame | None:
+        """Return the next frame; None if none comes within this time.
+
+        Raises:
+            BadInput: If Ray cannot be used as the experiment wants.
+            RunStopped: If Ray has ended, or no worker can be started.
+        """
+        if within_s is not None and not wait([self._connection], within_s):
+            return None
+        try:
+            frame = transfer.receive(self._connection)
+        except EOFError:
+            raise self._end() from None
+        if frame.about["kind"] == "fault":
+            raise BadInput(Fault(**fault) for fault in frame.about["faults"])
+        if frame.about["kind"] == "stopped":
+            raise _stopped(frame.about["reason"])
+        return frame
+
+    def close(self) -> None:
+        """End the process, and everything that it started, also processes that outlived it."""
+        with suppress(OSError):
+            transfer.send(self._connection, {"kind": "end"})
+        if self.settings.address:  # it leaves a cluster that goes on
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(LEAVING_S)
+        self._connection.close()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) == self._process.pid:
+                    process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def _end(self) -> CannotGoOn:
+        """Return the reason why the process has ended: the last line about it in its output."""
+        block_if_stopping()
+        self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        reasons = [line.strip() for line in lines if REASON.search(line)]
+        reason = reasons[-1] if reasons else f"exit code {self._process.returncode}"
+        return _stopped(f"the process that drives Ray has ended: {reason}")
+
+
+def _stopped(reason: str) -> CannotGoOn:
+    from strategies.engine.events import RunStopped  # imports torch, which would delay the start of Ray
+
+    return RunStopped(f"{reason.rstrip('.')}; --resume goes on from the last round.")
+
+
+@contextmanager
+def ray_process_of(experiment: Experiment) -> Iterator[RayProcess | None]:
+    """Start Ray for an experiment that runs on it, while this process still imports; yield None for another one.
+
+    Raises:
+        BadInput: If Ray is not installed.
+    """
+    section = experiment.simulation
+    if section.backend != "ray":
+        yield None
+        return
+    if find_spec("ray") is None:
+        remedy = "Install polyclinic[sim], or use --backend inline."
+        raise BadInput([Fault("simulation.backend", "Ray is not installed.", remedy)])
+    place = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
+    remove_abandoned(Path(place))
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    remove = partial(shutil.rmtree, scratch, ignore_errors=True)
+    with removed_if_stopped(remove), locked(scratch):
+        process = RayProcess(
+            WorkerSettings(
+                workers=section.workers,
+                threads=experiment.training.threads,
+                gpus_per_site=section.gpu_share,
+                address=section.address,
+                scratch="" if section.address else str(scratch / RAY_FOLDER),
+                paths=own_paths(),
+            )
+        )
+        try:
+            yield process
+        finally:
+            process.close()
+            remove()
+
+
+@contextmanager
+def locked(scratch: Path) -> Iterator[None]:
+    """Hold the lock of a run's temporary folder, which the system releases however this process ends."""
+    with (scratch / LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove the temporary folders of this user's killed runs: sites' memory and Ray's logs lie in them."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
+                continue
+            with (folder / LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)

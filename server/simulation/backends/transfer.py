@@ -1,0 +1,130 @@
+"""What the processes of a simulation on Ray exchange: frames over a socket, and Flower messages as bytes."""
+
+import base64
+import json
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from common.wire.flower_objects import metadata_of, rebuild_message
+
+BUFFER_BYTES = 4 * 2**20
+"""Size of the socket's buffers: large ones need fewer switches between the two processes."""
+_HEAD_SIZE = struct.Struct("<Q")
+_SIZES = "sizes"
+_VALUES: dict[str, type[ConfigRecord] | type[MetricRecord]] = {"config": ConfigRecord, "metrics": MetricRecord}
+_ARRAYS = "arrays"
+
+
+# ---------------------------------------------------------------------- frames
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of JSON and raw bytes, sent between the coordinator and the process that drives Ray.
+
+    Attributes:
+        about: JSON values; ``kind`` names the sort of frame.
+        data: Bytes that belong to it, in an order that depends on the kind.
+    """
+
+    about: dict[str, Any]
+    data: Sequence[memoryview]
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a connection that no other process can reach."""
+    ends = socket.socketpair()
+    for end in ends:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    return ends
+
+
+def send(connection: socket.socket, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
+    """Send one frame.
+
+    Args:
+        data: Objects with contiguous bytes, which are sent without a copy.
+
+    Raises:
+        OSError: If the other process has closed the connection.
+    """
+    views = [memoryview(buffer) for buffer in data]
+    head = json.dumps({**about, _SIZES: [view.nbytes for view in views]}).encode()
+    connection.sendall(_HEAD_SIZE.pack(len(head)) + head)
+    for view in views:
+        connection.sendall(view)
+
+
+def receive(connection: socket.socket) -> Frame:
+    """Wait for one frame.
+
+    Raises:
+        EOFError: If the other process has closed the connection.
+    """
+    (size,) = _HEAD_SIZE.unpack(_receive_bytes(connection, _HEAD_SIZE.size))
+    about = json.loads(bytes(_receive_bytes(connection, size)))
+    return Frame(about, [_receive_bytes(connection, size) for size in about.pop(_SIZES)])
+
+
+def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
+    """Receive exactly this many bytes; return them read-only."""
+    buffer, received = memoryview(bytearray(size)), 0
+    while received < size:
+        try:
+            count = connection.recv_into(buffer[received:])
+        except ConnectionError:
+            count = 0
+        if not count:
+            raise EOFError("the other process has closed the connection")
+        received += count
+    return buffer.toreadonly()
+
+
+# ---------------------------------------------------------------------- Flower messages
+
+
+def pack(message: Message) -> tuple[bytes, list[bytes]]:
+    """Return a message as a small JSON head and the bytes of its arrays, which are neither copied nor encoded."""
+    head: dict[str, Any] = {"metadata": metadata_of(message)}
+    if not message.has_content():
+        head["error"] = message.error.code, message.error.reason
+        return json.dumps(head).encode(), []
+    head["records"] = [(name, *_describe(record)) for name, record in message.content.items()]
+    return json.dumps(head).encode(), [array.data for array in _arrays(message.content)]
+
+
+def unpack(head: Any, arrays: Sequence[Any]) -> Message:
+    """Rebuild a message from the result of :func:`pack`; its arrays share the bytes of ``arrays``."""
+    described = json.loads(bytes(head))
+    if "error" in described:
+        return rebuild_message(Error(*described["error"]), described["metadata"])
+    content = RecordDict({name: _record(kind, about) for name, kind, about in described["records"]})
+    for array, data in zip(_arrays(content), arrays, strict=True):
+        array.data = data
+    return rebuild_message(content, described["metadata"])
+
+
+def _describe(record: Any) -> tuple[str, Any]:
+    """Return a record's kind and its JSON form: values in Flower's encoding, or arrays without their bytes."""
+    if isinstance(record, ArrayRecord):
+        return _ARRAYS, [(key, array.dtype, array.shape, array.stype) for key, array in record.items()]
+    kind = next(kind for kind, record_type in _VALUES.items() if isinstance(record, record_type))
+    return kind, base64.b64encode(record.deflate()).decode()
+
+
+def _record(kind: str, about: Any) -> Any:
+    if kind != _ARRAYS:
+        return _VALUES[kind].inflate(base64.b64decode(about))
+    return ArrayRecord({key: Array(dtype, tuple(shape), stype, b"") for key, dtype, shape, stype in about})
+
+
+def _arrays(content: RecordDict) -> Iterator[Array]:
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            yield from record.values()

@@ -1,0 +1,10 @@
+"""The first import of the fork server of ``studies.worker``, by which that process ends with the program, at any time.
+
+Python itself ends a fork server whose program has ended, but only after all imports, seconds later.
+"""
+
+import os
+
+from common.system.stopping import PROGRAM, end_with_parent
+
+end_with_parent(int(os.environ[PROGRAM]) if PROGRAM in os.environ else None)
