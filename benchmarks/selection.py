@@ -21,7 +21,7 @@ from common.metrics.auroc import mean_auroc
 from common.models.network import build, label_matrix, scores_of
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
-from server.federation.recorder import CompositeWatcher, Watcher
+from server.federation.recorder import Watcher
 from server.federation.set_up import lead
 from server.simulation.simulate import Simulation
 from strategies.engine.events import RoundRecord
@@ -59,10 +59,10 @@ class Scored(Simulation):
     """One machine whose rounds are scored."""
 
     @contextmanager
-    def _watched(self, out: Path) -> Iterator[Watcher]:
+    def _watched(self, out: Path) -> Iterator[list[Watcher]]:
         self.scores = Scores(self)
-        with super()._watched(out) as watcher:
-            yield CompositeWatcher(watcher, self.scores)
+        with super()._watched(out) as watchers:
+            yield [*watchers, self.scores]
 
 
 def main() -> None:

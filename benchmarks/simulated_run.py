@@ -35,7 +35,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     from rich.console import Console
 
     from common.config import read_experiment
-    from server.federation.accounting import RunTotals
+    from server.federation.recorder import RunTotals
     from server.simulation.simulate import simulate
 
     began, noted = RunTotals.__init__, RunTotals.note

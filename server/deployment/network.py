@@ -100,7 +100,7 @@ class Hospitals:
         reports = Reporter(present, coordinator.state, self.tell, signed_off, note)
         with reports as reporter, run_on(coordinator) as grid:
             try:
-                return federate(grid, experiment, self._setting(opening, grid), reporter)
+                return federate(grid, experiment, self._setting(opening, grid), [reporter])
             except (SystemExit, KeyboardInterrupt):
                 opening.folder.event("stopped", reason="on request")
                 raise

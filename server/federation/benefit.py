@@ -17,7 +17,7 @@ from common.models.state import ModelState
 from common.system.timers import ALONE_TIMES
 from common.wire.codec import encode
 from common.wire.records import BenefitReply, BenefitRequest, Groups
-from server.federation.accounting import RunTotals
+from server.federation.recorder import RunTotals
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.exchange import Replies
 from strategies.engine.state import groups_for
@@ -29,7 +29,7 @@ NOT_TESTED = "it did not test the model"
 
 
 def asked_benefits(
-    coordinator: Coordinator, initial: ModelState, tested: Collection[str], books: RunTotals
+    coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
 ) -> dict[str, Any]:
     """Ask the sites that tested the model and trained in the run; say of the others why they were not asked.
 
@@ -40,8 +40,8 @@ def asked_benefits(
         return {}
     members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
     share = min(drawn / len(members), 1.0) if drawn else 1.0
-    seconds = deadline_s(coordinator.participation.round_deadline_s, books.round_seconds, share)
-    epochs = {site: books.epochs[site] for site in tested if books.epochs[site]}
+    seconds = deadline_s(coordinator.participation.round_deadline_s, totals.round_seconds, share)
+    epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}
     replies = compared(coordinator, initial, epochs, seconds)
     coordinator.callbacks.on_absent("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
@@ -51,11 +51,12 @@ def asked_benefits(
 
 
 def deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
-    """How long the sites have for it: :data:`ALONE_TIMES` times what all rounds took, and a round's deadline beside.
+    """Return the seconds that sites have: :data:`ALONE_TIMES` times those of all rounds, and a round's deadline beside.
 
     Args:
-        rounds_took_s: By the coordinator's clock, from the sending of each round's requests to its end.
-        drawn: Of the sites the share that took part in a round: in a simulation all of them are at work now.
+        round_deadline_s: Deadline of one round.
+        rounds_took_s: Seconds of all rounds by the coordinator's clock, each from the sending of requests to its end.
+        drawn: Share of the sites that took part in a round: in a simulation all of them are at work now.
     """
     return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
 
@@ -63,12 +64,13 @@ def deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> f
 def compared(
     coordinator: Coordinator, initial: ModelState, epochs: Mapping[str, int], seconds: float
 ) -> Replies[BenefitReply]:
-    """Have sites compare the model that the run ends with with one that each trains alone.
+    """Have each site compare the run's final model with a model that it trains alone.
 
     Args:
+        coordinator: The run.
         initial: The model that the run began with.
-        epochs: Site -> local epochs that it trained in the run; the sites that are asked.
-        seconds: Until nobody waits for a reply.
+        epochs: Site -> local epochs that it trained in the run; these sites are asked.
+        seconds: Seconds after which nobody waits for a reply.
     """
     server_round = coordinator.state.round
     requests = coordinator.new_requests(server_round)
@@ -82,7 +84,7 @@ def compared(
 
 
 def benefit_of(reply: BenefitReply) -> dict[str, Any] | None:
-    """A reply as JSON has it; None where the site's policy tells nothing, or no class could be tested."""
+    """Return a reply as JSON has it; None where the site's policy keeps its figures, or no class could be tested."""
     names, aurocs = reply.class_names, iter(reply.auroc)
     if not names:
         return None

@@ -6,7 +6,7 @@ last: a checkpoint counts only with both, and only where the hash is right. The 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,21 +31,16 @@ class Checkpoint:
 
     Attributes:
         run: Its identifier, under which the sites keep their memory.
-        class_names: Rows of the model's head.
-        experiment: As the run began with it.
-        books: What the run folder's books had added up.
-        last_validation: Of the newest model that was judged.
+        experiment: The experiment that the run began with.
+        totals: The sums of :class:`server.federation.recorder.RunTotals`.
+        last_validation: Validation of the newest model that was judged.
     """
 
     run: str
     state: FederationState
     experiment: Mapping[str, Any]
-    books: Mapping[str, Any]
+    totals: Mapping[str, Any]
     last_validation: Mapping[str, Any]
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.state.model.head.class_names
 
 
 class CheckpointFolder:
@@ -59,25 +54,23 @@ class CheckpointFolder:
         self.folder, self.durable = run_folder / "checkpoints", durable
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write one, and remove all but the last ones."""
+        """Write a checkpoint, and remove all but the last :data:`KEPT`."""
         content, number = to_parts(checkpoint.state), checkpoint.state.round
         facts = {
             "round": number,
             "run": checkpoint.run,
             "experiment": checkpoint.experiment,
-            "books": checkpoint.books,
+            "books": checkpoint.totals,
             "last_validation": checkpoint.last_validation,
         }
         write_atomically(self._path(number, "safetensors"), content, durable=self.durable)
         whole = {"version": VERSION, "blake3": _hash(content, facts), "facts": facts}
         write_atomically(self._path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
         # Of later rounds there are only those that could not be read; they must not take these ones' places.
-        for old in [one for one in self._numbers() if one <= number][:-KEPT]:
-            for kind in ("json", "safetensors"):
-                self._path(old, kind).unlink(missing_ok=True)
+        self._remove([earlier for earlier in self._numbers() if earlier <= number][:-KEPT])
 
     def after(self, server_round: int) -> Checkpoint | None:
-        """The checkpoint of a round; None where it is not there or not whole."""
+        """Return the checkpoint of a round; None where it is not there or not whole."""
         try:
             return self._read(server_round)
         except (OSError, ValueError):
@@ -89,30 +82,42 @@ class CheckpointFolder:
         Killed in between, the run resumes from a later one, finds its model broken again and comes back here.
         """
         self.save(checkpoint)
-        for later in [number for number in self._numbers() if number > checkpoint.state.round]:
+        self._remove(later for later in self._numbers() if later > checkpoint.state.round)
+
+    def _remove(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
             for kind in ("json", "safetensors"):
-                self._path(later, kind).unlink(missing_ok=True)
+                self._path(number, kind).unlink(missing_ok=True)
 
     def newest(self) -> tuple[Checkpoint | None, dict[str, str]]:
-        """The newest checkpoint that is whole, and why newer ones are not, by file name."""
+        """Return the newest checkpoint that is whole, and why newer ones are not, by file name."""
         broken: dict[str, str] = {}
         for number in reversed(self._numbers()):
             try:
                 return self._read(number), broken
-            except FileNotFoundError as error:
-                broken[self._path(number, "json").name] = f"there is no {Path(error.filename).name} beside it"
-            except OSError as error:
-                broken[self._path(number, "json").name] = f"it cannot be read: {error.strerror}"
-            except ValueError as error:
-                broken[self._path(number, "json").name] = str(error)
+            except (OSError, ValueError) as error:
+                problem = str(error)
+                if isinstance(error, FileNotFoundError):
+                    problem = f"there is no {Path(error.filename).name} beside it"
+                elif isinstance(error, OSError):
+                    problem = f"it cannot be read: {error.strerror}"
+                broken[self._path(number, "json").name] = problem
         return None, broken
 
     def _read(self, number: int) -> Checkpoint:
         paths = [self._path(number, kind) for kind in ("json", "safetensors")]
         if odd := [path.name for path in paths if path.exists() and not path.is_file()]:
             raise ValueError(f"{odd[0]} is no file")  # a pipe would be waited for without end
-        whole, content = _whole(paths[0].read_bytes()), paths[1].read_bytes()
-        facts = whole["facts"]
+        text, content = paths[0].read_bytes(), paths[1].read_bytes()
+        try:
+            whole = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError("it is cut off or damaged") from None
+        if not isinstance(whole, dict) or "version" not in whole:
+            raise ValueError("it is not what a run writes")
+        if whole["version"] != VERSION:
+            raise ValueError(f"it has version {whole['version']}, this release reads {VERSION}")
+        facts: Any = whole.get("facts")
         if _hash([content], facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
         state = of_bytes(content)
@@ -128,23 +133,6 @@ class CheckpointFolder:
         return self.folder / f"round-{number:06d}.{kind}"
 
 
-def _whole(text: bytes) -> dict[str, Any]:
-    """The content of a checkpoint's JSON file.
-
-    Raises:
-        ValueError: If it was not written by this release.
-    """
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("it is cut off or damaged") from None
-    if not isinstance(whole, dict) or "version" not in whole:
-        raise ValueError("it is not what a run writes")
-    if whole["version"] != VERSION:
-        raise ValueError(f"it has version {whole['version']}, this release reads {VERSION}")
-    return {"facts": None, **whole}
-
-
 def _describes(facts: Any, of_state: int, number: int) -> bool:
     """Return whether facts have what a run needs to go on; their values are those of the run that wrote the hash."""
     if not isinstance(facts, dict) or facts.get("round") != number or of_state != number:
@@ -156,11 +144,11 @@ def _describes(facts: Any, of_state: int, number: int) -> bool:
 
 
 def _hash(content: Parts, facts: Any) -> str:
-    found = blake3()
+    digest = blake3()
     for part in content:
-        found.update(part)
-    found.update(json.dumps(facts).encode())
-    return found.hexdigest()
+        digest.update(part)
+    digest.update(json.dumps(facts).encode())
+    return digest.hexdigest()
 
 
 def refuse_another(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
@@ -176,7 +164,9 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
     """Raise :class:`BadInput` unless an experiment is the one that a run began with, but for its rounds and name.
 
     Args:
-        before: That one, as JSON.
+        before: The experiment that the run began with, as JSON.
+        experiment: The experiment that is to go on.
+        out: Folder of the run.
     """
     began, now = dict(before), experiment.model_dump(mode="json")
     rounds = now["run"]["rounds"]

@@ -26,7 +26,7 @@ OWN_MODELS = "mean over the owning sites' own models"
 
 
 def local_models(run: Path, contract: LabelContract) -> list[Path]:
-    """Folders of the models that simulated sites keep to themselves; empty unless every site's lies here."""
+    """Return the folders of the models that simulated sites keep to themselves; empty unless every site's is here."""
     folders = [run / "sites" / site / "model" for site in contract.sites]
     return folders if all((folder / DESCRIPTION).is_file() for folder in folders) else []
 
@@ -39,11 +39,11 @@ def ensemble_result(
     device: str = "cpu",
     precision: Precision = "auto",
 ) -> dict[str, Any]:
-    """The ``ensemble`` part of ``summary.json``: how good it is on the pooled test images, and at each site.
+    """Return the ``ensemble`` part of ``summary.json``: its results on the pooled test images, and at each site.
 
     Args:
-        folders: Of the local models; read one at a time, as a thousand do not fit into memory.
-        contract: Who annotates what.
+        folders: Folders of the local models; read one at a time, as a thousand do not fit into memory.
+        contract: The classes that each site annotates.
         test: Pooled test images.
         site_tests: Images of the sites that have test images of their own; the others are tested on the pooled ones.
     """
@@ -51,47 +51,47 @@ def ensemble_result(
     scores = {key: np.zeros((len(images), len(names))) for key, images in tests.items()}
     owners, task = np.zeros(len(names)), ""
     for network in (on_device(load_model(folder), device) for folder in folders):
-        rows, columns = _places(network, names)
+        shared = [name for name in names if name in network.class_names]
+        rows, columns = [network.class_names.index(name) for name in shared], [names.index(name) for name in shared]
         for key, images in tests.items():
             scores[key][:, columns] += _scores(network, images, device, precision)[:, rows]
         owners[columns] += 1
         task = network.spec.task
     mean = {key: total / owners for key, total in scores.items()}
     labels = label_matrix(test, names).numpy()
-    results = {
-        site: _of_classes(mean[key := site if site in site_tests else ""], tests[key], names, annotated)
-        for site, annotated in contract.sites.items()
-    }
+    per_site = {}
+    for site, annotated in contract.sites.items():
+        key, own = site if site in site_tests else "", [names.index(name) for name in annotated]
+        site_labels = label_matrix(tests[key], annotated).numpy()
+        per_site[site] = site_result(per_class(mean[key][:, own], site_labels, annotated))
     pooled = summarise(per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE)
     one_class = multi_class(mean[""], labels) if task == "multi_class" else None
     return {
         "test": asdict(replace(pooled, multi_class=one_class)),
-        "per_site": {site: site_result(of_site) for site, of_site in results.items()},
+        "per_site": per_site,
     }
 
 
 def own_models_tested(
     folders: Iterable[Path], contract: LabelContract, images: ImageSet, device: str, precision: Precision
 ) -> Summary:
-    """Each class as the models of the sites that annotate it score the images, model by model, averaged.
+    """Test the models of the sites that annotate a class, one by one, and return the means of their figures, by class.
 
     Args:
-        folders: Of the local models; read one at a time, as a thousand do not fit into memory.
+        folders: Folders of the local models; read one at a time, as a thousand do not fit into memory.
+        contract: The classes that each site annotates.
+        images: Test images.
+        device: Device to compute on.
+        precision: Arithmetic of the network.
     """
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for network in (on_device(load_model(folder), device) for folder in folders):
         labels = label_matrix(images, network.class_names).numpy()
-        found = per_class(_scores(network, images, device, precision), labels, network.class_names)
-        for name, metrics in found.items():
+        tested = per_class(_scores(network, images, device, precision), labels, network.class_names)
+        for name, metrics in tested.items():
             of_class[name].append(metrics)
     means = {name: mean_metrics(metrics) for name, metrics in of_class.items()}
     return summarise(means, contract.shared_classes, contract.unique_classes, OWN_MODELS)
-
-
-def _places(network: SplitNetwork, names: tuple[str, ...]) -> tuple[list[int], list[int]]:
-    """Head rows of the classes that the network has, and their columns among ``names``."""
-    found = [name for name in names if name in network.class_names]
-    return [network.class_names.index(name) for name in found], [names.index(name) for name in found]
 
 
 def _scores(network: SplitNetwork, images: ImageSet, device: str, precision: Precision) -> NDArray[np.float32]:
@@ -100,17 +100,9 @@ def _scores(network: SplitNetwork, images: ImageSet, device: str, precision: Pre
     return scores_of(network, pixels_of(images, device), precision)
 
 
-def _of_classes(
-    scores: NDArray[np.float64], images: ImageSet, names: tuple[str, ...], annotated: tuple[str, ...]
-) -> dict[str, ClassMetrics]:
-    """Results on one site's images, for its own classes."""
-    columns = [names.index(name) for name in annotated]
-    return per_class(scores[:, columns], label_matrix(images, annotated).numpy(), annotated)
-
-
 def site_result(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
-    """A site's part of ``per_site`` in ``summary.json``."""
+    """Return a site's part of ``per_site`` in ``summary.json``."""
     return {
-        "mean_auroc": mean_and_sd(one.auroc for one in results.values())[0],
-        "per_class": {name: asdict(one) for name, one in results.items()},
+        "mean_auroc": mean_and_sd(metrics.auroc for metrics in results.values())[0],
+        "per_class": {name: asdict(metrics) for name, metrics in results.items()},
     }

@@ -1,4 +1,4 @@
-"""The end of a run: the model, its hash, and how good it is, class by class and site by site."""
+"""The end of a run: save the model, hash it, and test it, class by class and site by site."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -54,26 +54,26 @@ class RunContext:
 
     Attributes:
         base: Folder that the experiment's paths start from.
-        folder: Where everything is written.
+        folder: The run folder, where everything is written.
         run: Identifier of this run.
         sites: Sites expected at the roll call.
         workers: Sites that train at a time.
         backend: Word for the summary.
-        device, precision: Where and how the coordinator evaluates.
-        own: The coordinator's own training and validation images; None for none.
-        test: The coordinator's own test images; None in a real federation that has none.
+        device, precision: Device and arithmetic with which the coordinator evaluates.
+        own: Training and validation images of the coordinator; None for none.
+        test: Test images of the coordinator; None in a real federation that has none.
         external: Images of another place, for the finished model; None without them.
-        site_tests: Test images of the simulated sites that have their own; None in a real federation.
+        site_tests: Loads the test images of the simulated sites that have their own; None in a real federation.
         coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
-        registered: The names under which nodes are registered; None in simulation.
+        registered: Looks up the names under which nodes are registered; None in simulation.
         key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
-        refused_calls: The calls of hospitals that the SuperLink has refused since it was asked last.
-        left_replies: Replies to the run of this name that were taken, and that no process had noted when it ended.
+        refused_calls: Returns the calls of hospitals that the SuperLink has refused since the last look.
+        left_replies: Replies to the run of this name that were received, but not noted before its process ended.
         claims: Looks up the most that each site may claim; None in simulation.
         positives: Site -> class -> training images that show it; empty where only the sites know.
-        table_sha256: Of the table of labels; None where the data has none, or only the sites have it.
+        table_sha256: Hash of the table of labels; None where the data has none, or only the sites have it.
         patients_known: Whether the data said whose images they are; None where only the sites know.
-        resumed: Where the run goes on from; None for a new one.
+        resumed: Checkpoint from which the run goes on; None for a new run.
     """
 
     base: Path
@@ -105,8 +105,8 @@ class Outcome:
     """The test results and the hash of the model that a run ends with.
 
     Attributes:
-        ensemble: Of the sites' own models where a method shares nothing and the sites are simulated.
-        external: On images of another place; None without them, or where the models lie at the hospitals.
+        ensemble: Results of the sites' own models together, where a method shares nothing and sites are simulated.
+        external: Results on images of another place; None without them, or where the models lie at the hospitals.
     """
 
     test: Summary
@@ -126,49 +126,47 @@ def outcome_of(
     """Save the model where there is one, and test it.
 
     Args:
+        network: A network of the run's classes, whose values are overwritten.
+        coordinator: The run.
+        replies: The sites' replies to the test.
+        setting: The folder, data and devices of the run.
         sums: Class -> score histogram of the sites' test parts, in a run with secure aggregation.
     """
-    answers = list(replies.accepted.values())
+    answers, plan = list(replies.accepted.values()), coordinator.plan
     setting.folder.absent("test", replies.absent)
-    known, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
-    groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, known)
-    own: Histograms | None = None
+    contract, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
+    groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, contract)
+    histograms: Histograms | None = None
+    ensemble: Mapping[str, Any] | None = None
+    external: Summary | None = None
     if coordinator.method.site.has_global_model:
         model = coordinator.result
         write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
-        sha256 = save_model(setting.folder.path, network, label_contract_sha256=known.hash).model_sha256
+        sha256 = save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
-            test, own = _tested(network, setting.test, setting, groups, coordinator.plan)
+            test, histograms = _tested(network, setting.test, setting, groups, plan)
+        if setting.external is not None:
+            external = _tested(network, setting.external, setting, groups, plan)[0]
     else:
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
         test = summarise(over_sites, *groups, OWN_MODELS)
-    ensemble = _ensemble(coverage, setting) if coordinator.method.site.shares_nothing else None
-    asked = coordinator.drawn_to_test
-    test = _with_scores(test, coordinator, answers, own, groups, sums, real=setting.site_tests is None)
+        folders = local_models(setting.folder.path, coverage)  # none where they lie at the hospitals
+        if folders and setting.external is not None:
+            external = own_models_tested(folders, coverage, setting.external, setting.device, setting.precision)
+        images, site_tests = setting.test, setting.site_tests
+        if coordinator.method.site.shares_nothing and folders and site_tests is not None and images:
+            ensemble = ensemble_result(folders, coverage, images, site_tests(), setting.device, setting.precision)
+    drawn = coordinator.drawn_to_test
+    test = _with_scores(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
-        test = replace(test, withheld=_withheld(coordinator.plan))
-    test = replace(test, sampled=None if asked is None else _sample(answers, known, asked, test.note))
+        test = replace(test, withheld=_withheld(plan))
+    test = replace(test, sampled=None if drawn is None else _sample(answers, contract, drawn, test.note))
     per_site = {
         answer.site: {"validation_loss": answer.validation_loss, **site_result(_metrics(answer))} for answer in answers
     }
-    return Outcome(test, per_site, sha256, ensemble, _external(network, coordinator, coverage, setting))
-
-
-def _external(
-    network: SplitNetwork, coordinator: Coordinator, coverage: LabelContract, setting: RunContext
-) -> Summary | None:
-    """The global model, or the sites' own where there is none, on the external test set."""
-    images, groups = setting.external, (coverage.shared_classes, coverage.unique_classes)
-    if images is None:
-        return None
-    if coordinator.method.site.has_global_model:
-        return _tested(network, images, setting, groups, coordinator.plan)[0]
-    folders = local_models(setting.folder.path, coverage)
-    if not folders:  # they lie at the hospitals
-        return None
-    return own_models_tested(folders, coverage, images, setting.device, setting.precision)
+    return Outcome(test, per_site, sha256, ensemble, external)
 
 
 def _with_scores(
@@ -181,65 +179,63 @@ def _with_scores(
     *,
     real: bool,
 ) -> Summary:
-    """Add what comes of the sites' histograms: pooled values, and decisions by thresholds chosen on validation.
+    """Add figures from the sites' histograms: pooled values, and decisions by thresholds chosen on validation.
 
     Where the coordinator has the sum of the histograms and no test images, the pooled values are the test's result.
 
     Args:
-        own: Of the coordinator's test images; None where the sites test.
+        test: The result of the test so far.
+        coordinator: The run.
+        answers: The sites' replies to the test.
+        own: Histograms of the coordinator's test images; None where the sites test.
         groups: The shared and the unique classes.
-        masked_sums: As of :func:`outcome_of`.
+        masked_sums: Sums of histograms, as in :func:`outcome_of`.
         real: Whether each site has test images of its own.
     """
-    known, told = coordinator.sites.contract, {answer.site: answer.histograms for answer in answers}
-    asked = frozenset(known.sites if coordinator.drawn_to_test is None else coordinator.drawn_to_test)
-    owners = {name: [site for site in known.owners(name) if site in asked] for name in known.class_names}
+    contract, drawn = coordinator.sites.contract, coordinator.drawn_to_test
+    testers = frozenset(contract.sites if drawn is None else drawn)
+    owners = {name: [site for site in contract.owners(name) if site in testers] for name in contract.class_names}
     validation = sum_histograms({answer.site: answer.validation_histograms for answer in answers}, owners)
-    sums = masked_sums or sum_histograms(told, owners)
-    chosen_on = {name: one.histogram for name, one in validation.items()}
-    tested = {name: one.histogram for name, one in sums.items()} if own is None else own
+    sums = masked_sums or sum_histograms({answer.site: answer.histograms for answer in answers}, owners)
+    chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
+    tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
     points = operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
     # In a simulation the sites may test on the same images, which are not as many as they seem.
     generator = np.random.default_rng(seed_of(coordinator.plan.run.seed, "pooled intervals")) if real else None
     of_all = pool_sites(sums, owners, generator)
     if own is None and masked_sums and of_all:
-        test = summarise({name: result_of_sum(of_all.per_class.get(name)) for name in known.class_names}, *groups, SUMS)
+        test = summarise(
+            {name: result_of_sum(of_all.per_class.get(name)) for name in contract.class_names}, *groups, SUMS
+        )
     return replace(test, pooled=of_all, operating_points=points)
 
 
 def result_of_sum(of_class: PooledClass | None) -> ClassMetrics:
-    """A class's result from the sum of its histograms; figures whose error is too large are None."""
+    """Return a class's result from the sum of its histograms; figures whose error is too large are None."""
     if of_class is None:
         return ClassMetrics(None, None, None, None, None)
     balanced = None if of_class.balanced_accuracy is None else Measured(of_class.balanced_accuracy)
     figures = dict(zip(FIGURES, (of_class.auroc, of_class.average_precision, balanced), strict=True))
-    auroc, precision, accuracy = (one.value if one and one.error <= LARGEST_ERROR else None for one in figures.values())
+    auroc, precision, accuracy = (
+        figure.value if figure and figure.error <= LARGEST_ERROR else None for figure in figures.values()
+    )
     return ClassMetrics(
         auroc,
         precision,
         accuracy,
         positives=of_class.positives,
         negatives=of_class.negatives,
-        errors={name: one.error for name in FIGURES if (one := figures[name]) and one.error},
+        errors={name: figure.error for name in FIGURES if (figure := figures[name]) and figure.error},
     )
 
 
 def _withheld(plan: Plan) -> str:
-    """Why a run has no figures, where its plan lets none out of the sites; empty where it does."""
+    """Return why a run has no figures, where its plan lets none out of the sites; empty where it does."""
     if plan.privacy.level != "none":
         return "test figures stay at the sites, because the noise of this run covers updates alone"
     if plan.privacy.secure_aggregation:
         return "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
     return ""
-
-
-def _ensemble(contract: LabelContract, setting: RunContext) -> dict[str, Any] | None:
-    """The sites' own models together, where they and test images are at hand."""
-    folders = local_models(setting.folder.path, contract)
-    if setting.site_tests is None or setting.test is None or not len(setting.test) or not folders:
-        return None
-    site_tests = setting.site_tests()
-    return ensemble_result(folders, contract, setting.test, site_tests, setting.device, setting.precision)
 
 
 def _tested(
@@ -249,7 +245,7 @@ def _tested(
     groups: tuple[Collection[str], Collection[str]],
     plan: Plan,
 ) -> tuple[Summary, Histograms]:
-    """The global model on test images that the coordinator has; ``groups`` are the shared and the unique classes."""
+    """Test the global model on the coordinator's images; ``groups`` are the shared and the unique classes."""
     on_device(network, setting.device)
     names, task = network.class_names, network.spec.task
     scores = scores_of(network, pixels_of(images, setting.device), setting.precision)
@@ -268,7 +264,7 @@ def _tested(
 
 
 def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) -> dict[str, ClassMetrics]:
-    """Per class, the mean over the sites that annotate it; None where no site could say."""
+    """Return the mean over the sites that annotate a class, by class; None where no site has a figure."""
     by_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for answer in answers:
         for name, metrics in _metrics(answer).items():
@@ -276,9 +272,9 @@ def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) 
     return {name: mean_metrics(metrics) for name, metrics in by_class.items()}
 
 
-def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, asked: Collection[str], note: str) -> SiteSample:
-    """How many sites the sites' figures are of, with intervals where the test is a mean over sites."""
-    drawn, every = frozenset(asked), len(contract.sites)
+def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, sites: Collection[str], note: str) -> SiteSample:
+    """Return the size of the sample of sites that tested, with intervals where the test is a mean over sites."""
+    drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSample(len(drawn), every)
     values: dict[str, dict[str, float]] = {name: {} for name in contract.class_names}
@@ -292,14 +288,14 @@ def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, asked: Co
 
 
 def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
-    """A reply's columns as one record a class; the wire's NaN becomes None."""
+    """Return a reply's columns as one record a class; the wire's NaN becomes None."""
     return {
         name: ClassMetrics(
             auroc=_defined(answer.auroc[row]),
             average_precision=_defined(answer.average_precision[row]),
             balanced_accuracy=_defined(answer.balanced_accuracy[row]),
-            positives=_told(answer.positives[row]),
-            negatives=_told(answer.negatives[row]),
+            positives=known_count(answer.positives[row]),
+            negatives=known_count(answer.negatives[row]),
             more={
                 metric: _defined(answer.metric_values[row * len(answer.metric_names) + column])
                 for column, metric in enumerate(answer.metric_names)
@@ -309,7 +305,8 @@ def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
     }
 
 
-def _told(count: int) -> int | None:
+def known_count(count: int) -> int | None:
+    """Return a count of a reply, or None where the site keeps it to itself."""
     return None if count == UNKNOWN_COUNT else count
 
 

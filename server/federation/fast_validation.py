@@ -15,16 +15,16 @@ def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
     Raises:
         BadInput: With every such fault: of the file and of the overrides; then an unknown method and missing files.
     """
-    file, found = read_with_faults(path, overrides)
-    stop_on([*found, *(in_file(file, fault) for fault in _missing(file))])
+    file, faults = read_with_faults(path, overrides)
+    stop_on([*faults, *(in_file(file, fault) for fault in _missing(file))])
     return file
 
 
 def _missing(file: ExperimentFile) -> list[Fault]:
     """Return a fault for each file of the experiment's data that is not there."""
-    found = list[Fault]()
+    faults = list[Fault]()
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
         for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
             if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
-                found += look(f"{section}.{key}", file.base / name)
-    return found
+                faults += look(f"{section}.{key}", file.base / name)
+    return faults

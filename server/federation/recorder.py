@@ -1,24 +1,24 @@
-"""Writes down how a run goes: events, audit, checkpoints, figures of each round; and shows them to those who watch."""
+"""The record of a run while it goes: events, audit, checkpoints, figures of each round; and what watchers see of it."""
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
 from common import __version__
 from common.config import Experiment, plugins_of
-from common.contract import LabelContract
 from common.errors import quoted
+from common.metrics.multi_class import Tally, round_accuracy
 from common.models.state import Layout, ModelState
 from common.security.audit import Audit
-from server.federation.accounting import RunTotals, as_json
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
+from server.runs.folder import RunFolder
 from server.runs.receipt import experiment_sha256, write_receipt
 from strategies.aggregation.bounds import heavy_sites
 from strategies.engine.coordinator import Coordinator
@@ -51,61 +51,157 @@ class Watcher(Protocol):
 
     def rolled_back(self, rolled_back: RolledBack) -> None: ...
 
-    def condemned(self, server_round: int, site: str, reason: str) -> None: ...
+    def excluded(self, server_round: int, site: str, reason: str) -> None: ...
 
 
-@dataclass(frozen=True)
-class CompositeWatcher:
-    """Two watchers as one."""
+_RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, Tally])
+_VALIDATION = TypeAdapter(FederationValidation)
 
-    first: Watcher
-    second: Watcher
 
-    def waiting(self, waiting: Waiting) -> None:
-        self.first.waiting(waiting)
-        self.second.waiting(waiting)
+@dataclass
+class RunTotals:
+    """Sums over rounds, for the summary; and the round whose validation figures are not known yet.
 
-    def began(self, sites: Sequence[str], rounds: int) -> None:
-        self.first.began(sites, rounds)
-        self.second.began(sites, rounds)
+    Attributes:
+        folder: The run folder, to which lines are written.
+        workers: Sites that train at a time.
+        train_seconds: Seconds in which sites computed: of the slowest, or their sum over the workers if that is longer.
+        aggregate_seconds: Seconds in which the coordinator computed.
+        round_seconds: Seconds of all rounds by the coordinator's clock.
+        site_seconds, epochs: Seconds and epochs that each site spent on training, over all rounds.
+        epsilon: Privacy that the run has cost each site, where it has privacy.
+        arithmetic: Each site's last statement of how it computed.
+        tallies: Round -> correct answers of the model after it on the sites' test parts.
+    """
 
-    def enrolled(self, releases: Mapping[str, str]) -> None:
-        self.first.enrolled(releases)
-        self.second.enrolled(releases)
+    folder: RunFolder
+    workers: int
+    train_seconds: float = 0.0
+    aggregate_seconds: float = 0.0
+    round_seconds: float = 0.0
+    tallies: dict[int, Mapping[str, Tally]] = field(default_factory=dict)
+    site_seconds: Counter[str] = field(default_factory=Counter)
+    epochs: Counter[str] = field(default_factory=Counter)
+    epsilon: dict[str, float] = field(default_factory=dict)
+    arithmetic: dict[str, str] = field(default_factory=dict)
+    _pending: tuple[RoundRecord, Mapping[str, Any]] | None = None
+    _plain: tuple[str, ...] = ()
 
-    def joined(self, server_round: int, site: str) -> None:
-        self.first.joined(server_round, site)
-        self.second.joined(server_round, site)
+    def note(self, record: RoundRecord, state: FederationState, learned: Mapping[str, Any]) -> None:
+        """Add a round up, and write the last whose validation figures are known by now: mostly the one before.
 
-    def left_out(self, site: str, reason: str) -> None:
-        self.first.left_out(site, reason)
-        self.second.left_out(site, reason)
+        Args:
+            record: The figures of the round.
+            state: The state after it.
+            learned: The method's own figures (:meth:`strategies.methods.base.Method.round_figures`).
+        """
+        self.finalize(record.validation, state)
+        self._pending = record, learned
+        if seconds := record.site_seconds.values():
+            self.train_seconds += max(max(seconds), sum(seconds) / min(self.workers, len(seconds)))
+        if record.coordinator:
+            self.train_seconds += record.coordinator.seconds
+        self.aggregate_seconds += record.aggregate_seconds
+        self.round_seconds += record.seconds
+        self.site_seconds.update(record.site_seconds)
+        self.epochs.update(record.epochs)
+        self.epsilon.update(record.epsilon)
+        self.arithmetic.update(record.arithmetic)
+        self.folder.absent(record.round, record.absent, record.sites)
+        for site, done in record.shortened.items():
+            self.folder.event("shortened_update", round=record.round, site=site, done=done)
+        if record.plain != self._plain:
+            self.folder.event("plain_mean", round=record.round, of=list(record.plain))
+            self._plain = record.plain
+        if record.closed_rows:
+            self.folder.event("rows_stayed_masked", round=record.round, classes=list(record.closed_rows))
+        if record.after is not None:
+            self.finalize(record.after, state)
 
-    def round_done(self, record: RoundRecord, state: FederationState) -> None:
-        self.first.round_done(record, state)
-        self.second.round_done(record, state)
+    def finalize(self, validation: FederationValidation, state: FederationState) -> None:
+        """Write the pending round's line with the validation figures of the model that it made."""
+        if self._pending is None:
+            return
+        (record, learned), self._pending = self._pending, None
+        self.tallies[record.round] = validation.tallies
+        self.folder.round(
+            {
+                "round": record.round,
+                "sites": list(record.sites),
+                "absent": dict(record.absent),
+                "shortened": dict(record.shortened),
+                "closed_rows": list(record.closed_rows),
+                "train_loss": record.mean_train_loss,
+                "validation_loss": validation.mean_loss,
+                "validation_auroc": validation.mean_auroc,
+                "test_accuracy": (accuracy := round_accuracy(validation.tallies)) and asdict(accuracy),
+                "best": state.best_round == record.round,
+                "site_losses": {
+                    site: {"train_loss": record.train_loss.get(site), "validation_loss": validation.loss.get(site)}
+                    for site in record.sites
+                },
+                "epochs": dict(record.epochs),
+                "epsilon": dict(record.epsilon),
+                "arithmetic": dict(record.arithmetic),
+                "coordinator": record.coordinator and asdict(record.coordinator),
+                "learned": dict(learned),
+                "site_seconds": dict(record.site_seconds),
+                "seconds": record.seconds,
+                "bytes_up": sum(record.bytes_up.values()),
+                "bytes_down": sum(record.bytes_down.values()),
+            }
+        )
 
-    def rolled_back(self, rolled_back: RolledBack) -> None:
-        self.first.rolled_back(rolled_back)
-        self.second.rolled_back(rolled_back)
+    def facts(self) -> dict[str, Any]:
+        """Return the sums and the pending round for a checkpoint, as JSON has them."""
+        pending = None
+        if self._pending is not None:
+            pending = {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
+        tallies = {}
+        for number, of_sites in self.tallies.items():
+            tallies[str(number)] = {site: asdict(tally) for site, tally in of_sites.items()}
+        return {
+            "train_seconds": self.train_seconds,
+            "aggregate_seconds": self.aggregate_seconds,
+            "round_seconds": self.round_seconds,
+            "site_seconds": dict(self.site_seconds),
+            "epochs": dict(self.epochs),
+            "epsilon": dict(self.epsilon),
+            "arithmetic": dict(self.arithmetic),
+            "tallies": tallies,
+            "pending": pending,
+        }
 
-    def condemned(self, server_round: int, site: str, reason: str) -> None:
-        self.first.condemned(server_round, site, reason)
-        self.second.condemned(server_round, site, reason)
+    def go_on_from(self, facts: Mapping[str, Any], last_round: int) -> None:
+        """Take up :meth:`facts`, and take back the lines of rounds after them."""
+        self.train_seconds, self.aggregate_seconds = facts["train_seconds"], facts["aggregate_seconds"]
+        self.round_seconds = facts["round_seconds"]
+        self.site_seconds, self.epochs = Counter(facts["site_seconds"]), Counter(facts["epochs"])
+        self.epsilon, self.arithmetic = dict(facts["epsilon"]), dict(facts["arithmetic"])
+        self.tallies = {int(number): _TALLIES.validate_python(tallies) for number, tallies in facts["tallies"].items()}
+        self._pending = None
+        if (pending := facts["pending"]) is not None:
+            self._pending = _RECORD.validate_python(pending["record"]), pending["learned"]
+        self.folder.keep_rounds(last_round if pending is None else last_round - 1)
 
 
 class Recorder(Callbacks):
-    """The run folder's side of a run: :meth:`begin` after the roll call, then :meth:`done` or :meth:`stopped`.
+    """Writes the folder of a run: :meth:`begin` after the roll call, then :meth:`done` or :meth:`stopped`.
+
+    Args:
+        experiment: The experiment of the run.
+        setting: The folder and the registrations.
+        watchers: Show a person how the run goes.
 
     Attributes:
-        books: Figures of rounds and sites.
+        totals: Figures of rounds and sites.
     """
 
-    books: RunTotals
+    totals: RunTotals
 
-    def __init__(self, experiment: Experiment, setting: RunContext, watcher: Watcher) -> None:
-        self.experiment, self.setting, self.watcher = experiment, setting, watcher
-        self._asked = experiment.model_dump(mode="json")
+    def __init__(self, experiment: Experiment, setting: RunContext, watchers: Sequence[Watcher]) -> None:
+        self.experiment, self.setting, self.watchers = experiment, setting, watchers
+        self._experiment_json = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}
 
     def begin(self, coordinator: Coordinator, layout: Layout, initial: ModelState) -> None:
@@ -114,33 +210,66 @@ class Recorder(Callbacks):
         Raises:
             RunStopped: If the run goes on, and its sites annotate other classes now, or its model was changed.
         """
-        setting, folder = self.setting, self.setting.folder.path
+        setting, path, sites = self.setting, self.setting.folder.path, coordinator.sites
         durable, keep = setting.backend == "network", self.experiment.run.keep_updates
-        self.coordinator = coordinator
-        self.checkpoints = CheckpointFolder(folder, durable=durable)
-        self.books = RunTotals(
-            setting.folder, 1 if coordinator.method.site.sequential else setting.workers
-        )  # a pass is one after another
+        self.coordinator, self._initial = coordinator, initial
+        self.checkpoints = CheckpointFolder(path, durable=durable)
+        workers = 1 if coordinator.method.site.sequential else setting.workers  # a pass is one after another
+        self.totals = RunTotals(setting.folder, workers)
+        self._totals_at_start = self.totals.facts()
         if setting.resumed is not None:
-            _go_on(setting.resumed, coordinator, self.books, folder)
-        self.ledger = RunAudit(folder, layout, keep=keep, durable=durable, key_of=setting.key_of)
-        self.backwards = RollbackStore(setting, self.books, self.checkpoints, initial)
-        self._note_beginning(initial)
-        self._note_left_out("roll call")
-        self._note_releases(coordinator.sites.members)
-        self.watcher.began(list(coordinator.sites.contract.sites), self.experiment.run.rounds)
-        self._warn()
-
-    def _note_beginning(self, initial: ModelState) -> None:
-        resumed, sites = self.setting.resumed, self.coordinator.sites
-        if resumed is None:
-            self.ledger.began(FederationState(0, initial), **_identity(self.experiment, self.setting, sites.contract))
+            self._go_on(setting.resumed)
+        self.ledger = RunAudit(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
+        sha256 = experiment_sha256(self.experiment)
+        if setting.resumed is None:
+            run = self.experiment.run
+            self.ledger.began(
+                FederationState(0, initial),
+                run=setting.run,
+                name=run.name or run.method,
+                method=run.method,
+                versions=versions(),
+                experiment_sha256=sha256,
+                plugins=[stamp.model_dump() for stamp in plugins_of(self.experiment)],
+                contract_sha256=sites.contract.hash,
+                classes=list(sites.contract.class_names),
+            )
         else:
-            self.ledger.resumed(resumed.state, experiment_sha256=experiment_sha256(self.experiment))
-        for reply in self.setting.left_replies(self.setting.run):
+            self.ledger.resumed(setting.resumed.state, experiment_sha256=sha256)
+        for reply in setting.left_replies(setting.run):
             self.ledger.arrived_before(reply)
         for site, member in sorted(sites.members.items()):
-            self.ledger.enrolled(resumed.state.round if resumed else 0, site, member)
+            self.ledger.enrolled(setting.resumed.state.round if setting.resumed else 0, site, member)
+        self._note_left_out("roll call")
+        self._note_releases(sites.members)
+        for watcher in self.watchers:
+            watcher.began(list(sites.contract.sites), self.experiment.run.rounds)
+        self._warn()
+
+    def _go_on(self, checkpoint: Checkpoint) -> None:
+        """Put the run back where it was.
+
+        Raises:
+            RunStopped: If the sites annotate other classes now, or the checkpoint is not what a run writes.
+        """
+        sites, number = self.coordinator.sites, checkpoint.state.round
+        began, now = checkpoint.state.model.head.class_names, sites.contract.class_names
+        if began != now:
+            entries = Audit(self.setting.folder.path).entries()
+            enrolled = {str(entry["site"]) for entry in entries if entry.get("event") == "enrolled"}
+            away = sorted(enrolled - sites.members.keys())
+            missing = f" Not there of the sites that took part: {quoted(away)}. Start them, and resume." if away else ""
+            missing += " One that was revoked has to be admitted again, or begin a new run without it." if away else ""
+            problem = f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}."
+            raise RunStopped(problem + missing)
+        try:
+            judged = _VALIDATION.validate_python(checkpoint.last_validation)
+            self.coordinator.resume(checkpoint.state, judged)
+            self.totals.go_on_from(checkpoint.totals, number)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            problem = f"the checkpoint of round {number} is not what a run writes ({type(error).__name__})."
+            remedy = "Put a copy of checkpoints/ back, or take a new --out."
+            raise RunStopped(f"resume: {problem} {remedy}") from None
 
     def _note_releases(self, sites: Iterable[str]) -> None:
         """Show the releases of sites that take part from now on; note those that are not the coordinator's."""
@@ -149,7 +278,8 @@ class Recorder(Callbacks):
         for site, release in releases.items():
             if release != __version__:
                 self.setting.folder.event("other_release", site=site, release=release, coordinator=__version__)
-        self.watcher.enrolled(releases)
+        for watcher in self.watchers:
+            watcher.enrolled(releases)
 
     def _warn(self) -> None:
         """Note sites that weigh much, and sites that cannot judge a model."""
@@ -161,25 +291,27 @@ class Recorder(Callbacks):
             folder.event("no_validation_images", sites=silent)
 
     def _note_left_out(self, when: int | str) -> None:
-        """Note the sites that have declined, or could not be taken in, since the last time."""
+        """Note the sites that have declined, or could not be admitted, since this was last called."""
         left_out = self.coordinator.sites.left_out
         new = {site: why for site, why in left_out.items() if self._left_out.get(site) != why}
         self._left_out.update(new)
         self.ledger.left_out(when, new)
         for site, reason in new.items():
             self.setting.folder.event("left_out", round=when, site=site, reason=reason)
-            self.watcher.left_out(site, reason)
+            for watcher in self.watchers:
+                watcher.left_out(site, reason)
 
     def _note_refused_calls(self) -> None:
-        """Note what hospitals tried that they may not do, with the names of both sites."""
+        """Note the calls of hospitals that were refused since the last time, with the names of both sites."""
         for call in self.setting.refused_calls():
             self.setting.folder.event("refused_call", **call)
 
     # ------------------------------------------------------------------ callbacks
 
     def on_wait(self, waiting: Waiting) -> None:
-        """Show it."""
-        self.watcher.waiting(waiting)
+        """Show the sites that are waited for."""
+        for watcher in self.watchers:
+            watcher.waiting(waiting)
 
     def on_join(self, server_round: int, site: str) -> None:
         """Note the late joiner."""
@@ -187,57 +319,67 @@ class Recorder(Callbacks):
         self.setting.folder.event("joined", round=server_round, site=site, hash=sites.contract.hash)
         self.ledger.enrolled(server_round, site, sites.members[site])
         self._note_releases([site])
-        self.watcher.joined(server_round, site)
+        for watcher in self.watchers:
+            watcher.joined(server_round, site)
 
     def on_reply(self, arrival: Arrival) -> None:
-        """Note it in the audit."""
+        """Note the reply in the audit."""
         self.ledger.arrived(arrival)
 
     def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
-        """Note who missed an exchange."""
+        """Note the sites that missed an exchange."""
         self.setting.folder.absent(phase, absent)
         self.ledger.left_out(phase, absent)
 
     def on_round(self, record: RoundRecord, state: FederationState) -> None:
         """Write the round's line, its audit entry, and the checkpoint, in this order."""
         coordinator = self.coordinator
-        self.books.note(record, state, coordinator.method.round_figures(coordinator.context()))
+        self.totals.note(record, state, coordinator.method.round_figures(coordinator.context()))
         self._note_left_out(record.round)  # late joiners that declined
         self.ledger.aggregated(record, state, coordinator.sites.contract.hash)
-        judged = as_json(coordinator.last_validation)
-        self.checkpoints.save(Checkpoint(self.setting.run, state, self._asked, self.books.facts(), judged))
-        self.watcher.round_done(record, state)
+        judged = asdict(coordinator.last_validation)
+        self.checkpoints.save(Checkpoint(self.setting.run, state, self._experiment_json, self.totals.facts(), judged))
+        for watcher in self.watchers:
+            watcher.round_done(record, state)
         self._note_refused_calls()
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
-        """Note the site that is left out."""
+        """Note the site that is left out for the rest of the run."""
         self.setting.folder.event("condemned", round=server_round, site=site, reason=reason)
         self.ledger.condemned(server_round, site, reason)
-        self.watcher.condemned(server_round, site, reason)
+        for watcher in self.watchers:
+            watcher.excluded(server_round, site, reason)
 
     def on_rollback(self, rolled_back: RolledBack) -> FederationState | None:
-        """Look for the checkpoint to go back to, and note that the model is taken back."""
-        if (state := self.backwards.state_after(rolled_back.to)) is None:
-            return None
-        self.setting.folder.event(
-            "rolled_back",
-            round=rolled_back.collapsed,
-            to=rolled_back.to,
-            because=rolled_back.because,
-        )
+        """Return the state to go back to, where its checkpoint is still there; note that the model is taken back."""
+        state = FederationState(0, self._initial)
+        if rolled_back.to:
+            if (checkpoint := self.checkpoints.after(rolled_back.to)) is None:
+                return None
+            state = checkpoint.state
+        facts = {"round": rolled_back.collapsed, "to": rolled_back.to, "because": rolled_back.because}
+        self.setting.folder.event("rolled_back", **facts)
         self.ledger.rolled_back(rolled_back)
-        self.watcher.rolled_back(rolled_back)
+        for watcher in self.watchers:
+            watcher.rolled_back(rolled_back)
         return state
 
     def on_reset(self, state: FederationState) -> FederationValidation:
-        """Take back what was noted since."""
-        return self.backwards.go_back(state, self._asked)
+        """Take back what was noted since the end of the state's round; write the state down as its checkpoint."""
+        earlier = self.checkpoints.after(state.round) if state.round else None
+        totals: Mapping[str, Any] = self._totals_at_start
+        judged = FederationValidation()
+        if earlier is not None:
+            totals, judged = earlier.totals, _VALIDATION.validate_python(earlier.last_validation)
+        self.totals.go_on_from(totals, state.round)
+        self.checkpoints.go_back(Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged)))
+        return judged
 
     # ------------------------------------------------------------------ the end
 
     def stopped(self, reason: str) -> None:
         """Note why the run ends before its last round."""
-        self.books.finalize(self.coordinator.last_validation, self.coordinator.state)
+        self.totals.finalize(self.coordinator.last_validation, self.coordinator.state)
         self._note_refused_calls()
         self.setting.folder.event("stopped", reason=reason)
 
@@ -253,87 +395,7 @@ class Recorder(Callbacks):
         folder.event("done", model_sha256=summary["model_sha256"])
 
 
-def _identity(experiment: Experiment, setting: RunContext, contract: LabelContract) -> dict[str, Any]:
-    """Return the identity of the run for its receipt."""
-    return {
-        "run": setting.run,
-        "name": experiment.run.name or experiment.run.method,
-        "method": experiment.run.method,
-        "versions": versions(),
-        "experiment_sha256": experiment_sha256(experiment),
-        "plugins": [stamp.model_dump() for stamp in plugins_of(experiment)],
-        "contract_sha256": contract.hash,
-        "classes": list(contract.class_names),
-    }
-
-
-def _go_on(checkpoint: Checkpoint, coordinator: Coordinator, books: RunTotals, folder: Path) -> None:
-    """Put a run back where it was.
-
-    Raises:
-        RunStopped: If the sites annotate other classes now, or the checkpoint is not what a run writes.
-    """
-    began, now = checkpoint.class_names, coordinator.sites.contract.class_names
-    if began != now:
-        away = sorted(_enrolled(folder) - coordinator.sites.members.keys())
-        missing = f" Not there of the sites that took part: {quoted(away)}. Start them, and resume." if away else ""
-        missing += " One that was revoked has to be admitted again, or begin a new run without it." if away else ""
-        problem = f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}."
-        raise RunStopped(problem + missing)
-    try:
-        judged = TypeAdapter(FederationValidation).validate_python(checkpoint.last_validation)
-        coordinator.resume(checkpoint.state, judged)
-        books.go_on_from(checkpoint.books, checkpoint.state.round)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"the checkpoint of round {checkpoint.state.round} is not what a run writes ({type(error).__name__})."
-        raise RunStopped(f"resume: {problem} Put a copy of checkpoints/ back, or take a new --out.") from None
-
-
-def _enrolled(folder: Path) -> set[str]:
-    """The sites that took part in a run at any time, by its audit."""
-    return {str(entry["site"]) for entry in Audit(folder).entries() if entry.get("event") == "enrolled"}
-
-
 def versions() -> dict[str, str]:
-    """Releases of ourselves and of what computes."""
+    """Return the releases of Polyclinic, Python and the libraries that compute."""
     names = ("flwr", "torch", "numpy", "scikit-learn")
     return {"polyclinic": __version__, "python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-@dataclass
-class RollbackStore:
-    """Puts a run back to the end of an earlier round.
-
-    Attributes:
-        initial: The model before round 1, which has no checkpoint.
-    """
-
-    setting: RunContext
-    books: RunTotals
-    checkpoints: CheckpointFolder
-    initial: ModelState
-    _at_start: Mapping[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._at_start = RunTotals(self.setting.folder, self.books.workers).facts()
-
-    def state_after(self, server_round: int) -> FederationState | None:
-        """The state after a round; None where its checkpoint is not there any more."""
-        if server_round == 0:
-            return FederationState(0, self.initial)
-        checkpoint = self.checkpoints.after(server_round)
-        return None if checkpoint is None else checkpoint.state
-
-    def go_back(self, state: FederationState, experiment: Mapping[str, Any]) -> FederationValidation:
-        """Take back what was noted since the end of that round; write the state down as its checkpoint.
-
-        Returns:
-            What was said of the model that the run goes on from.
-        """
-        earlier = self.checkpoints.after(state.round) if state.round else None
-        judged = {} if earlier is None else earlier.last_validation
-        books = self._at_start if earlier is None else earlier.books
-        self.books.go_on_from(books, state.round)
-        found = TypeAdapter(FederationValidation).validate_python(judged) if judged else FederationValidation()
-        self.checkpoints.go_back(Checkpoint(self.setting.run, state, experiment, books, as_json(found)))
-        return found

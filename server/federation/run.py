@@ -3,7 +3,7 @@
 import datetime as dt
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -17,11 +17,9 @@ from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
 from common.models.network import SplitNetwork, build
 from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state
-from common.wire.records import UNKNOWN_COUNT, RollCallAnswer
-from server.federation.accounting import RunTotals
 from server.federation.benefit import asked_benefits
-from server.federation.evaluation import Outcome, RunContext, outcome_of
-from server.federation.recorder import Recorder, Watcher, versions
+from server.federation.evaluation import Outcome, RunContext, known_count, outcome_of
+from server.federation.recorder import Recorder, RunTotals, Watcher, versions
 from strategies.engine.claims import claim_faults
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
@@ -33,7 +31,7 @@ from strategies.privacy.protection import protection_of
 from strategies.registry import strategy_of
 
 
-def federate(grid: Grid, experiment: Experiment, setting: RunContext, watcher: Watcher) -> dict[str, Any]:
+def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[Watcher]) -> dict[str, Any]:
     """Run an experiment over ``grid``; write the run folder; return the summary.
 
     Raises:
@@ -43,7 +41,7 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watcher: W
     began = time.monotonic()
     frozen = initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
     experiment = _naming(experiment, frozen, setting)
-    recorder = Recorder(experiment, setting, watcher)
+    recorder = Recorder(experiment, setting, watchers)
     coordinator = coordinator_of(
         strategy_of(experiment),
         plan_of(experiment),
@@ -65,14 +63,14 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watcher: W
     try:
         deadline_s = experiment.participation.round_deadline_s
         coordinator.start(grid, array_record(initial), experiment.run.rounds, deadline_s)
-        recorder.books.finalize(coordinator.last_validation, coordinator.state)
+        recorder.totals.finalize(coordinator.last_validation, coordinator.state)
         tested = coordinator.test(grid)
         outcome = outcome_of(network, coordinator, tested, setting, summed_test(coordinator, tested))
-        benefits = asked_benefits(coordinator, initial, tested.accepted, recorder.books)
+        benefits = asked_benefits(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
         recorder.stopped(str(error))
         raise
-    summary = _summary(experiment, setting, coordinator, outcome, recorder.books, time.monotonic() - began)
+    summary = _summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
     summary["benefit"] = benefits
     recorder.done(summary)
     return summary
@@ -93,10 +91,10 @@ def _gathered(
 
 
 def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
-    """The experiment whose model names its frozen part and its weights file by their hashes: hospitals compare them.
+    """Return the experiment with the hashes of its frozen part and its weights file, which hospitals compare.
 
     Raises:
-        BadInput: If it, or the run that goes on, names others already.
+        BadInput: If the experiment, or the run that goes on, names other hashes already.
     """
     model, named = experiment.model, {}
     if frozen is not None:
@@ -106,9 +104,9 @@ def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: RunConte
             named["weights_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     began = setting.resumed.experiment["model"] if setting.resumed else {}
     for key, sha256 in named.items():
-        meant = getattr(model, key) or began.get(key)
-        if meant not in (None, sha256):
-            problem = f"is {meant}, and this model has {sha256}."
+        expected = getattr(model, key) or began.get(key)
+        if expected not in (None, sha256):
+            problem = f"is {expected}, and this model has {sha256}."
             raise BadInput([Fault(f"model.{key}", problem, "The weights file is another one than was meant.")])
     return experiment.model_copy(update={"model": model.model_copy(update=named)})
 
@@ -118,11 +116,11 @@ def _summary(
     setting: RunContext,
     coordinator: Coordinator,
     outcome: Outcome,
-    books: RunTotals,
+    totals: RunTotals,
     total: float,
 ) -> dict[str, Any]:
-    """Everything ``summary.json`` says."""
-    accuracy, train, aggregate = client_accuracy(books.tallies), books.train_seconds, books.aggregate_seconds
+    """Return the content of ``summary.json``."""
+    accuracy, train, aggregate = client_accuracy(totals.tallies), totals.train_seconds, totals.aggregate_seconds
     idle = max(total - train - aggregate, 0.0)
     return {
         "name": experiment.run.name or experiment.run.method,
@@ -135,7 +133,7 @@ def _summary(
         "seed": experiment.run.seed,
         "condemned": dict(coordinator.state.excluded),
         "classes": list(coordinator.sites.contract.class_names),
-        "sites": _sites(coordinator, books, setting.positives),
+        "sites": _sites(coordinator, totals, setting.positives),
         "table_sha256": setting.table_sha256,
         "patients_known": setting.patients_known,
         "test": asdict(outcome.test),
@@ -144,7 +142,7 @@ def _summary(
         "ensemble": outcome.ensemble,
         "external": outcome.external and asdict(outcome.external),
         "learned": dict(coordinator.method.summary_figures(coordinator.context())),
-        "privacy": _privacy(experiment, coordinator, books),
+        "privacy": _privacy(experiment, coordinator, totals),
         "client_accuracy": accuracy and asdict(accuracy),
         "seconds": {"total": total, "train": train, "aggregate": aggregate, "idle": idle},
         "model_sha256": outcome.model_sha256,
@@ -154,47 +152,39 @@ def _summary(
     }
 
 
-def _sites(coordinator: Coordinator, books: RunTotals, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def _sites(coordinator: Coordinator, totals: RunTotals, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """Return each site's classes and counts, and the bytes that it sent and received."""
     return {
         site: {
             "classes": list(coordinator.sites.contract.sites[site]),
             "train_samples": member.answer.train_samples,
-            "validation_samples": _known(member.answer.validation_samples),
-            "positives": _told(member.answer) or dict(counted.get(site, {})),
+            "validation_samples": known_count(member.answer.validation_samples),
+            "positives": dict(zip(member.answer.class_names, map(known_count, member.answer.positives), strict=False))
+            or dict(counted.get(site, {})),
             "smallest_count": member.answer.smallest_count,
             "release": member.answer.version,
             "bytes_up": coordinator.sites.bytes_up[site],
             "bytes_down": coordinator.sites.bytes_down[site],
-            "seconds": books.site_seconds[site],
-            "epochs": books.epochs[site],
-            "arithmetic": books.arithmetic.get(site, ""),
+            "seconds": totals.site_seconds[site],
+            "epochs": totals.epochs[site],
+            "arithmetic": totals.arithmetic.get(site, ""),
         }
         for site, member in sorted(coordinator.sites.members.items())
     }
 
 
-def _privacy(experiment: Experiment, coordinator: Coordinator, books: RunTotals) -> dict[str, Any] | None:
-    """Return the privacy that the run cost each site, None for a site without noise; None for a run without privacy."""
+def _privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals) -> dict[str, Any] | None:
+    """Return the privacy that the run cost each site, if it has privacy; None for a site without noise."""
     section = experiment.privacy
     if section.level == "none":
         return None
-    said = {site: books.epsilon.get(site) for site in sorted(coordinator.sites.members) if books.epochs[site]}
-    told = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": said}
+    epsilon = {site: totals.epsilon.get(site) for site in sorted(coordinator.sites.members) if totals.epochs[site]}
+    cost = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": epsilon}
     if section.noise == "local":
-        return told
+        return cost
     protection = protection_of(coordinator.plan, coordinator.method.site, 1)
     assert protection is not None, "it has noise"
     round_alone = protection.cost_with(1)
     alone = replace(round_alone, count=round_alone.count * coordinator.plan.run.rounds)
     of_one = epsilon_of([alone], section.delta, section.accountant)
-    return {**told, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}
-
-
-def _told(answer: RollCallAnswer) -> dict[str, int | None]:
-    """Training images that show each class, None where the site keeps a count; empty where it keeps all."""
-    return dict(zip(answer.class_names, map(_known, answer.positives), strict=False))
-
-
-def _known(count: int) -> int | None:
-    return None if count == UNKNOWN_COUNT else count
+    return {**cost, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}

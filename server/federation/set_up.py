@@ -23,7 +23,7 @@ class OpenedRunFolder:
 
     Attributes:
         run: The run's identifier.
-        resumed: Where it goes on from; None where it begins.
+        resumed: Checkpoint from which the run goes on; None where it begins.
     """
 
     folder: RunFolder
@@ -32,10 +32,10 @@ class OpenedRunFolder:
 
 
 def finished(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
-    """``summary.json`` of a run that is to be resumed and is done; else None.
+    """Return ``summary.json`` of a run that is to be resumed and is done; else None.
 
     Raises:
-        BadInput: If it is damaged, or was another experiment's, or one of fewer or more rounds.
+        BadInput: If the file is damaged, or is of another experiment, or of fewer or more rounds.
     """
     path = out / "summary.json"
     if not resume or not path.is_file():
@@ -47,15 +47,15 @@ def finished(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, An
         raise BadInput([Fault(str(path), "is damaged or was edited: it is no JSON.", remedy)]) from None
     if isinstance(began := summary.get("experiment"), dict):
         refuse_changes(began, experiment, out)
-        if (rounds := began["run"]["rounds"]) != (asked := experiment.run.rounds):
-            problem = f"is done: a run of {rounds} rounds. The experiment asks for {asked}."
+        if (rounds := began["run"]["rounds"]) != (wished := experiment.run.rounds):
+            problem = f"is done: a run of {rounds} rounds. The experiment asks for {wished}."
             raise BadInput([Fault(f"--resume {out}", problem, "No run goes on after its end: take a new --out.")])
     return summary
 
 
 @contextmanager
 def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[OpenedRunFolder]:
-    """Make the folder ``out``, or open it again, and keep others out of it meanwhile.
+    """Make the folder ``out``, or open it again, and keep other processes out of it meanwhile.
 
     A run that was broken off before its first checkpoint begins anew, in the same folder; so does one that is to be
     resumed where nothing is yet, so that a supervisor's line may always say ``--resume``.
@@ -91,10 +91,10 @@ def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Ope
 
 
 class Backend(Protocol):
-    """Where the sites of a run are: on one machine, or at hospitals.
+    """The place of a run's sites: one machine, or the network of hospitals.
 
     Attributes:
-        durable: Whether what a round leaves must outlive a power cut.
+        durable: Whether the files of a round must outlive a power cut.
         tell: Prints one line for a person.
     """
 
@@ -105,7 +105,7 @@ class Backend(Protocol):
         """Raise :class:`BadInput` with every fault, before anything is written or sent."""
 
     def alone(self) -> AbstractContextManager[object]:
-        """Keep other runs out, where there can be only one."""
+        """Keep other runs out, where only one may run at a time."""
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds and the test; return the summary."""
@@ -123,6 +123,9 @@ def lead(
     """Run an experiment into the folder ``out``; return its summary.
 
     Args:
+        place: One machine, or the network of hospitals.
+        file: The experiment file.
+        out: The run folder.
         track: Where figures go beside the run folder.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, return its summary, and
             write the pages that are missing.

@@ -55,7 +55,7 @@ class NullProgress:
     def rolled_back(self, rolled_back: RolledBack) -> None:
         self.note(rolled_back.sentence)
 
-    def condemned(self, server_round: int, site: str, reason: str) -> None:
+    def excluded(self, server_round: int, site: str, reason: str) -> None:
         self.note(exclusion_sentence(server_round, site, reason))
 
     def note(self, sentence: str) -> None:

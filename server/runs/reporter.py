@@ -113,7 +113,7 @@ class Reporter:
         self._note_error(rolled_back.sentence)
         self._tell(rolled_back.sentence)
 
-    def condemned(self, server_round: int, site: str, reason: str) -> None:
+    def excluded(self, server_round: int, site: str, reason: str) -> None:
         sentence = exclusion_sentence(server_round, site, reason)
         self._present.left_out[site] = f"from round {server_round} on: {reason}"
         self._note_error(sentence)

@@ -22,7 +22,7 @@ from common.models.saved import load_model
 from common.simulation import POOLED, SimulatedData, forget_data, simulated_data, site_test_images, whole_data
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
-from server.federation.recorder import CompositeWatcher, Watcher
+from server.federation.recorder import Watcher
 from server.federation.run import federate
 from server.federation.set_up import OpenedRunFolder, lead
 from server.reporting.live.server import beside
@@ -125,8 +125,8 @@ class Simulation:
             folder.event("patients_unknown")
             if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
-        with self._watched(folder.path) as watcher:
-            summary = self._federate(setting, experiment, watcher)
+        with self._watched(folder.path) as watchers:
+            summary = self._federate(setting, experiment, watchers)
         if self.method.site.has_global_model and len(data.test) and wanted(self.experiment):
             write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
         return summary
@@ -164,25 +164,25 @@ class Simulation:
         return (POOLED,) if self.method.site.pooled != "no" else tuple(part.site for part in self.data.parts)
 
     @contextmanager
-    def _watched(self, out: Path) -> Iterator[Watcher]:
+    def _watched(self, out: Path) -> Iterator[list[Watcher]]:
         """Show the progress of the run, and the live view where ``web_port`` asks for one."""
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:
             shown = progress_of_run(self.progress, self.console, f"{name} seed {run.seed}")
-            watcher: Watcher = stack.enter_context(shown)
+            watchers: list[Watcher] = [stack.enter_context(shown)]
             if self.web_port is not None:
                 stack.enter_context(beside(out, self.web_port, self.tell))
                 present = Present(str(out.resolve()), name)
-                watcher = CompositeWatcher(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
-            yield watcher
+                watchers.append(stack.enter_context(Reporter(present, out, lambda line: None)))
+            yield watchers
 
-    def _federate(self, setting: RunContext, experiment: Experiment, watcher: Watcher) -> dict[str, Any]:
+    def _federate(self, setting: RunContext, experiment: Experiment, watchers: list[Watcher]) -> dict[str, Any]:
         base, summaries = self.file.base, list[dict[str, Any]]()
 
         def main(grid: Any) -> None:
             workers = getattr(grid, "workers", setting.workers)
-            summaries.append(federate(grid, self.experiment, replace(setting, workers=workers), watcher))
+            summaries.append(federate(grid, self.experiment, replace(setting, workers=workers), watchers))
 
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
         if self.ray_process is not None:

@@ -301,7 +301,7 @@ class Merged:
 
     means: Means
     plain: tuple[str, ...] = ()
-    shortened: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    shortened: Mapping[str, str] = field(default_factory=dict)
 
 
 class RunningMeans:

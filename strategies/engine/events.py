@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,9 +31,9 @@ class FederationValidation:
         tallies: Correct answers on the sites' test parts, where the experiment asks for them every round.
     """
 
-    loss: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    auroc: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    tallies: Mapping[str, Tally] = field(default_factory=lambda: MappingProxyType({}))
+    loss: Mapping[str, float] = field(default_factory=dict)
+    auroc: Mapping[str, float] = field(default_factory=dict)
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
 
     @classmethod
     def of_replies(cls, replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> "FederationValidation":
@@ -95,14 +94,14 @@ class RoundRecord:
     bytes_up: Mapping[str, int]
     seconds: float
     aggregate_seconds: float
-    epochs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    epochs: Mapping[str, int] = field(default_factory=dict)
     coordinator: CoordinatorRound | None = None
     after: FederationValidation | None = None
-    shortened: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    shortened: Mapping[str, str] = field(default_factory=dict)
     plain: tuple[str, ...] = ()
     closed_rows: tuple[str, ...] = ()
-    epsilon: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    arithmetic: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    epsilon: Mapping[str, float] = field(default_factory=dict)
+    arithmetic: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_replies(cls, server_round: int, replies: Mapping[str, TrainReply], **figures: Any) -> "RoundRecord":

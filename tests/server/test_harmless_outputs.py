@@ -26,7 +26,7 @@ from common.system.terminal import PlainConsole, event_printer, run_program
 from common.wire.canonical_bytes import RecordField
 from server.deployment import status
 from server.export.prediction import predict_to_csv
-from server.federation.accounting import RunTotals
+from server.federation.recorder import RunTotals
 from server.reporting import model_card
 from server.reporting.live.files import SiteStatus, Snapshot, event_text
 from server.reporting.live.page import changing_part, page

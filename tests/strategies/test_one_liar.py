@@ -17,7 +17,7 @@ from client import app
 from client.training.layers import train_round
 from common.config import read_experiment
 from server.federation.checkpoints import CheckpointFolder
-from server.federation.recorder import RollbackStore
+from server.federation.recorder import Recorder
 from server.runs.verify import verify
 from server.simulation.simulate import simulate
 from strategies.engine.layers import Rollback
@@ -168,8 +168,8 @@ def test_a_model_that_collapses_is_taken_back_and_the_site_whose_update_did_it_l
 
 
 KILLS = {
-    "before the rollback is written": (RollbackStore, "go_back", 1, False),
-    "after the rollback is written": (RollbackStore, "go_back", 1, True),
+    "before the rollback is written": (Recorder, "on_reset", 1, False),
+    "after the rollback is written": (Recorder, "on_reset", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save", 2, True),
     "while models are tried": (strategies.engine.coordinator.Coordinator, "moved", 3, False),
 }
