@@ -246,18 +246,19 @@ def copy_with(site: Site, **parts: ImageSet) -> Site:
     """
     unsaid = dict(site.unsaid)
     for part, images in parts.items():
-        whole: ImageSet = getattr(site, part)
-        if part in unsaid and images.stored is whole.stored:
-            hidden = dict(zip(_places(whole).tolist(), site.unsaid[part].tolist(), strict=True))
-            unsaid[part] = np.array([hidden[place] for place in _places(images).tolist()], np.bool_)
-        elif part in unsaid:
-            unsaid[part] = showing_hidden_alone(images, site.hides(part), site.policy.smallest_count)
+        if part in unsaid:
+            whole: ImageSet = getattr(site, part)
+            by_place = dict(zip(_places(whole), site.unsaid[part].tolist(), strict=True))
+            if images.stored is whole.stored and set(_places(images)) <= set(by_place):
+                unsaid[part] = np.array([by_place[place] for place in _places(images)], np.bool_)
+            else:
+                unsaid[part] = showing_hidden_alone(images, site.hides(part), site.policy.smallest_count)
     changes: dict[str, Any] = {"hidden": {part: site.hides(part) for part in PARTS}, "unsaid": unsaid, **parts}
     return replace(site, **changes)
 
 
-def _places(images: ImageSet) -> NDArray[np.intp]:
-    return np.arange(len(images)) if images.places is None else images.places
+def _places(images: ImageSet) -> list[int]:
+    return list(range(len(images))) if images.places is None else images.places.tolist()
 
 
 # ---------------------------------------------------------------------- crafted networks
