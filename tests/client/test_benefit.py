@@ -31,7 +31,7 @@ def _flower_knows_where_it_is() -> None:
 def asking(method: str = "surgical", **tables: Any) -> Plan:
     tree = plan(method, {}, batch_size=32).model_dump(mode="json")
     tree["run"]["rounds"] = 4
-    tree["evaluation"] |= {"alone": True, "result": "last"}
+    tree["evaluation"] |= {"compare_local": True, "checkpoint": "last"}
     tree["model"]["norm"] = "group"
     return Plan.model_validate({**tree, **tables})
 
@@ -146,7 +146,7 @@ def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WireError, match="at most 4 local epochs"):
         compared(site(tmp_path / "a"), asking(), epochs=5)
     with pytest.raises(WireError, match="does not ask"):
-        compared(site(tmp_path / "b"), asking(evaluation={"alone": False}))
+        compared(site(tmp_path / "b"), asking(evaluation={"compare_local": False}))
 
 
 def test_a_site_without_test_images_says_so_and_trains_nothing(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ SURGICAL = plan("surgical", {})
 
 def private(level: str) -> Plan:
     tree = SURGICAL.model_dump(mode="json")
-    tree["model"]["norm"], tree["evaluation"]["result"] = "group", "last"
+    tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
     return Plan.model_validate({**tree, "privacy": {"level": level, "noise_multiplier": 2.0}})
 
 

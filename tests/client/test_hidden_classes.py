@@ -142,7 +142,10 @@ def test_models_of_a_comparison_whose_figures_leave_do_not_depend_on_hidden_labe
     """The run's noise does not cover them."""
     tree = plan("surgical", {}, batch_size=8).model_dump(mode="json")
     tree["run"]["rounds"], tree["model"]["norm"] = 4, "group"
-    tree |= {"evaluation": {"alone": True, "result": "last"}, "privacy": {"level": "update", "noise_multiplier": 1e4}}
+    tree |= {
+        "evaluation": {"compare_local": True, "checkpoint": "last"},
+        "privacy": {"level": "update", "noise_multiplier": 1e4},
+    }
     of = Plan.model_validate(tree)
     first = beginning(of, CLASSES)
     facts = {name: value for name, value in vars(evaluation(of, first, 4, 0, -1)).items() if name != "test"}
@@ -166,7 +169,7 @@ def weights_in(folder: Path) -> list[Path]:
 MASKS: dict[str, Any] = {"privacy": {"secure_aggregation": True}}
 NOISE: dict[str, Any] = {
     "privacy": {"level": "update", "noise_multiplier": 1.0, "max_update_norm": 1.0},
-    "evaluation": {"result": "last"},
+    "evaluation": {"checkpoint": "last"},
 }
 NO_NOISE: dict[str, Any] = {**NOISE, "privacy": {**NOISE["privacy"], "noise_multiplier": 0.0}}
 

@@ -31,7 +31,7 @@ def names(at: Site, of: Plan) -> list[str]:
 
 def with_privacy(of: Plan, privacy: dict[str, Any]) -> Plan:
     tree = of.model_dump(mode="json")
-    tree["model"]["norm"], tree["evaluation"]["result"] = "group", "last"
+    tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
     return Plan.model_validate({**tree, "privacy": privacy})
 
 

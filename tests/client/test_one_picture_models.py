@@ -50,7 +50,7 @@ NETWORK = register_local(MODELS, failing)
 def crafted(method: str = "surgical", **tables: Any) -> Plan:
     tree = plan(method, {}, batch_size=64, optimizer="sgd").model_dump(mode="json")
     tree["model"] |= {"architecture": PLUGIN + NETWORK, "neck": None}
-    tree["evaluation"] |= {"alone": True, "result": "last"}
+    tree["evaluation"] |= {"compare_local": True, "checkpoint": "last"}
     of = Plan.model_validate({**tree, **{name: {**tree[name], **keys} for name, keys in tables.items()}})
     return of.model_copy(update={"plugins": (stamp_of(MODELS, NETWORK),)})
 
@@ -119,7 +119,7 @@ def test_where_noise_covers_updates_nothing_says_what_a_part_that_stays_holds(tm
     hashes = {}
     for name, tables in (("bare", {}), ("covered", {"privacy": noise})):
         tree = plan("pfl", {}, batch_size=64).model_dump(mode="json")
-        tree["model"]["norm"], tree["evaluation"]["result"] = "group", "last"
+        tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
         of = Plan.model_validate({**tree, **tables})
         at = replace(site(tmp_path / name), policy=Policy(smallest_count=0, metrics_outside_privacy=True))
         before = judged(at, of, beginning(of), test=True)

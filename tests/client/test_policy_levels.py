@@ -32,7 +32,7 @@ def _flower_knows_where_it_is() -> None:
 
 def private(of: Plan) -> Plan:
     tree = of.model_dump(mode="json")
-    tree["model"]["norm"], tree["evaluation"]["result"] = "group", "last"
+    tree["model"]["norm"], tree["evaluation"]["checkpoint"] = "group", "last"
     return Plan.model_validate({**tree, "privacy": {"level": "patient", "noise_multiplier": 20.0}})
 
 

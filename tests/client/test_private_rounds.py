@@ -36,7 +36,7 @@ ONE = Steps(2.0, 0.2, 5)  # of 40 images, in batches of 8
 def private_plan(level: str = "sample", method: str = "fedavg", **keys: Any) -> Plan:
     tree = plan(method, {}).model_dump(mode="json")
     tree["model"]["norm"] = "group"
-    tree["evaluation"]["result"] = "last"
+    tree["evaluation"]["checkpoint"] = "last"
     return Plan.model_validate({**tree, "privacy": {"level": level, "noise_multiplier": 2.0, **keys}})
 
 
@@ -216,7 +216,7 @@ def second_round(at: Site, monkeypatch: pytest.MonkeyPatch, *, killed: bool) -> 
     """The update of round 2, of momentum after round 1, whose cost may not have been written down."""
     tree = plan("surgical", {}, optimizer="sgd", momentum=0.9, reset_optimizer=False).model_dump(mode="json")
     tree["model"] |= {"norm": "group"}
-    tree["evaluation"] |= {"result": "last"}
+    tree["evaluation"] |= {"checkpoint": "last"}
     tree["privacy"] |= {"level": "update", "noise_multiplier": 0.0, "max_update_norm": 100.0}
     of = Plan.model_validate(tree)
     with monkeypatch.context() as patched:

@@ -171,7 +171,7 @@ class Adversary:
                 "model": {**model, "task": self.honest.model.task},
                 "training": {"optimizer": "sgd", "lr": lr, **batch, **training},
                 "augmentation": {},
-                "evaluation": {"result": "last"},
+                "evaluation": {"checkpoint": "last"},
                 "privacy": budget or {},
                 "weights_sha256": "0" * 64,  # of a file that no hospital has, so it cannot compare the first model
             }

@@ -151,7 +151,7 @@ OUT_OF_ALL_BOUNDS = 1e3
 def failures(at: Adversary, pictures: Sought) -> Attempt:
     """Ask about a model that fails on it, for each picture: its loss, its scores, and the comparison with others."""
     plan = at.plan("fedsld_cnn", SIZE, STILL)
-    asks = {"alone": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
+    asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
     usual = _answers_about(at, plan, pictures, None)
     pairs = []
