@@ -7,7 +7,7 @@ installations of one wheel: what the installer writes (:data:`INSTALLERS`, the s
 of other scripts, the folders that a ``.pth`` names (the modules in them count instead), and Python's caches of byte
 code, from which nothing is taken.
 
-The hash tells apart what two machines have installed. Whoever may write into a machine's Python packages can run any
+The hash tells apart what two machines have installed. Anyone who may write into a machine's Python packages can run any
 code there, with or without a plug-in: against that no hash helps.
 """
 

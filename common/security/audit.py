@@ -8,8 +8,8 @@ Each entry has ``n`` (from 1), ``time``, and ``before``: the SHA-256 of the line
 is on the disk before :meth:`Audit.append` returns. A process that was killed while it wrote leaves a torn line; the
 next entry names it (``torn``: its bytes and their SHA-256), so that it is not taken for a changed one.
 
-Whoever may write to the folder can write the whole chain anew, head included. Only a copy elsewhere helps against that:
-the coordinator's receipt names the hash of every record that it received.
+Anyone who may write to the folder can write the whole chain anew, head included. Only a copy elsewhere shows that: the
+coordinator's receipt names the hash of every record that it received.
 
 :func:`check_audit` checks that an audit is what was written: every entry there, in order, unchanged.
 """

@@ -250,7 +250,7 @@ def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
 
 
 def same_key(line: str, other: str) -> bool:
-    """Return True where two lines hold the same key, whatever their comments."""
+    """Return True where two lines hold the same key; comments do not count."""
     return line.split()[1] == other.split()[1]
 
 

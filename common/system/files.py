@@ -1,4 +1,4 @@
-"""Files: whether they are there, and writing them so that a reader sees the old content or the new, never a part."""
+"""Files: faults of named files and folders, and atomic writes, of which a reader sees all or nothing."""
 
 import contextlib
 import errno
@@ -16,28 +16,20 @@ from common.errors import Fault, did_you_mean
 from common.system.stopping import block_if_stopping, removed_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""The disk, the user's share of it, or the size that a file may have."""
-NO_PLACE_TO_WRITE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-}
-"""What a system answers where a person named a place in which this account can make no file."""
+"""Error numbers of a full disk, a used-up quota, or a file at its size limit."""
+NO_PLACE_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+NO_PLACE_TO_WRITE |= {errno.ELOOP, errno.ENAMETOOLONG}
+"""Error numbers of a place in which this account can make no file."""
 _RELATIVE = "Paths are relative to the folder of this file."
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether this is an answer of a disk that holds no more."""
+    """Return True for the error of a full disk."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def disk_full_message(error: BaseException) -> str:
-    """Return what to tell a person of a disk that holds no more; empty where the error is another."""
+    """Return a message for a person about a full disk; empty for any other error."""
     if not isinstance(error, OSError) or not is_disk_full(error):
         return ""
     path = error.filename2 or error.filename  # of a copy the second is what is written
@@ -47,7 +39,7 @@ def disk_full_message(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Within it, an error of the system that names no file, as that of a full disk, is told to be of this one."""
+    """Give errors inside that name no file, such as that of a full disk, the name of this file."""
     try:
         yield
     except OSError as error:
@@ -57,7 +49,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is such a file; a name that no file can have, too long for instance, is none."""
+    """Return True if the path is a file; False also for a name that no file can have, such as one too long."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -65,16 +57,16 @@ def is_file(path: Path) -> bool:
 
 
 def missing_file(where: str, path: Path) -> list[Fault]:
-    """Return the fault of a file that a config file names and that is not there.
+    """Return the fault of a missing file that a config file names; empty where the file exists.
 
     Args:
-        where: The key that names it.
+        where: The key that names the file.
     """
     return [] if is_file(path) else [Fault(where, f"there is no file {path}.", _RELATIVE)]
 
 
 def missing_folder(where: str, path: Path) -> list[Fault]:
-    """Return the fault of a folder that a config file names and that is not there."""
+    """Return the fault of a missing folder that a config file names; empty where the folder exists."""
     try:
         there = path.is_dir()
     except (OSError, ValueError):  # a name that no folder can have
@@ -83,17 +75,14 @@ def missing_folder(where: str, path: Path) -> list[Fault]:
 
 
 def missing_input_fault(path: Path) -> Fault:
-    """Return a file that a person named and that is not there; its neighbours of the same kind are compared by name.
-
-    Where something else has this name, a folder for instance, that is said.
-    """
+    """Return the fault of a path, named by a person, that is no file: something else, or missing with a near name."""
     problem = ""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
         problem = "is a folder, not a file." if is_folder else "is a pipe or a device, not a file."
     except OSError as error:
-        known = {errno.ELOOP: "is a loop of links.", errno.ENAMETOOLONG: "is longer than a path can be."}
-        problem = known.get(error.errno or 0, "")
+        problems = {errno.ELOOP: "is a loop of links.", errno.ENAMETOOLONG: "is longer than a path can be."}
+        problem = problems.get(error.errno or 0, "")
     except ValueError:  # a name that no file can have
         pass
     if problem:
@@ -104,7 +93,7 @@ def missing_input_fault(path: Path) -> Fault:
 
 
 def output_file_faults(destination: Path) -> list[Fault]:
-    """Return why ``--out`` cannot be a new file there; empty where it can."""
+    """Return why ``--out`` cannot be a new file in an existing folder; empty where it can."""
     if os.path.lexists(destination):  # a link to nowhere too
         return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
     if not destination.parent.is_dir():
@@ -113,16 +102,16 @@ def output_file_faults(destination: Path) -> list[Fault]:
 
 
 def existing_output_faults(destination: Path) -> list[Fault]:
-    """Return why ``--out`` cannot be a new file there, whose folder may be made; empty where it can."""
+    """Return why ``--out`` cannot be a new file or folder; empty where it can."""
     problem, remedy = f"{destination} is there already.", "Name another file, or remove it."
     return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
 
 
 def output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
-    """Return why ``--out`` cannot be a new folder there; empty where it can.
+    """Return why ``--out`` cannot be a new folder; empty where it can.
 
     Args:
-        remedy: Said of a folder that holds something.
+        remedy: Remedy for a folder that is not empty.
     """
     if folder.is_file():
         return [Fault(f"--out {folder}", "is a file, and nothing is written over.", "Name a new folder.")]
@@ -134,22 +123,22 @@ def output_folder_faults(folder: Path, remedy: str = "Name another folder.") -> 
 
 
 Parts = Sequence[bytes | memoryview]
-"""A file's content in pieces, so that none of them has to be copied into one."""
+"""A file's content in pieces, which need not be copied into one."""
 
 
 def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True, private: bool = False) -> None:
-    """Write beside the file, flush to disk where ``durable``, and rename into place; or leave nothing beside it.
+    """Write a temporary file, flush it to disk where ``durable``, and rename it into place; on failure remove it.
 
     Args:
-        private: Only its owner may read it, at no instant anybody else.
+        private: Only the owner may read the file, at any instant.
     """
-    block_if_stopping()  # nobody would remove what is begun now and is half done when the program ends
+    block_if_stopping()  # a file begun now would stay half done when the program ends
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial_path(path)
     remove = partial(temporary.unlink, missing_ok=True)
-    with removed_if_stopped(remove):  # from before it is there until it has its own name
+    with removed_if_stopped(remove):
         try:
-            descriptor = _new_file(temporary, 0o600 if private else 0o666)
+            descriptor = _open_new(temporary, 0o600 if private else 0o666)
             with naming_file(path), os.fdopen(descriptor, "wb") as file:
                 file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
@@ -163,7 +152,7 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
         flush_folder(path.parent)
 
 
-def _new_file(path: Path, mode: int) -> int:
+def _open_new(path: Path, mode: int) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     except FileNotFoundError:  # its folder is there: so answers /proc
@@ -172,9 +161,9 @@ def _new_file(path: Path, mode: int) -> int:
 
 @contextlib.contextmanager
 def atomic_outputs(*made: Path) -> Iterator[None]:
-    """Within it these files and folders are made; if that fails or is stopped, those that were not there are removed.
+    """Make these files and folders inside; after a failure or a stop, the new ones among them are removed.
 
-    An error that names no file is told to be of the first.
+    An error that names no file gets the name of the first.
     """
     new = [path for path in made if not path.exists()]
 
@@ -194,7 +183,7 @@ def atomic_outputs(*made: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a file; one that is not there is not locked."""
+    """Return True while a process holds the lock of a file; False for a missing file."""
     with contextlib.suppress(FileNotFoundError), path.open("r") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -207,33 +196,33 @@ PRIVATE = 0o700
 
 
 def private_folder(path: Path) -> bool:
-    """Make a folder that only its owner can look into; take the others' rights away where it is there already.
+    """Make a folder that only its owner may open, or remove the rights of others from an existing one.
 
     Returns:
-        Whether others had rights to it. They keep them where this account is not the folder's owner.
+        True where rights of others were removed; an account that is not the folder's owner cannot remove them.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(PRIVATE)
-    open_to_others = bool(path.stat().st_mode & 0o077)
-    if open_to_others:
-        try:
-            path.chmod(PRIVATE)
-        except PermissionError:
-            return False
-    return open_to_others
+    if not path.stat().st_mode & 0o077:
+        return False
+    try:
+        path.chmod(PRIVATE)
+    except PermissionError:
+        return False
+    return True
 
 
 def partial_path(path: Path) -> Path:
-    """Return the name under which this thread writes a file until it is whole."""
+    """Return the name under which this thread writes a file until it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
 def remove_partial_files(folder: Path, *, below: bool = False) -> None:
-    """Remove what processes that were killed while they wrote left in a folder; for a process that begins.
+    """Remove the partial files that killed processes left in a folder; call this when a process starts.
 
     Args:
-        below: In the folders below it too.
+        below: Also remove those in all folders below.
     """
     for path in folder.rglob(".*.part") if below else folder.glob(".*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", path.name)
@@ -243,7 +232,7 @@ def remove_partial_files(folder: Path, *, below: bool = False) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Have the names of a folder's files on the disk."""
+    """Flush the names of a folder's files to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

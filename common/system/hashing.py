@@ -11,15 +11,15 @@ from typing import Any
 
 
 def seed_of(*parts: object) -> int:
-    """Derive a 63-bit seed from, for instance, (run seed, round, site, "order")."""
+    """Derive a 63-bit seed from a purpose, such as (run seed, round, site, "order"); never from a clock."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def fingerprint(part: object) -> str:
-    """Return SHA-256 over a part's source, what its functions captured, their defaults and globals, and its attributes.
+    """Hash a Python object: its source, its attributes, and its functions' closures, defaults and globals.
 
-    Modules, and what they define, count by name: a package that a part imports may change without being noticed.
+    Modules count by name only, so the hash does not show that an imported package has changed.
     """
     digest = hashlib.sha256()
     for piece in _pieces(part, {}):
@@ -28,10 +28,10 @@ def fingerprint(part: object) -> str:
 
 
 def _pieces(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """Yield the bytes that stand for an object; what comes again is named by its place.
+    """Yield the bytes that stand for an object; a repeated object is named by its place in ``seen``.
 
     Args:
-        seen: Objects by id, kept so that no id is given again while this goes on.
+        seen: Objects by id, kept alive so that their ids stay unique.
     """
     if part is None or isinstance(part, bool | int | float | complex | str | bytes):
         yield repr(part).encode()
@@ -52,9 +52,9 @@ def _inside(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
         yield from _all((part.__func__, part.__self__), seen)
     elif isinstance(part, types.FunctionType):
         yield _source(part)
-        found = inspect.getclosurevars(part)
-        named = {name: value for name, value in found.globals.items() if not isinstance(value, types.ModuleType)}
-        yield from _all((part.__defaults__, part.__kwdefaults__, dict(found.nonlocals), named), seen)
+        closure = inspect.getclosurevars(part)
+        used = {name: value for name, value in closure.globals.items() if not isinstance(value, types.ModuleType)}
+        yield from _all((part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), seen)
     elif isinstance(part, type):
         yield f"{part.__module__}.{part.__qualname__}".encode()
         yield _source(part)
@@ -74,26 +74,26 @@ def _inside(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
 
 
 def _all(parts: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    for one in parts:
-        yield from _pieces(one, seen)
+    for part in parts:
+        yield from _pieces(part, seen)
 
 
 def _source(part: Any) -> bytes:
-    """Return the text of a function or class, and the compiled code of what was typed or made by ``exec``.
+    """Return the text of a function or class, and the compiled code of parts typed at a prompt or made by ``exec``.
 
-    Python 3.13 keeps the text of ``python -c`` as that of the file "<string>", which is also the name of the file of
-    all code that ``exec`` makes: the text alone could be that of another part.
+    Python 3.13 keeps the text of ``python -c`` under the file name "<string>", which all code of ``exec`` shares: the
+    text alone could be that of another part.
     """
     code = getattr(part, "__code__", None)
     codes = {"": code} if code else {k: v.__code__ for k, v in vars(part).items() if isinstance(v, types.FunctionType)}
-    without_file = {name: one for name, one in codes.items() if one.co_filename.startswith("<")}
+    without_file = {name: inner for name, inner in codes.items() if inner.co_filename.startswith("<")}
     text = b""
     if code not in without_file.values():
         try:
             text = inspect.getsource(part).encode()
         except (OSError, TypeError):
             without_file = codes
-    return text + b"".join(name.encode() + _compiled(one) for name, one in without_file.items())
+    return text + b"".join(name.encode() + _compiled(inner) for name, inner in without_file.items())
 
 
 def _compiled(code: types.CodeType) -> bytes:

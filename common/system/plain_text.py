@@ -1,8 +1,8 @@
-r"""Text from the other side, or from a file of somebody else, made harmless before it is kept or shown.
+r"""Text for people: amounts in words, and text of others made harmless before it is stored or printed.
 
-A name is *checked*: it has a largest length, and every character of it can be seen. Words that say why something
-failed are *shown*: what cannot be seen is written out (``\x1b``, ``\u202e``), and what is too long is cut with a note.
-Both sides go by these functions, because neither trusts the words of the other at its terminal.
+Names are *checked*: they have a largest length, and all their characters are visible. Reasons are made *printable*:
+invisible characters are escaped (``\x1b``, ``\u202e``), and long text is cut with a note. Coordinator and hospital both
+do so, because neither trusts the text of the other at its terminal.
 """
 
 import json
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 PLAIN_NAME = re.compile(r"\w[\w .()-]{0,99}")
-"""Of sites, tasks and federations: it can stand in files, folders and messages."""
+"""Names of sites, tasks and federations, which fit into files, folders and messages."""
 MOST_WORDS = 500
-"""Characters of a reason, the note of a cut included: two or three sentences of ours."""
+"""Most characters of a reason, with the note of a cut: two or three sentences."""
 MOST_LINES = 40
-"""Of a text of several lines."""
+"""Most lines of a text."""
 TRACE = "=== Source Location Trace"
 HANGING = "    "
-"""Before each line but the first, so that no line of somebody else begins where a line of ours does."""
+"""Indent of each line but the first, so that no line of somebody else looks like one of ours."""
 
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Letters and marks that have no picture: Unicode counts them among the visible ones."""
+"""Letters and marks without a glyph, which Unicode counts among the visible ones."""
 _UNSEEN_RANGES = ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF))
-"""Variation selectors, which change only how the character before them is drawn."""
+"""Ranges of variation selectors, which change only the look of the character before them."""
 
 
 def is_plain(text: str) -> bool:
-    """Return whether every character can be seen and none moves the cursor or turns the direction of writing.
+    """Return True if every character is visible and none moves the cursor or turns the direction of writing.
 
-    Controls (C0, C1, escape, line feeds), format characters (bidirectional, zero-width), surrogates, private use,
-    unassigned code points, line and paragraph separators are not plain. Spaces of every width are.
+    Not plain are controls (C0, C1, escape, line feeds), format characters (bidirectional, zero-width), surrogates,
+    private use, unassigned code points, line and paragraph separators. Spaces of every width are plain.
     """
     return text.isprintable() if text.isascii() else all(map(_plain, text))
 
@@ -49,7 +49,7 @@ def _plain(character: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Write out every character that is not plain, as Python does; the length is not bounded."""
+    """Escape every character that is not plain, as Python writes it; the length is not bounded."""
     return (
         text
         if is_plain(text)
@@ -58,18 +58,18 @@ def escaped(text: str) -> str:
 
 
 def printable(text: str, most: int = MOST_WORDS) -> str:
-    """Show somebody else's words on one line: escaped, and cut to ``most`` characters with a note of the cut.
+    """Return somebody else's text as one line: escaped, and cut to ``most`` characters with a note of the cut.
 
-    A text that was shown once stays as it is.
+    Applied twice, it changes nothing more.
     """
     whole = escaped(text[: most + 1])  # no more of it is looked at, however long it is
     if len(text) <= most and len(whole) <= most:
         return whole
-    kept, size = 0, 0
+    end, size = 0, 0
     room = most - len(_cut(len(text)))
-    while kept < len(text) and size + len(one := escaped(text[kept])) <= room:
-        kept, size = kept + 1, size + len(one)
-    return escaped(text[:kept]) + _cut(len(text) - kept)
+    while end < len(text) and size + len(letter := escaped(text[end])) <= room:
+        end, size = end + 1, size + len(letter)
+    return escaped(text[:end]) + _cut(len(text) - end)
 
 
 def _cut(characters: int) -> str:
@@ -77,9 +77,9 @@ def _cut(characters: int) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return words of somebody else that may have several lines: each shown, those after the first indented.
+    """Return somebody else's text of several lines: each line printable, those after the first indented.
 
-    At most :data:`MOST_LINES` lines are kept, with a note of how much was cut.
+    At most :data:`MOST_LINES` lines stay, with a note of the number of characters that were cut.
     """
     lines = text[: MOST_LINES * 2 * MOST_WORDS].split("\n")[: MOST_LINES + 1]  # no more of it is looked at
     lines = lines[: MOST_LINES - 1] if len(lines) > MOST_LINES else lines
@@ -91,29 +91,23 @@ def printable_lines(text: str) -> str:
 
 
 def indent_following_lines(text: str) -> str:
-    """Return the text with each line after the first indented, where it is not already."""
+    """Indent each line after the first, unless it is indented already."""
     first, *others = text.split("\n")
-    return "\n".join([first, *(one if one.startswith(HANGING) else f"{HANGING}{one}" for one in others)])
+    return "\n".join([first, *(line if line.startswith(HANGING) else f"{HANGING}{line}" for line in others)])
 
 
 def terminal_safe(text: str) -> str:
-    """Make any text safe for a terminal, as the last line of defence: no character of it acts on the terminal.
-
-    Line feeds stay, because our own texts have them.
-    """
+    """Escape a text, but for its line feeds, so that no character acts on the terminal."""
     return text if is_plain(text) else "\n".join(map(escaped, text.split("\n")))
 
 
 def page_safe(value: object) -> object:
-    """Make a value safe for a page, as :func:`terminal_safe` does; for a template's ``finalize``.
-
-    What is markup already (our own style sheet and figures) stays as it is.
-    """
+    """Escape a value for a page; markup (our own style sheet and figures) stays. A template's ``finalize``."""
     return terminal_safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False) -> str:
-    r"""Return JSON in which non-ASCII letters stand as they are and every character that is not plain as ``\u....``.
+    r"""Return JSON with visible letters as they are and every other character as ``\u....``.
 
     ``json`` alone leaves C1 controls, bidirectional marks and line separators raw.
     """
@@ -129,7 +123,10 @@ def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False)
 
 @cache
 def page_environment(*folders: Path) -> "Environment":
-    """Read HTML templates from folders; of two templates of one name the first folder's counts."""
+    """Return an environment of the HTML templates in folders; the first folder that has a name counts.
+
+    Values are escaped, and a name that a template lacks is an error.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
@@ -143,7 +140,7 @@ def page_environment(*folders: Path) -> "Environment":
 
 
 def grpc_words(details: str | None) -> str:
-    """Return the details of a gRPC error as one short plain line, without the trace of gRPC's own source files."""
+    """Return the details of a gRPC error as one short line, without gRPC's own source trace."""
     return printable((details or "").split(TRACE)[0].strip())
 
 
@@ -153,14 +150,14 @@ NOT_APPLICABLE = "n/a"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format with fixed decimals, ``n/a`` for what is undefined."""
+    """Format a number with fixed decimals; ``n/a`` for None."""
     if value is None:
         return NOT_APPLICABLE
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
 
 
 def signed(value: float | None) -> str:
-    """Write a number as :func:`number` does, with a plus or minus sign unless it prints as zero."""
+    """Format a number with a plus or minus sign, unless it prints as zero."""
     if value is None:
         return NOT_APPLICABLE
     text = number(abs(value))
@@ -168,7 +165,7 @@ def signed(value: float | None) -> str:
 
 
 def span(ends: tuple[float, float] | None) -> str:
-    """Return two ends: ``"0.812–0.871"``."""
+    """Format an interval: ``"0.812–0.871"``."""
     return NOT_APPLICABLE if ends is None else "–".join(map(number, ends))
 
 
@@ -178,7 +175,7 @@ def count(value: int | None) -> str:
 
 
 def size(byte_count: int | None) -> str:
-    """Return bytes in decimal units: ``"1.5 MB"``."""
+    """Format a number of bytes in decimal units: ``"1.5 MB"``."""
     if byte_count is None:
         return NOT_APPLICABLE
     value, units = float(byte_count), ("B", "kB", "MB", "GB", "TB")
@@ -201,27 +198,27 @@ def duration(seconds: float | None) -> str:
 
 
 def counted(amount: int, noun: str, plural: str | None = None) -> str:
-    """Return an amount with its noun: ``"1 site"``, ``"3 sites"``, ``"2 classes"``."""
+    """Format an amount with its noun: ``"1 site"``, ``"3 sites"``, ``"2 classes"``."""
     return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return words in a sentence: ``"a, b and c"``."""
+    """Join words as in a sentence: ``"a, b and c"``."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def shortened(words: Sequence[str], most: int = 3) -> str:
-    """Return the first few words, the rest counted: ``"a, b, c, 2 more"``; empty without any."""
+    """Join the first few words and count the rest: ``"a, b, c, 2 more"``."""
     rest = len(words) - most
     return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
 
 
 def spans(rounds: Iterable[int]) -> str:
-    """Return round numbers with runs drawn together: ``"3–5, 9"``."""
+    """Join round numbers, with ranges for consecutive ones: ``"3–5, 9"``."""
     pieces: list[list[int]] = []
-    for each in sorted(rounds):
-        if pieces and each == pieces[-1][-1] + 1:
-            pieces[-1].append(each)
+    for number in sorted(rounds):
+        if pieces and number == pieces[-1][-1] + 1:
+            pieces[-1].append(number)
         else:
-            pieces.append([each])
+            pieces.append([number])
     return ", ".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}–{piece[-1]}" for piece in pieces)

@@ -1,6 +1,6 @@
-"""What is checked before a program starts anything: ports, room, rights, dates of certificates, Flower's release.
+"""Checks before a program starts: ports, free disk space, rights, dates of certificates, Flower's release.
 
-Each check takes milliseconds and needs neither Flower nor torch: what is wrong is told at once, with the remedy.
+Each check takes milliseconds and needs neither Flower nor torch.
 """
 
 import datetime as dt
@@ -19,26 +19,24 @@ from cryptography import x509
 from common.errors import Fault
 
 LEAST_FREE = 16 * 2**20
-"""Bytes: no program can write its first files with less."""
+"""Fewest free bytes with which a program can write its first files."""
 FLOWER = ((1, 39), (1, 43))
-"""The first release that we work with, and the first that we do not know; as in pyproject.toml."""
-
-
+"""The first release that we support, and the first that we do not, as in pyproject.toml."""
 HELD_S, LOOK_S = 900.0, 2.0
-"""How long a program that would be started again at once waits after a refusal; between two looks at its folder."""
+"""Longest wait after a refusal of a program that would be restarted at once; pause between looks at its folder."""
 
 
 @contextmanager
 def delayed_exit(
     folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
 ) -> Iterator[None]:
-    """After a fault or a refusal wait until a file of the folder changes, at most ``HELD_S``; then raise it.
+    """Delay a refusal raised inside until a file of the folder changes, for at most ``HELD_S`` seconds.
 
-    A container that is restarted whenever it ends would else try the same again every minute, for ever.
+    Otherwise a container that is restarted whenever it ends would try the same again every minute, for ever.
 
     Args:
-        refusals: What is waited after; everything else is raised at once.
-        held: Whether to wait at all.
+        refusals: Exceptions that are delayed; all others are raised at once.
+        held: False to raise every exception at once.
     """
     try:
         yield
@@ -53,15 +51,15 @@ def delayed_exit(
 
 
 def _state_of(folder: Path) -> tuple[tuple[str, float], ...]:
-    """Return the files of a folder that people write, by name and time."""
+    """Return name and time of each file of a folder."""
     try:
-        return tuple(sorted((one.name, one.stat().st_mtime) for one in folder.iterdir() if one.is_file()))
+        return tuple(sorted((path.name, path.stat().st_mtime) for path in folder.iterdir() if path.is_file()))
     except OSError:
         return ()
 
 
 def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
-    """Return why a port cannot be opened; empty where it can. Port 0 is any."""
+    """Return why a port cannot be opened; empty where it can. Port 0 stands for any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not keep it
@@ -74,9 +72,9 @@ def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
 
 
 def writable_folder_faults(folder: Path) -> list[Fault]:
-    """Return why nothing can be written into a folder, which need not exist yet; empty where it can."""
-    way = (folder, *folder.absolute().parents)
-    place = next((one for one in way if one.exists() or one.is_symlink()), Path("/"))
+    """Return why no file can be written into a folder, which need not exist yet; empty where it can."""
+    ancestors = (folder, *folder.absolute().parents)
+    place = next((path for path in ancestors if path.exists() or path.is_symlink()), Path("/"))
     if not place.exists():
         remedy = f"Make {place.readlink()}, or name another place."
         return [Fault(str(place), "is a link to a place that is not there.", remedy)]
@@ -96,14 +94,14 @@ _OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml
 
 
 def foreign_folder_faults(out: Path) -> list[Fault]:
-    """Find out whether ``--out`` is the folder of a run, a hospital or a coordinator, where nothing else belongs."""
+    """Return a fault where ``--out`` is the folder of a run, a hospital or a coordinator."""
     owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
     problem = "is the folder of {}, and nothing else is written into it."
     return [Fault(f"--out {out}", problem.format(owner), "Name another folder.") for owner in owners[:1]]
 
 
 def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
-    """Return why a certificate is of no use today; empty where it is."""
+    """Return why a certificate is not valid today; empty where it is valid."""
     now = dt.datetime.now(dt.UTC)
     today = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
     if now > certificate.not_valid_after_utc:
@@ -115,8 +113,8 @@ def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[
 
 
 def flower_faults() -> list[Fault]:
-    """Return why the installed Flower is none that we work with; empty where it is."""
-    least, beyond = (".".join(map(str, one)) for one in FLOWER)
+    """Return why the installed release of Flower is not supported; empty where it is."""
+    least, beyond = (".".join(map(str, release)) for release in FLOWER)
     try:
         installed = version("flwr")
     except PackageNotFoundError:

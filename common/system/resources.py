@@ -1,8 +1,7 @@
 """Memory and open files of our programs: large buffers are kept, imported modules are not garbage collected.
 
-By default glibc's malloc asks the kernel for each buffer of megabytes and gives it back, page by page zeroed every
-time: a good part of the processor time of a large model's way. The price is that a process keeps what it once needed,
-up to ``KEPT_BYTES`` beyond what it uses.
+By default glibc's malloc asks the kernel for each large buffer, zeroed page by page, and returns it, which costs much
+processor time with a large model. A process that keeps its buffers holds up to ``KEPT_BYTES`` more than it uses.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ LARGE_BUFFERS = {
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
     "MALLOC_ARENA_MAX": "1",
 }
-"""The same for a process that is started: glibc reads these once, at its start."""
+"""Environment of a process that keeps large buffers; glibc reads these variables at its start."""
 
 
 def physical_memory() -> int:
@@ -32,7 +31,7 @@ def physical_memory() -> int:
 
 
 def container_limit() -> int:
-    """Return the bytes of memory that this container may use; of none, more than any machine has."""
+    """Return the bytes of memory that this container may use; outside containers, more than any machine has."""
     try:
         return int(_CONTAINER_LIMIT.read_text(encoding="ascii"))
     except (OSError, ValueError):  # no container, or "max"
@@ -40,7 +39,7 @@ def container_limit() -> int:
 
 
 def keep_large_buffers() -> None:
-    """Set it for this process, before it has threads; nothing where the C library is another."""
+    """Have this process keep large buffers, before it has threads; only with glibc on Linux."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -50,7 +49,7 @@ def keep_large_buffers() -> None:
 
 
 def release_free_memory() -> None:
-    """Give the memory that nobody uses back to the kernel, also what :data:`KEPT_BYTES` would keep."""
+    """Return all unused memory to the kernel."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -58,26 +57,25 @@ def release_free_memory() -> None:
 
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
-    """Within it a program imports what it works with; the garbage collector rests, and leaves that alone afterwards.
+    """Import modules inside without garbage collection, and exclude them from it for good.
 
-    Torch alone makes some hundred thousand objects that live as long as the process. To look through them again and
-    again, and once more at the end, is a fifth of the CPU seconds of a small run. What is made later is collected as
-    often as ever.
+    Torch alone makes some hundred thousand objects that live as long as the process. Looking through them again and
+    again is a fifth of the CPU seconds of a small run. Later objects are collected as usual.
     """
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        if not gc.get_freeze_count():  # else what else has been made since would be kept too
+        if not gc.get_freeze_count():  # a second freeze would keep all that was made since the first
             gc.freeze()
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open files to the hard one, which needs no rights.
+    """Raise this process's soft limit of open files to the hard limit.
 
     Returns:
-        The limit; ``sys.maxsize`` where there is none.
+        The new limit; ``sys.maxsize`` where there is none.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

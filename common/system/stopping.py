@@ -1,11 +1,11 @@
-"""Ctrl-C, SIGTERM and SIGHUP for our programs: all that they started ends with them within seconds, however busy.
+"""Ctrl-C, SIGTERM and SIGHUP for our programs, which end within seconds with all processes that they started.
 
-A thread of its own ends the program, for an exception raised in the main thread waits there for Flower's threads, which
-wait for Ray. All that a run has to keep is on the disk at any instant, so nothing needs to be closed. A program that
-tells others that it leaves (:func:`graceful_shutdown`) has some seconds for that, and is ended after them.
+A thread of its own ends the program, because an exception in the main thread would wait there for Flower's threads,
+which wait for Ray. A run's state is on the disk at any instant, so nothing has to be closed. A program that tells
+others that it leaves (:func:`graceful_shutdown`) has some seconds for that before it is ended.
 
-A terminal and Kubernetes send the signal to a group of processes, Slurm and systemd to every process of the job. A
-process in the middle may so end before this one looks for its children; its own are then handed to this one, by Linux.
+A terminal and Kubernetes send the signal to a group of processes, Slurm and systemd to every process of the job. So a
+child may end before its own children are known here; Linux then makes those the children of this process.
 """
 
 import ctypes
@@ -20,18 +20,18 @@ from dataclasses import dataclass
 from types import FrameType
 
 STOPPED_ON_REQUEST = 3
-"""The exit code of ``flwr-sim``, and of ``flwr-server run``."""
+"""Exit code of ``flwr-sim`` and of ``flwr-server run``."""
 
 ENDING_S = 3.0
 CLOSING_S = 4.0
-"""For a program to close what is open; then it is ended."""
+"""Seconds that a program has for its graceful shutdown."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The last comes when a terminal is closed or an ssh connection is lost; ``nohup`` has it ignored."""
+"""SIGHUP is sent when a terminal is closed or an ssh connection is lost; ``nohup`` ignores it."""
 _SHOW_CURSOR = "\x1b[?25h"  # a table of progress hides it
 PROGRAM = "POLYCLINIC_PROGRAM"
-"""Environment variable: number of the program that the process which runs are forked from ends with."""
+"""Environment variable: process id of the program with which the process ends that forks runs."""
 STARTER = "POLYCLINIC_STARTER"
-"""Environment variable: number of the process that a program of ours is to end with."""
+"""Environment variable: id of the process with which a program of ours has to end."""
 _END_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 _how_to_go_on: list[Callable[[], str]] = []
@@ -41,7 +41,7 @@ _ending = threading.Event()
 
 @dataclass
 class _Closing:
-    """How a program ends that closes things first; ``asked`` once it was told to."""
+    """A graceful shutdown: its exit code and its state."""
 
     code: int
     ask: Callable[[], object] | None
@@ -54,10 +54,9 @@ _closing: list[_Closing] = []
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Within it, SIGINT, SIGTERM and SIGHUP end this process and all that it started.
+    """End this process, and all that it started, on SIGINT, SIGTERM and SIGHUP inside.
 
-    A signal that this process was started to ignore stays so: shells do that with SIGINT of what runs in the
-    background, ``nohup`` with SIGHUP.
+    A signal that this process was started to ignore stays ignored, as SIGINT in a shell's background job.
     """
     if threading.current_thread() is not threading.main_thread() or _is_within():
         yield
@@ -74,8 +73,10 @@ def stop_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        if _has_come(reading):
-            time.sleep(2 * ENDING_S)  # what its children's end makes of this program is not its end
+        look = select.poll()  # select.select takes no descriptor above 1,023
+        look.register(reading, select.POLLIN)
+        if _ending.is_set() or look.poll(0) or _ending.is_set():  # its byte is in the pipe, or the thread is at work
+            time.sleep(2 * ENDING_S)  # the thread ends this program, not an error that its children's end causes
         signal.set_wakeup_fd(watched)
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -84,25 +85,17 @@ def stop_on_signals() -> Iterator[None]:
         _how_to_go_on.clear()
 
 
-def _has_come(reading: int) -> bool:
-    """Whether a signal has come: its byte is in the pipe, or the thread is at work."""
-    look = select.poll()  # select.select takes no descriptor above 1,023
-    look.register(reading, select.POLLIN)
-    return _ending.is_set() or bool(look.poll(0)) or _ending.is_set()
-
-
 @contextmanager
 def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Iterator[None]:
-    """Within it, a signal lets the program close what is open; what lasts longer than ``CLOSING_S`` is ended.
-
-    A second signal changes nothing: it would break into the closing.
+    """Give the program ``CLOSING_S`` seconds to close after a signal inside; a second signal changes nothing.
 
     Args:
-        code: The exit code, also of a program that has to be ended.
-        ask: Called in a thread of its own to have the main thread end. Where left out, ``SystemExit`` is raised there.
+        code: The exit code, also of a program that takes longer and is ended.
+        ask: Called in a thread of its own to end the main thread. Where left out, ``SystemExit`` is raised in the main
+            thread.
 
     Raises:
-        SystemExit: Wherever the main thread is when the signal comes.
+        SystemExit: At the place where the main thread is when the signal arrives.
     """
     closing = _Closing(code, ask)
     _closing.append(closing)
@@ -115,19 +108,19 @@ def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Ite
 
 
 def block_if_stopping() -> None:
-    """Stay here where the program was told to stop: what has ended since needs nothing else in its place."""
+    """Block this thread while the program ends, so that it begins nothing new."""
     if _ending.is_set():
         time.sleep(2 * ENDING_S)
 
 
 def set_resume_hint(line: Callable[[], str]) -> None:
-    """Remember what gives the command line that goes on; it is asked and printed if the program is stopped."""
+    """Set the function whose command line is printed as the way to resume, if the program is stopped."""
     _how_to_go_on[:] = [line]
 
 
 @contextmanager
 def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
-    """Within it, ``remove`` is called when the program is stopped: for what must not be left half done."""
+    """Call ``remove`` if the program is stopped inside, so that nothing is left half done."""
     _to_remove.append(remove)
     try:
         yield
@@ -136,10 +129,10 @@ def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have Linux send this process SIGKILL once the thread that started it is gone; other systems cannot.
+    """Have Linux kill this process when the thread that started it ends; other systems cannot.
 
     Args:
-        parent: Number of the process that started it. Where that is gone already, this one ends at once.
+        parent: Id of the process that started this one. If it has ended already, this process ends at once.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
@@ -148,36 +141,36 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def end_with_starter() -> None:
-    """Do as :func:`end_with_parent` where the process that started this program wants it; comes first in ``main``."""
-    starter = os.environ.pop(STARTER, "")  # programs that this one starts are not its starter's
+    """Apply :func:`end_with_parent` if :data:`STARTER` asks for it; call this first in ``main``."""
+    starter = os.environ.pop(STARTER, "")  # not for programs that this one starts
     if starter:
         end_with_parent(int(starter))
 
 
-def _adopt_orphans(wanted: bool) -> None:
-    """Where the system cannot (macOS), the children of a process that has ended are not found."""
+def _adopt_orphans(adopt: bool) -> None:
+    """Make the children of a child that ends children of this process, on Linux."""
     with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, int(wanted), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, int(adopt), 0, 0, 0)
 
 
 def _is_within() -> bool:
-    """Whether signals come to the thread of :func:`stop_on_signals`."""
+    """Return True inside :func:`stop_on_signals`."""
     return signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
 
 
-def _hold_back() -> None:
-    """What a child is sent before it is on its own must not end its parent."""
+def _before_fork() -> None:
+    """Block signals, so that a signal to the new child does not end its parent."""
     if _is_within():
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
-def _let_come() -> None:
+def _after_fork_in_parent() -> None:
     if _is_within():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _only_here() -> None:
-    """A forked child has no such thread, and what it is sent must not end its parent."""
+def _after_fork_in_child() -> None:
+    """Restore Python's own handlers, because a forked child has no thread that ends it."""
     if _is_within():
         signal.set_wakeup_fd(-1)
         for each in SIGNALS:
@@ -186,14 +179,14 @@ def _only_here() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_only_here)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """Python tells the thread only of signals that have a handler.
+    """Handle a signal in the main thread, so that Python writes its number to the pipe of the thread.
 
     Raises:
-        SystemExit: Where the program closes things first.
+        SystemExit: In a program with a graceful shutdown.
     """
     if _closing and (closing := _closing[-1]).ask is None and not closing.asked:
         closing.asked = True
@@ -201,7 +194,7 @@ def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
 
 
 def _wait(reading: int) -> None:
-    until_ended: list[threading.Thread] = []
+    has_timer = False
     with open(reading, "rb", buffering=0) as signals:
         while number := signals.read(1):
             if number[0] not in SIGNALS:
@@ -212,9 +205,9 @@ def _wait(reading: int) -> None:
             if closing.ask is not None and not closing.asked:
                 closing.asked = True
                 closing.ask()
-            if not until_ended:
-                until_ended.append(threading.Thread(target=_end_late, args=(closing,), daemon=True))
-                until_ended[0].start()
+            if not has_timer:
+                has_timer = True
+                threading.Thread(target=_end_late, args=(closing,), daemon=True).start()
 
 
 def _end_late(closing: _Closing) -> None:
@@ -223,41 +216,41 @@ def _end_late(closing: _Closing) -> None:
 
 
 def _end(code: int, *, silently: bool = False) -> None:
-    """End every process that this one started, remove what is half done, say how to go on, and end."""
+    """End every child process, remove partial files, print the exit message, and end this process."""
     _ending.set()
     try:
-        person = _silenced()
+        stderr = _silenced()
         half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list
         with suppress(Exception):
             _end_children()
         for remove in [*half_done, *_to_remove]:
             with suppress(Exception):  # the program ends in any case
                 remove()
-        cursor = _SHOW_CURSOR if os.isatty(person) else ""
-        os.write(person, f"{cursor}\n{exit_message()}\n".encode() if not silently else b"")
+        cursor = _SHOW_CURSOR if os.isatty(stderr) else ""
+        os.write(stderr, f"{cursor}\n{exit_message()}\n".encode() if not silently else b"")
     finally:
         os._exit(code)
 
 
 def exit_message() -> str:
-    """What a program says that was stopped, with the line that goes on."""
+    """Return the last message of a stopped program, with the command line that resumes the run."""
     again = f"; to go on: {_how_to_go_on[0]()}" if _how_to_go_on else ""
     return f"stopped on request{again}"
 
 
 def _silenced() -> int:
-    """Send what other threads still print nowhere; return where a person reads what this one says."""
+    """Discard what other threads still print; return a descriptor of standard error for this one."""
     try:
-        person, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     except OSError:  # it has as many files open as it may
         return 2
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
-    return person
+    return stderr
 
 
 def _end_children() -> None:
-    """Until there are none: a thread of ours may start another while these end."""
+    """Kill all children until there are none, because a thread may start another child meanwhile."""
     import psutil
 
     until = time.monotonic() + ENDING_S

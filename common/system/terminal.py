@@ -1,4 +1,4 @@
-"""How our three programs end, and how they speak to a person while they run."""
+"""The command line of our three programs: output, progress, exit codes and errors."""
 
 import datetime as dt
 import io
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProgressForm(StrEnum):
-    """What ``--progress`` names: how ``flwr-sim`` shows how far it is."""
+    """The forms of progress that ``--progress`` of ``flwr-sim`` names."""
 
     auto = "auto"
     bar = "bar"
@@ -34,7 +34,7 @@ class ProgressForm(StrEnum):
 
 
 class LogForm(StrEnum):
-    """What ``--log-format`` names: how a program that stays up says what happens."""
+    """The forms of log lines that ``--log-format`` names."""
 
     text = "text"
     json = "json"
@@ -49,7 +49,7 @@ def _log_as(form: LogForm) -> LogForm:
 
 
 def log_form() -> LogForm:
-    """Return the form that the present command was asked for; text where it has no such option."""
+    """Return the form of log lines of the present command; text where it has no such option."""
     return _log_form[0]
 
 
@@ -70,29 +70,27 @@ Restarted = Annotated[
 
 
 class PlainConsole(Console):
-    """A console whose text cannot act on the terminal; only the styles that our own programs ask for do.
+    """A console that escapes the control characters of every text, which rich would send to the terminal.
 
-    What others say was made harmless where it came in (:mod:`common.system.plain_text`). This is the second line: rich
-    lets escape sequences of a text through, in a table, in a progress bar and in a plain line alike. Nor are names
-    between colons replaced by pictures.
+    Names between colons are not replaced by emojis.
     """
 
     def __init__(self, *, file: IO[str] | None = None, **more: Any) -> None:
         super().__init__(file=file, emoji=False, **more)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, and write out what is not plain in every piece of text."""
+        """Render as rich does, and escape every piece of text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=terminal_safe(segment.text))
 
 
 def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
-    """Return a program as all three are: commands that teach by example, ``--version``, shell completion.
+    """Return a new program with ``--version`` and shell completion, without commands yet.
 
     Args:
-        name: As it is typed.
+        name: Name of the program's file.
         purpose: One sentence.
-        exit_codes: Code and meaning, comma-separated.
+        exit_codes: Each code with its meaning, comma-separated.
     """
     app = typer.Typer(
         name=name,
@@ -105,29 +103,29 @@ def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
         rich_markup_mode="rich",
     )
 
-    def tell_version(wanted: bool) -> None:
-        if wanted:
+    def print_version(is_set: bool) -> None:
+        if is_set:
             print(f"{name} {__version__}")
             raise typer.Exit
 
     @app.callback()
     def about(
         version: Annotated[
-            bool, typer.Option("--version", callback=tell_version, is_eager=True, help="Say which release this is.")
+            bool, typer.Option("--version", callback=print_version, is_eager=True, help="Say which release this is.")
         ] = False,
     ) -> None:
-        """What goes for every command."""
+        """Options of every command."""
 
     return app
 
 
 class _Lossy(io.FileIO):
-    """Standard output or error, written to for as long as that can be: what cannot be written is lost in silence.
+    """Standard output or error that never fails: output that cannot be written is dropped.
 
-    A reader may leave (``| head -1``) or a disk may be full under it, and neither must stop a run of hours.
+    A reader may leave (``| head -1``) or a disk may be full, and neither must stop a run of hours.
 
     Attributes:
-        lost: Why something was lost that somebody waits for; None where only the reader has left.
+        lost: The first error, such as that of a full disk; None where only the reader has left.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -135,7 +133,7 @@ class _Lossy(io.FileIO):
         self.lost: OSError | None = None
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Write what can be written, and say that it was all."""
+        """Write as much as possible, and report all as written."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -146,7 +144,7 @@ class _Lossy(io.FileIO):
 
 
 def _lossy(stream: Any, descriptor: int) -> Any:
-    """Return the stream, where it is the process's own, without errors; one that somebody put in its place stays."""
+    """Return the process's own stream without errors; a stream that somebody put in its place is returned as it is."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.reconfigure(errors="replace")  # in a locale without our signs
@@ -162,10 +160,10 @@ def _lossy(stream: Any, descriptor: int) -> Any:
 
 @contextmanager
 def _lossy_streams(*, prints_result: bool) -> Iterator[None]:
-    """Within it no loss of what is printed stops the program; a full disk under its result is said at the end.
+    """Keep output that cannot be written from stopping the program inside; report a full disk at the end.
 
     Raises:
-        SystemExit: With 1 for a program that ended well and could not print its result.
+        SystemExit: With 1 for a program that succeeded but could not print its result.
     """
     before = sys.stdout, sys.stderr
     out, error = sys.stdout, sys.stderr = _lossy(sys.stdout, 1), _lossy(sys.stderr, 2)
@@ -174,7 +172,7 @@ def _lossy_streams(*, prints_result: bool) -> Iterator[None]:
     except SystemExit as end:
         if prints_result and not end.code and (reason := _lost_of(out)):
             problem, remedy = f"cannot be written: {reason}.", "Free some room there, or send it elsewhere."
-            _last_word("error", str(Fault("standard output", problem, remedy)))
+            _print_error("error", str(Fault("standard output", problem, remedy)))
             raise SystemExit(1) from None
         raise
     finally:
@@ -185,7 +183,7 @@ def _lossy_streams(*, prints_result: bool) -> Iterator[None]:
 
 
 def _lost_of(stream: Any) -> str:
-    """Return why something of a stream was lost; empty where nothing was."""
+    """Return why output of a stream was lost; empty where none was."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     if not isinstance(raw, _Lossy):
         return ""
@@ -200,13 +198,13 @@ def run_program(
     *,
     prints_result: bool = True,
 ) -> None:
-    """Run a program: faults of the input go to stderr with exit code 2, other ends with their own or 1.
+    """Run a program; print faults of the input and other errors for a person, and exit with their code.
 
-    A reader of its output who leaves changes neither what it does nor its exit code.
+    A reader of its output who leaves changes neither the work nor the exit code.
 
     Args:
-        stopped: Exceptions whose text explains to a person why the program ends; their ``exit_code`` is taken.
-        prints_result: Whether a loss of what it prints, on a full disk, is a failure; not so of a log.
+        stopped: Exceptions whose text explains to a person why the program ends, with their ``exit_code`` or 1.
+        prints_result: True where output lost on a full disk is a failure; False for a log.
     """
     _log_as(LogForm.text)
     raise_descriptor_limit()
@@ -219,26 +217,25 @@ def _run(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[
         app(arguments, prog_name=app.info.name)
     except BadInput as error:
         for fault in error.faults:
-            _last_word("error", str(fault))
+            _print_error("error", str(fault))
         sys.exit(error.exit_code)
     except OSError as error:
         if full := disk_full_message(error):
-            _last_word("stopped", full)
+            _print_error("stopped", full)
             sys.exit(1)
         if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):
             raise
         problem = f"cannot be written: {(error.strerror or 'the system refuses it').lower()}."
-        _last_word(
-            "error", str(Fault(str(error.filename), problem, "Name another place, or change its owner or mode."))
-        )
+        fault = Fault(str(error.filename), problem, "Name another place, or change its owner or mode.")
+        _print_error("error", str(fault))
         sys.exit(BadInput.exit_code)
     except stopped as error:
-        _last_word("stopped", str(error))
+        _print_error("stopped", str(error))
         sys.exit(int(getattr(error, "exit_code", 1)))
 
 
-def _last_word(kind: str, text: str) -> None:
-    """Why the program ends, on standard error."""
+def _print_error(kind: str, text: str) -> None:
+    """Print on standard error why the program ends."""
     if log_form() is LogForm.json:
         json_printer(sys.stderr)({"level": "error", "message": terminal_safe(text)})
     else:
@@ -249,11 +246,9 @@ def _last_word(kind: str, text: str) -> None:
 def event_printer(console: Console) -> Callable[[str], None]:
     """Return a function that prints one line an event, with date, time and zone.
 
-    With ``--log-format json`` a line is an object with ``time``, ``level`` and ``message``.
-
-    Lines of a text after its first are indented, so that no words of somebody else look like an event of their own.
+    With ``--log-format json`` a line is an object with ``time``, ``level`` and ``message``. Further lines of a text are
+    indented, so that no text of somebody else looks like an event.
     """
-
     if log_form() is LogForm.json:
         write = json_printer(console.file)
         return lambda text: write({"level": "info", "message": terminal_safe(text)})
@@ -269,24 +264,24 @@ def event_printer(console: Console) -> Callable[[str], None]:
     return tell
 
 
-def progress_form(asked: ProgressForm, console: Console) -> ProgressForm:
-    """Return how progress is shown: ``auto`` is a bar on a terminal, and lines elsewhere; a quiet console shows none.
+def progress_form(requested: ProgressForm, console: Console) -> ProgressForm:
+    """Return the form of progress: ``auto`` is a bar on a terminal, and lines elsewhere; a quiet console shows none.
 
     Raises:
-        BadInput: If a bar is asked for where there is no terminal.
+        BadInput: For a bar without a terminal.
     """
     if console.quiet:
         return ProgressForm.none
     # is_terminal alone is what FORCE_COLOR says, which build servers set for a log file
     drawn = console.is_terminal and console.file.isatty() and not console.is_dumb_terminal
-    if asked is ProgressForm.bar and not drawn:
+    if requested is ProgressForm.bar and not drawn:
         problem = "needs a terminal that can draw, and standard output is none."
         raise BadInput([Fault("--progress bar", problem, "Use lines, json, or leave it out.")])
-    return (ProgressForm.bar if drawn else ProgressForm.lines) if asked is ProgressForm.auto else asked
+    return (ProgressForm.bar if drawn else ProgressForm.lines) if requested is ProgressForm.auto else requested
 
 
 def json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that writes one JSON object a line, at once; its first field is ``time``."""
+    """Return a function that writes one JSON object a line and flushes it; the first field is ``time``."""
 
     def tell(fields: Mapping[str, Any]) -> None:
         file.write(json_text({"time": local_timestamp(), **fields}) + "\n")
@@ -296,5 +291,5 @@ def json_printer(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
 
 
 def local_timestamp() -> str:
-    """Return the present local time with the zone's offset, ISO 8601 to the second."""
+    """Return the local time with the zone's offset, ISO 8601 to the second."""
     return dt.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,21 +1,21 @@
-"""Timers of both sides, all of which ``flwr-server deadlines`` names."""
+"""Timers of coordinator and hospital, which ``flwr-server deadlines`` lists."""
 
 HEARTBEAT_INTERVAL_S = 15
-"""As told to Flower's SuperLink, which takes a site for lost after two of these without a sign of life."""
+"""Interval of heartbeats; Flower's SuperLink takes a site for lost after two of them without one."""
 HEARTBEAT_PAUSE_S = HEARTBEAT_INTERVAL_S / 3
-"""Between two signs of life, so that one or two may get lost."""
+"""Pause between two heartbeats, so that one or two may get lost."""
 CALL_TIMEOUT_S = 120.0
-"""For one call: 4 MiB, two at once, at 0.6 Mbit/s."""
+"""Longest time of one call: 4 MiB, two at once, at 0.6 Mbit/s."""
 CLOCKS_DIFFER_S = 300.0
-"""Between site and coordinator, at most: Flower refuses a call that is signed at another time."""
+"""Largest difference of the clocks of site and coordinator; Flower refuses calls signed at other times."""
 TLS_TIMEOUT_S = 10.0
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 20.0
-"""Pauses between tries to connect, growing from the one to the other."""
+"""First and longest pause between tries to connect; pauses grow in between."""
 KEY_PATIENCE_S = 10.0
-"""How long a site tries again after its key was refused, for an admission that is on its way."""
+"""Time for which a site tries again after its key was refused, because its admission may be on the way."""
 JOIN_DEADLINE_S = 15.0
-"""How long a round's begin waits for the roll call answer of a site that has just connected."""
+"""Time that the start of a round waits for the roll call answer of a site that has just connected."""
 REFUSAL_NOTED_S = 10.0
-"""How long a refused site may take to say that it knows; a run that ends before leaves it without the reason."""
+"""Time that a run waits for a refused site to confirm; after it the site may not have the reason."""
 ALONE_TIMES = 2.0
-"""``evaluation.compare_local`` takes a site 1.25 times what the rounds took it; so many times are allowed for."""
+"""Factor on the time of a site's rounds that ``evaluation.compare_local`` may take; in practice it takes 1.25 times."""

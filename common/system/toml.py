@@ -1,4 +1,4 @@
-"""TOML files that people write: read, checked by pydantic, every fault of them in our words and all at once."""
+"""TOML files that people write: reading, checking by pydantic, and clear text for all faults at once."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from common.system.plain_text import PLAIN_NAME
 
 
 class Section(BaseModel):
-    """A table of a file; keys it does not know are faults."""
+    """A table of a file; unknown keys are faults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -23,8 +23,8 @@ class Section(BaseModel):
 M = TypeVar("M", bound=BaseModel)
 
 SHA256_PATTERN = "^[0-9a-f]{64}$"
-_SHOWN = 120
-_SEEN_AT_A_GLANCE = 4
+_LONGEST_VALUE = 120
+_FEW_OPTIONS = 4
 _TABLE, _LIST, _TEXT = "must be a table", "must be a list", "must be text in quotes"
 _EXPECTED = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), _TABLE),
@@ -54,7 +54,7 @@ _LINE_REMEDIES = {
     r"=\s*(True|False|TRUE|FALSE|yes|no)\b": "Yes and no are written true and false.",
     r"=\s*(None|null|nil)\b": "A key without a value is left out.",
 }
-"""What a line shows that people write in other languages -> what TOML has."""
+"""Habits from other languages, as a pattern of the line -> the remedy in TOML."""
 _WITHOUT_VALUE = {"missing": "is missing.", "extra_forbidden": "is not a known key."}
 _PATTERNS = {
     SHA256_PATTERN: "must be a SHA-256: 64 digits 0-9 and a-f",
@@ -66,7 +66,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        BadInput: If there is none, or it is no TOML.
+        BadInput: If the file is missing, cannot be read, or is no TOML.
     """
     if not is_file(path):
         raise BadInput([missing_input_fault(path)])
@@ -88,7 +88,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _toml_remedy(error: str, lines: Sequence[str]) -> str:
-    """Return what to write instead: by the line that the parser stopped in, else by what the parser says."""
+    """Return the remedy for a syntax error: by the line where the parser stopped, else by the parser's message."""
     place = re.search(r"at line (\d+)", error)
     line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
     by_line = (remedy for pattern, remedy in _LINE_REMEDIES.items() if re.search(pattern, line))
@@ -97,10 +97,10 @@ def _toml_remedy(error: str, lines: Sequence[str]) -> str:
 
 
 def parsed_toml(text: str) -> dict[str, Any]:
-    """``tomllib.loads``, with its other exceptions as the one that it documents.
+    """Parse TOML as ``tomllib.loads`` does, with a ValueError for every failure.
 
     Raises:
-        ValueError: If it is no TOML, nested too deeply, or holds a number of thousands of digits.
+        ValueError: If the text is no TOML, is nested too deeply, or has a number of thousands of digits.
     """
     try:
         return tomllib.loads(text)
@@ -113,7 +113,7 @@ def parsed_toml(text: str) -> dict[str, Any]:
 
 
 def validated(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
-    """Check what was read.
+    """Return the model of a file's tables.
 
     Raises:
         BadInput: With all faults.
@@ -127,23 +127,23 @@ def validated(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
 def validation_faults(
     error: ValidationError, root: type[BaseModel], file_name: str, extra: Sequence[str] = ()
 ) -> list[Fault]:
-    """Say pydantic's faults in our words: file, key, what came, what was expected.
+    """Translate pydantic's errors into faults with file, key, value and expectation.
 
     Args:
-        root: The model that the whole file must fit.
+        root: The model of the whole file.
         extra: Keys that the file may have beside those of ``root``.
     """
     return [_explain(dict(fault), root, file_name, extra) for fault in error.errors(include_url=False)]
 
 
 def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
-    """Return a value as TOML: JSON's strings, numbers and lists are TOML's too, but for one character."""
+    """Write a value as TOML: its strings, numbers and lists are those of JSON, but for one character."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
 
 
 def error_text(error: Mapping[str, Any]) -> str:
-    """Say what is wrong with a value, by pydantic's error, in the words of a person who wrote the file."""
+    """Translate an error of pydantic into a sentence for the person who wrote the file."""
     kind, context = error["type"], error.get("ctx", {})
     if kind in _WITHOUT_VALUE:
         return _WITHOUT_VALUE[kind]
@@ -158,22 +158,17 @@ def error_text(error: Mapping[str, Any]) -> str:
         problem = re.sub("^Input should ", "must ", problem)
         if kind == "value_error" and (isinstance(error.get("input"), Mapping) or "got " in problem or '"' in problem):
             return f"{problem}."  # about a whole table, or with what came in it
-    return f"{problem}; got {value_text(error.get('input'))}."
-
-
-def value_text(value: Any) -> str:
-    """Write a value as it would stand in the file, cut after a line's length."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    value = json.dumps(error.get("input"), default=str, ensure_ascii=False)  # as the file has it
+    return f"{problem}; got {value if len(value) <= _LONGEST_VALUE else f'{value[:_LONGEST_VALUE]}...'}."
 
 
 def _explain(error: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:
     steps = [str(step) for step in error["loc"]]
-    table, keys, kinds = _followed(root, steps)
+    table, keys, kinds = _locate(root, steps)
     where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
     if error["type"] == "extra_forbidden":
-        known = (*table, *(extra if len(steps) == 1 else ()))
-        remedy = did_you_mean(steps[-1], known) or f"Known: {quoted(known)}."
+        allowed = (*table, *(extra if len(steps) == 1 else ()))
+        remedy = did_you_mean(steps[-1], allowed) or f"Known: {quoted(allowed)}."
         return Fault(where, error_text(error), remedy)
     if error["type"].startswith("union_tag"):
         expected = f"Expected one of {quoted(sorted(kinds))}."
@@ -185,19 +180,19 @@ def _explain(error: dict[str, Any], root: type[BaseModel], file_name: str, extra
 
 
 def near_literal(error: Mapping[str, Any]) -> str:
-    """Suggest the nearest of many allowed words; of few, none is suggested."""
+    """Suggest the nearest of many allowed words; nothing where there are so few that the error lists them all."""
     if error["type"] != "literal_error" or not isinstance(error.get("input"), str):
         return ""
     options = re.findall("'([^']*)'", str(error["ctx"]["expected"]))
-    return did_you_mean(error["input"], options) if len(options) > _SEEN_AT_A_GLANCE else ""
+    return did_you_mean(error["input"], options) if len(options) > _FEW_OPTIONS else ""
 
 
-def _followed(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
-    """Walk a fault's location through the models.
+def _locate(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
+    """Follow a fault's location through the models.
 
     Returns:
-        The keys of the table that the last step stands in, the steps without the kinds that pydantic puts between,
-        and the kinds that the last step could have, where it is a choice of tables.
+        The keys of the last table, the steps without the kinds that pydantic inserts, and the kinds that the last step
+        may have, where tables of several kinds fit.
     """
     members: tuple[type[BaseModel], ...] = (root,)
     keys: list[str] = []
@@ -215,7 +210,7 @@ def _followed(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, .
 
 
 def _models(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
-    """Yield the models in an annotation, also inside unions and optional values."""
+    """Yield the models in annotations, also those inside unions and optional values."""
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation

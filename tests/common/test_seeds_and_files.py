@@ -56,7 +56,7 @@ def test_a_writer_that_dies_before_the_end_leaves_the_old_content(
     assert path.read_bytes() == b"old"
 
 
-@pytest.mark.parametrize(("owner", "name"), [(files, "_new_file"), (Path, "replace")])
+@pytest.mark.parametrize(("owner", "name"), [(files, "_open_new"), (Path, "replace")])
 def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
     owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
