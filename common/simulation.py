@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import Declaration, LabelContract, merge_declarations
-from common.data.base.image_set import ImageSet, Splits, are_known, joined
+from common.data.base.image_set import ImageSet, Splits, concatenated, patients_known
 from common.data.base.spec import DataSpec
 from common.data.load import load
 from common.data.partition.partition import SitePart, partition, site_images
@@ -43,7 +43,7 @@ class SimulatedData:
     def patients_known(self) -> bool:
         """True where the data names the patient of every image."""
         parts = (self.splits.train, self.splits.validation, self.splits.test)
-        return all(are_known(part.patients) for part in parts)
+        return all(patients_known(part.patients) for part in parts)
 
     @property
     def positives(self) -> dict[str, dict[str, int]]:
@@ -150,7 +150,9 @@ def _pooled(data: SimulatedData, pooling: Pooling) -> SiteImages:
     validation = [_relabelled(data.splits.validation, part, part.validation, names, pooling) for part in data.parts]
     own_rows = [part.test for part in data.parts if part.test is not None]
     test = data.splits.test.rows(np.concatenate(own_rows)) if own_rows else data.splits.test
-    return SiteImages(Declaration(POOLED, names), joined(train), joined(validation), test.only_classes(names))
+    return SiteImages(
+        Declaration(POOLED, names), concatenated(train), concatenated(validation), test.only_classes(names)
+    )
 
 
 def _relabelled(

@@ -1,4 +1,4 @@
-"""``flwr-sim init``: an experiment file for somebody's own table and pictures, commented, that runs as it stands."""
+"""``flwr-sim init``: a commented experiment file for a user's own table and pictures, which runs as it is written."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.data.images.reading import NO_PICTURE, head_of, is_picture, opened_picture, why_unreadable
-from common.data.tables.csv import SAID_CELLS, Columns, column_faults, read_columns
+from common.data.base.splits import Names
+from common.data.images.reading import NOT_A_PICTURE, is_picture, open_png_or_jpeg, read_head, unreadable_reason
+from common.data.tables.cells import is_unlabelled, normalized
+from common.data.tables.csv import Columns, column_faults, read_columns
 from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 MOST_SITES, FEWEST_POSITIVES = 3, 10
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
 LOOKED_AT = 50
-"""Pictures whose size is read, spread over the table."""
+"""Number of pictures, spread over the table, whose heads are read."""
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
 [run]
 method = "surgical"             # each class's row of the head is averaged over the sites that annotate it
@@ -62,16 +64,16 @@ _GREY = ("1", "L", "I", "I;16", "F", "LA")
 
 
 @dataclass(frozen=True)
-class OwnData:
+class Dataset:
     """A table and its pictures.
 
     Attributes:
-        columns: Of the rows whose picture is there.
-        rows: Of the whole table.
-        present: Rows whose picture is there.
-        sizes: Height and width of some pictures; empty where only their decoder knows.
-        looked_at: How many pictures were looked at.
-        unreadable: Why some of these cannot be read -> how many.
+        columns: The columns of the table, with only the rows whose picture is present.
+        rows: Number of rows of the whole table.
+        present: Number of rows whose picture is present.
+        sizes: Height and width of some pictures; empty where only their decoder tells them.
+        looked_at: Number of pictures whose heads were read.
+        unreadable: Number of these that cannot be read, by the reason.
     """
 
     table: Path
@@ -87,45 +89,40 @@ class OwnData:
 
     @property
     def image_size(self) -> int:
-        """Pixels a side that the experiment begins with: few, for speed, and not more than the pictures have."""
+        """The pixels a side that the experiment begins with: few, for speed, and not more than the pictures have."""
         largest = max((max(size) for size in self.sizes), default=USUAL_SIZE)
         return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
 
-    @property
-    def pixels(self) -> str:
-        """The sizes of pictures, in words."""
-        if not self.sizes:
-            return "sizes of their own"
-        low, high = min(self.sizes), max(self.sizes)
-        return f"{low[0]} x {low[1]}" if low == high else f"{low[0]} x {low[1]} to {high[0]} x {high[1]}"
-
     @cached_property
     def patients(self) -> tuple[str, int] | None:
-        """Return what tells the patients, and their number; None where nothing does."""
+        """The source of the patients' names, and the number of patients; None where there is no source."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.columns[self.roles.patient]))
-        from common.data.images.headers import dicom_heads, dicom_patients
+        from common.data.images.headers import dicom_patients, read_dicom_heads
 
-        heads = dicom_heads([self.images / name for name in self.columns[self.roles.image]])
+        heads = read_dicom_heads([self.images / name for name in self.columns[self.roles.image]])
         patients = dicom_patients(heads) if any(head.syntax for head in heads) else None
         return None if patients is None else ("PatientID of the DICOM files", len(set(patients)))
 
 
-def inspect_table(table: Path, images: Path | None, named: str | None, patient_column: str | None) -> OwnData:
-    """Read a table and find its pictures.
+def inspect_table(
+    table: Path, images: Path | None, image_column_name: str | None, patient_column_name: str | None
+) -> Dataset:
+    """Read a table, find its pictures, and read the heads of some of them.
 
     Args:
-        images: Their folder; looked for beside the table where None.
-        named: The column that names them; looked for where None.
+        images: The folder of the pictures; searched beside the table where None.
+        image_column_name: The column of the pictures' names; searched where None.
 
     Raises:
-        BadInput: If the table cannot be read, tells no pictures or no labels, or no picture of it is found.
+        BadInput: If the table cannot be read, names no pictures or no labels, or none of its pictures is found.
     """
     if not is_file(table):
         raise BadInput([missing_input_fault(table)])
     columns = read_columns(table, "labels")
-    stop_on(column_faults(table.name, columns, {"--image-column": named, "--patient-column": patient_column}))
-    column = named or image_column(columns)
+    required = {"--image-column": image_column_name, "--patient-column": patient_column_name}
+    stop_on(column_faults(table.name, columns, required))
+    column = image_column_name or image_column(columns)
     names = columns[column]
     folder = images or picture_folder(table, names)
     present = np.array([folder is not None and (folder / name).is_file() for name in names])
@@ -133,25 +130,34 @@ def inspect_table(table: Path, images: Path | None, named: str | None, patient_c
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
         raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
-    from common.data.images.headers import dicom_heads  # once nothing is wrong with the call
+    from common.data.images.headers import read_dicom_heads  # once nothing is wrong with the call
 
-    kept = {name: cells[present] for name, cells in columns.items()}
-    roles = roles_of(kept, column, patient_column)
-    spread = np.unique(np.linspace(0, len(kept[column]) - 1, LOOKED_AT).round().astype(int))
-    files = [folder / name for name in kept[column][spread]]
-    heads = [head for file in files if (head := _head(file)) is not None]
-    unreadable = Counter(filter(None, map(_why_unreadable, files, dicom_heads(files))))
-    color, sizes = any(mode not in _GREY for mode, _ in heads), tuple(size for _, size in heads)
-    return OwnData(table, folder, kept, roles, len(names), int(present.sum()), color, sizes, len(files), unreadable)
+    columns = {name: cells[present] for name, cells in columns.items()}
+    roles = roles_of(columns, column, patient_column_name)
+    spread = np.unique(np.linspace(0, len(columns[column]) - 1, LOOKED_AT).round().astype(int))
+    files = [folder / name for name in columns[column][spread]]
+    forms = [form for file in files if (form := _form(file)) is not None]
+    return Dataset(
+        table,
+        folder,
+        columns,
+        roles,
+        rows=len(names),
+        present=int(present.sum()),
+        color=any(mode not in _GREY for mode, _ in forms),
+        sizes=tuple(size for _, size in forms),
+        looked_at=len(files),
+        unreadable=Counter(filter(None, map(_unreadable_reason, files, read_dicom_heads(files)))),
+    )
 
 
-def _why_unreadable(picture: Path, head: "DicomHead") -> str:
-    """Return what the first bytes say is wrong; empty where nothing is."""
+def _unreadable_reason(picture: Path, head: "DicomHead") -> str:
+    """Return the reason, from its first bytes, why a picture cannot be read; empty where they show none."""
     try:
-        if not is_picture(head_of(picture)):
-            return NO_PICTURE if picture.stat().st_size else "empty"
+        if not is_picture(read_head(picture)):
+            return NOT_A_PICTURE if picture.stat().st_size else "empty"
     except OSError as error:
-        return why_unreadable(error)
+        return unreadable_reason(error)
     if not head.syntax:
         return ""
     from common.data.images.syntaxes import is_readable, syntax_name  # takes a second, and most tables have no DICOM
@@ -159,30 +165,31 @@ def _why_unreadable(picture: Path, head: "DicomHead") -> str:
     return "" if is_readable(head.syntax) else f"packed as {syntax_name(head.syntax)}"
 
 
-def _head(picture: Path) -> tuple[str, tuple[int, int]] | None:
-    """Return mode, height and width, without decoding; None for DICOM, of which the run tells both."""
+def _form(picture: Path) -> tuple[str, tuple[int, int]] | None:
+    """Return mode, height and width of a PNG or JPEG file, without decoding; None for a file of another kind."""
     try:
-        with opened_picture(picture) as image:
+        with open_png_or_jpeg(picture) as image:
             return image.mode, (image.height, image.width)
     except (ValueError, OSError):
         return None
 
 
-def write_experiment(data: OwnData, out: Path) -> list[str]:
+def write_experiment(data: Dataset, out: Path) -> list[str]:
     """Write the experiment file.
 
     Returns:
-        Lines for the person who ran it: what was found, and what limits it.
+        Lines for the user: the contents of the data, and their limits.
 
     Raises:
         BadInput: If the file is there already.
     """
     stop_on(existing_output_faults(out))
-    write_atomically(out, _text(data, out.resolve()).encode())
+    write_atomically(out, _experiment_text(data, out.resolve()).encode())
     return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_findings(data)]
 
 
-def _findings(data: OwnData) -> list[str]:
+def _findings(data: Dataset) -> list[str]:
+    """Return the lines for the user, which name the columns, the patients and the classes with their limits."""
     roles = data.roles
     lines = [f"images: column {roles.image}, in {data.images}"]
     if data.present < data.rows:
@@ -190,19 +197,17 @@ def _findings(data: OwnData) -> list[str]:
     for reason, count in data.unreadable.items():
         lines.append(f"    {count} of the {data.looked_at} that were looked at cannot be read: {reason}.")
     if data.patients is None:
-        lines.append(
-            "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training"
-        )
-        lines.append(
-            "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column"
-        )
+        lines += [
+            "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training",
+            "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column",
+        ]
     else:
         source, count = data.patients
         lines.append(f"patients: {source}, {count} of them; no patient is split over two parts.")
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
-    blank = {name: ~np.isin(np.char.strip(data.columns[name]), SAID_CELLS) for name in roles.label_columns}
-    if unknown := [f"{name} {cells.sum()}" for name, cells in blank.items() if cells.any()]:
-        lines.append(f"    without a label (blank or -1), of {data.present}: {', '.join(unknown)}.")
+    blank = {name: int(is_unlabelled(data.columns[name]).sum()) for name in roles.label_columns}
+    if unlabelled := [f"{name} {count}" for name, count in blank.items() if count]:
+        lines.append(f"    without a label (blank or -1), of {data.present}: {', '.join(unlabelled)}.")
     if rare := [name for name, count in roles.classes.items() if count < FEWEST_POSITIVES]:
         few = ", ".join(rare)
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
@@ -212,20 +217,20 @@ def _findings(data: OwnData) -> list[str]:
     unused = [name for name in data.columns if name not in used]
     if unused:
         lines.append(f"    not used: {', '.join(unused)}.")
-    answers = {"yes", "no", "y", "n", "true", "false"}
-    words = []
-    for name in unused:
-        cells = {cell.strip().lower() for cell in np.unique(data.columns[name])} - {"", "-1"}
-        words += [name] if cells and cells <= answers else []
-    if words:
+    if words := [name for name in unused if _holds_yes_and_no(data.columns[name])]:
         lines.append(f"    If these are findings, write 1 for yes and 0 for no, and try again: {', '.join(words)}.")
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
     return lines
 
 
-def _text(data: OwnData, out: Path) -> str:
-    """Return the file, with paths relative to its folder where they lie below it."""
+def _holds_yes_and_no(cells: Names) -> bool:
+    values = {value.lower() for value in normalized(np.unique(cells))} - {"", "-1"}
+    return bool(values) and values <= {"yes", "no", "y", "n", "true", "false"}
+
+
+def _experiment_text(data: Dataset, out: Path) -> str:
+    """Return the experiment file, with paths relative to its folder where they lie below it."""
     roles, folder = data.roles, out.parent
     if roles.patient:
         columns = [f"patient_column = {json_text(roles.patient)}"]
@@ -244,12 +249,16 @@ def _text(data: OwnData, out: Path) -> str:
         columns.append(f"split_column = {json_text(roles.split)}")
     if data.present < data.rows:
         columns.append('missing_files = "ignore"        # rows without a picture are left out')
+    pixels = "sizes of their own"
+    if data.sizes:
+        low, high = (f"{height} x {width}" for height, width in (min(data.sizes), max(data.sizes)))
+        pixels = low if low == high else f"{low} to {high}"
     sites = min(MOST_SITES, len(roles.classes))
     return TEMPLATE.format(
         table=data.table.name,
         name=json_text(out.stem),
         image_size=data.image_size,
-        pixels=data.pixels,
+        pixels=pixels,
         channels=3 if data.color else 1,
         images=json_text(_path(data.images, folder)),
         labels=json_text(_path(data.table, folder)),
@@ -262,5 +271,6 @@ def _text(data: OwnData, out: Path) -> str:
 
 
 def _path(path: Path, folder: Path) -> str:
-    whole = path.resolve()
-    return whole.relative_to(folder).as_posix() if whole.is_relative_to(folder) else whole.as_posix()
+    """Return a path relative to ``folder`` where it lies below it, else an absolute one."""
+    absolute = path.resolve()
+    return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else absolute.as_posix()

@@ -19,7 +19,7 @@ from client.site.site import Site
 from client.training.figures import covers_local_parts, scored
 from client.training.local_round import load_best_parts
 from client.training.task import LocalTask, prepare_task
-from common.data.base.image_set import are_known
+from common.data.base.image_set import patients_known
 from common.errors import WireError
 from common.metrics.auroc import per_class
 from common.metrics.benefit import MODELS, OVER_ALONE, WORDS, Benefit, SiteModel, benefit_sentence
@@ -78,7 +78,7 @@ class Scored:
             {model: _aurocs(scores[model], labels, names) for model in MODELS},
             dict(zip(MODELS, means, strict=True)),
             dict(zip(OVER_ALONE, gains, strict=True)),
-            "patients" if are_known(patients) else "images",
+            "patients" if patients_known(patients) else "images",
         )
 
 

@@ -19,7 +19,7 @@ from client.site.site_file import FILE, Settings
 from common.data.base.image_set import PARTS
 from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
 from common.data.images.syntaxes import is_readable, syntax_name
-from common.data.tables.csv import count_uncertain_and_blank
+from common.data.tables.cells import count_uncertain_and_blank
 from common.errors import BadInput, stop_on
 from common.system.plain_text import counted, listed
 

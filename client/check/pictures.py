@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from client.check.source import Source
 from common.data.base.spec import AS_IN_FILE
-from common.data.images.headers import dataset_of, tags_of
+from common.data.images.headers import read_dataset, tags_of
 from common.data.images.reading import (
     IN_MEMORY,
-    head_of,
+    decode_picture,
+    fit_to_form,
     is_dicom,
     is_nifti,
-    opened_picture,
-    picture,
-    shaped,
-    why_unreadable,
+    open_png_or_jpeg,
+    read_head,
+    unreadable_reason,
 )
 
 BORDER = 1 / 16
@@ -78,27 +78,27 @@ def _facts_of(source: Source, row: int) -> PictureFacts:
             mode = "colour" if content.ndim == 3 else "grey"
             return PictureFacts(row, "npz", width, height, mode, looks_inverted(content), content)
         if isinstance(content, bytes) and is_dicom(content):  # of files in a folder the source knows it
-            syntax = str(dataset_of(content, []).file_meta.TransferSyntaxUID)
+            syntax = str(read_dataset(content, []).file_meta.TransferSyntaxUID)
         form = source.form
-        image = picture(content, form.rendering if form else AS_IN_FILE)
+        image = decode_picture(content, form.rendering if form else AS_IN_FILE)
         kind, mode = _kind_and_mode(content)
         decoded = np.asarray(image)
-        pixels = shaped(image, form) if form else decoded
+        pixels = fit_to_form(image, form) if form else decoded
         return PictureFacts(row, kind, *image.size, mode, looks_inverted(decoded), pixels, syntax)
     except Exception as error:
-        return PictureFacts(row, syntax=syntax, reason=why_unreadable(error))
+        return PictureFacts(row, syntax=syntax, reason=unreadable_reason(error))
 
 
 def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
     """Return kind and mode of a file that could be decoded."""
     if isinstance(content, Path):
-        if is_nifti(head_of(content)):
+        if is_nifti(read_head(content)):
             return "NIfTI", "grey"
         content = content.read_bytes()
     if is_dicom(content):
-        header = dataset_of(content, tags_of("PhotometricInterpretation"))
+        header = read_dataset(content, tags_of("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
-    with opened_picture(content) as image:
+    with open_png_or_jpeg(content) as image:
         mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"
         return str(image.format), mode
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site_file import Settings
-from common.data.base.image_set import PARTS, ImageSet, Skipped, are_known
+from common.data.base.image_set import PARTS, ImageSet, Skipped, patients_known
 from common.data.base.spec import (
     CompositesSpec,
     DicomwebSpec,
@@ -21,7 +21,7 @@ from common.data.base.spec import (
     PluginSpec,
 )
 from common.data.base.splits import Names
-from common.data.images.headers import dicom_heads, dicom_patients
+from common.data.images.headers import dicom_patients, read_dicom_heads
 from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
 from common.data.sources.dicomweb import open_dicomweb
@@ -107,7 +107,7 @@ def open_source(settings: Settings) -> Source:
         patients_from = f"PatientID, as {server.name} says" if answer.patients_from_archive else ""
     else:
         table = open_table(spec, settings.folder)
-        heads, files = dicom_heads(table.files), table.files
+        heads, files = read_dicom_heads(table.files), table.files
         syntaxes = tuple(head.syntax for head in heads)
         if getattr(spec, "patient_column", "in the table") is None and dicom_patients(heads):
             named = sum(bool(head.patient) for head in heads)
@@ -124,7 +124,7 @@ def open_source(settings: Settings) -> Source:
         files=files,
         archive=archive,
         form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
-        patients_known=are_known(table.patients),
+        patients_known=patients_known(table.patients),
         patients_from=patients_from,
         syntaxes=syntaxes,
         missing=table.missing,
@@ -150,7 +150,7 @@ def _source_of_arrays(settings: Settings) -> Source:
         patients=patients,
         parts=np.repeat(np.array(PARTS), [len(images) for images in sets]),
         read=read,
-        patients_known=are_known(patients),
+        patients_known=patients_known(patients),
         skipped=tuple(skip for images in sets for skip in images.skipped),
     )
 

@@ -20,7 +20,7 @@ from common.data.base.image_set import PARTS
 from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
 from common.data.images.pixels import channels_first
-from common.data.images.reading import png
+from common.data.images.reading import encode_png
 from common.errors import stop_on
 from common.models.network import backbone_pixels
 from common.system.files import write_atomically
@@ -122,7 +122,7 @@ def _encoded(view: Tensor) -> str:
 
 
 def _base64(pixels: NDArray[np.uint8]) -> str:
-    return base64.b64encode(png(pixels, SIDE)).decode()
+    return base64.b64encode(encode_png(pixels, SIDE)).decode()
 
 
 def _rows(settings: Settings, source: Source) -> tuple[LabelCountsRow, ...]:

@@ -1,13 +1,10 @@
-"""From what a config file says to images: every cheap fault first, all at once, then the work.
-
-An external test set holds images of another place, which no site has and by which nothing is chosen.
-"""
+"""Data sets from what a config file says of them: every cheap fault first, all at once, then the work."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from common.data.base.image_set import ImageSet, Splits, joined
+from common.data.base.image_set import ImageSet, Splits, concatenated
 from common.data.base.spec import (
     ChexpertSpec,
     CompositesSpec,
@@ -25,10 +22,9 @@ from common.data.base.spec import (
 from common.data.images.reading import IN_MEMORY, ImageStore
 from common.data.sources.built_in import load_digits, load_phantom
 from common.data.sources.composed import composite_faults, load_composites, load_mixture, mixture_faults
-from common.data.sources.folder import open_folder
 from common.data.sources.npz import load_npz, load_npz_test, open_npz
 from common.data.sources.plugin import load_plugin, plugin_faults
-from common.data.tables.labels import LabelTable, load_pictures
+from common.data.tables.labels import LabelTable, decode_table, open_folder
 from common.data.tables.presets import open_chexpert, open_mimic, open_nih
 from common.errors import BadInput, Fault, did_you_mean, quoted
 
@@ -66,7 +62,7 @@ def load(spec: DataSpec, base: Path, store: ImageStore = IN_MEMORY) -> Splits:
 
     Args:
         base: The folder that paths in ``spec`` are relative to.
-        store: Whether large sets go to a file, and the number of decoding threads.
+        store: Where decoded images are put, and the number of decoding threads.
 
     Raises:
         BadInput: With all faults, or with the names of unreadable images where they are too many.
@@ -85,7 +81,7 @@ def load(spec: DataSpec, base: Path, store: ImageStore = IN_MEMORY) -> Splits:
         case PluginSpec():
             return load_plugin(spec, base)
         case _:
-            return load_pictures(open_table(spec, base), spec, store)
+            return decode_table(open_table(spec, base), spec, store)
 
 
 def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:
@@ -109,16 +105,17 @@ def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicS
             return open_mimic(spec, base)
 
 
-SECTION = "external_test"
+EXTERNAL_TEST = "external_test"
+"""The section of an experiment that names images of another place, which no site has and by which nothing is chosen."""
 
 
 def external_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     """Find what is wrong with an external test set without reading its pictures."""
-    return [] if spec is None or isinstance(spec, NpzSpec) else _named(faults(spec, base))
+    return [] if spec is None or isinstance(spec, NpzSpec) else _in_external_test(faults(spec, base))
 
 
 def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
-    """Read an external test set: the test arrays of an npz file, all images of anything else; None without one.
+    """Read an external test set: the test arrays of an npz file, all images of anything else; None without a ``spec``.
 
     Args:
         base: The folder that paths in ``spec`` are relative to.
@@ -131,19 +128,19 @@ def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
     try:
         if isinstance(spec, NpzSpec):
             return load_npz_test(spec, base, IN_MEMORY)
-        splits = load(spec, base)
-        return joined([splits.train, splits.validation, splits.test])
+        return concatenated(load(spec, base).parts)
     except BadInput as error:
-        raise BadInput(_named(error.faults)) from None
+        raise BadInput(_in_external_test(error.faults)) from None
 
 
 def refuse_other_classes(
-    images: ImageSet, class_names: Sequence[str], where: str = SECTION, whose: str = "the sites label"
+    images: ImageSet, class_names: Sequence[str], where: str = EXTERNAL_TEST, whose: str = "the sites label"
 ) -> None:
     """Refuse test images that label no class of the model.
 
     Args:
-        where, whose: What the fault says of the images' place, and of ``class_names``.
+        where: The place of the images, for the fault.
+        whose: Who has ``class_names``, for the fault.
 
     Raises:
         BadInput: Naming the classes of both.
@@ -154,6 +151,6 @@ def refuse_other_classes(
         raise BadInput([Fault(where, problem, " ".join(near))])
 
 
-def _named(found: Iterable[Fault]) -> list[Fault]:
-    """Return faults that name keys of ``[data]`` with this section's name instead."""
-    return [replace(fault, where=f"{SECTION}.{fault.where.removeprefix('data.')}") for fault in found]
+def _in_external_test(faults: Iterable[Fault]) -> list[Fault]:
+    """Return faults that name keys of ``[data]`` with the name of the external test's section instead."""
+    return [replace(fault, where=f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}") for fault in faults]

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from common.data.base.decoded_size import largest_content, refuse_larger
+from common.data.base.decoded_size import check_size, content_limit
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.trained import merged_tensors
 from common.models.zoo.registry import CLASSIFIERS, first_convolution, meta_backbone
@@ -186,7 +186,7 @@ def _refuse_packed(content: bytes) -> None:
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             claimed = sum(info.file_size for info in archive.infolist())
-        refuse_larger(claimed, max(len(content), largest_content(len(content))))
+        check_size(claimed, max(len(content), content_limit(len(content))))
 
 
 def _tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: str) -> list[Fault]:

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.data.base.image_set import ImageSet, Skipped, are_known, joined
+from common.data.base.image_set import ImageSet, Skipped, concatenated, patients_known
 from common.data.base.spec import FolderSpec, NpzSpec
 from common.data.images.reading import IN_MEMORY
 from common.data.load import load, refuse_other_classes
@@ -83,7 +83,7 @@ def evaluate_on(folder: Path, given: LabelledInput) -> Evaluation:
     shared = tuple(name for name in network.class_names if name in test.class_names)
     columns = [network.class_names.index(name) for name in shared]
     scores, labels = picture_scores(network, test.images)[:, columns], label_matrix(test, shared).numpy()
-    known = are_known(test.patients)
+    known = patients_known(test.patients)
     return Evaluation(
         images=len(test),
         patients=len(np.unique(test.patients)) if known else None,
@@ -112,7 +112,7 @@ def _labelled(network: SplitNetwork, folder: Path, given: LabelledInput) -> tupl
         return load(own, Path()).test, f"the test part of {data.name}, as the run split it"
     splits = load(_folder_spec(network, of_run, given, columns), Path())
     # All of it is test data, no matter how the loader split it.
-    return joined([splits.train, splits.validation, splits.test]), f"all of {data.name}"
+    return concatenated([splits.train, splits.validation, splits.test]), f"all of {data.name}"
 
 
 def _images(of_run: FolderSpec, given: LabelledInput) -> Path:

@@ -7,9 +7,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.images.reading import NO_PICTURE, PICTURES, ImageForm, decode_all, head_of, is_picture
+from common.data.images.reading import (
+    NOT_A_PICTURE,
+    PICTURE_SUFFIXES,
+    ImageForm,
+    decode_pictures,
+    is_picture,
+    read_head,
+)
 from common.data.sources.npz import size_faults
-from common.data.sources.npz_file import opened_npz, read_headers
+from common.data.sources.npz_file import open_arrays, read_headers
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.files import is_file
 
@@ -41,12 +48,12 @@ def refuse_no_pictures(data: Path) -> None:
     if len(files) <= LOOKED_AT and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         empty = not files[0].stat().st_size
-        stop_on([nothing_readable(data, name, "empty" if empty else NO_PICTURE)])
+        stop_on([nothing_readable(data, name, "empty" if empty else NOT_A_PICTURE)])
 
 
 def _may_be_picture(file: Path) -> bool:
     try:
-        return is_picture(head_of(file))
+        return is_picture(read_head(file))
     except OSError:
         return False
 
@@ -71,9 +78,9 @@ def read_pictures(data: Path, form: ImageForm) -> Pictures:
         return _npz_pictures(data, form.rendering.largest_mb)
     files = _files(data)
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
-    decoded = decode_all(names, lambda row: files[row], form)
+    decoded = decode_pictures(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
-    return Pictures(tuple(names[row] for row in decoded.kept), decoded.images, unreadable)
+    return Pictures(tuple(names[row] for row in decoded.rows), decoded.images, unreadable)
 
 
 def _is_npz(data: Path) -> bool:
@@ -83,7 +90,9 @@ def _is_npz(data: Path) -> bool:
 def _files(data: Path) -> list[Path]:
     """The picture, or those of the folder by their names."""
     files = (
-        sorted(p for p in data.rglob("*") if p.is_file() and (not p.suffix or p.name.lower().endswith(PICTURES)))
+        sorted(
+            p for p in data.rglob("*") if p.is_file() and (not p.suffix or p.name.lower().endswith(PICTURE_SUFFIXES))
+        )
         if data.is_dir()
         else [data]
     )
@@ -96,7 +105,7 @@ def _npz_pictures(data: Path, largest_mb: int) -> Pictures:
     """The test part, or the one there is, named by row; or an array called ``images``."""
     key = _images_key(data)
     stop_on(size_faults(data, read_headers(data, str(data))[key].size, largest_mb, str(data)))
-    with opened_npz(data, str(data)) as arrays:
+    with open_arrays(data, str(data)) as arrays:
         images = arrays[key]
     return Pictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.config import Plan
 from common.contract import LabelContract
-from common.data.base.image_set import ImageSet, Splits, are_known
+from common.data.base.image_set import ImageSet, Splits, patients_known
 from common.data.images.pixels import pixels_of
 from common.metrics.auroc import (
     FIGURES,
@@ -252,7 +252,7 @@ def _tested(
     labels = label_matrix(images, names).numpy()
     generator = np.random.default_rng(seed_of(plan.run.seed, "intervals"))
     more, patients = metrics_of(plan.evaluation.metrics), images.patients
-    resampled: Literal["patients", "images"] = "patients" if are_known(patients) else "images"
+    resampled: Literal["patients", "images"] = "patients" if patients_known(patients) else "images"
     spread = {name: score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(
         summarise(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from common.config import Experiment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.data.images.reading import png
+from common.data.images.reading import encode_png
 from common.metrics.score_histograms import THRESHOLD
 from common.models.gpu import on_device
 from common.models.network import Precision, SplitNetwork, label_matrix, scores_of
@@ -92,7 +92,7 @@ def _chosen(
 def _within_budget(images: list[NDArray[np.uint8]]) -> list[str]:
     """PNG files as base64, all at the largest size at which they fit; at the smallest if none does."""
     for side in SIDES:
-        files = [png(image, side) for image in images]
+        files = [encode_png(image, side) for image in images]
         if sum(map(len, files)) <= BUDGET:
             break
     return [base64.b64encode(file).decode() for file in files]

@@ -35,11 +35,11 @@ from client.site.memory import Memory, MemoryFolder
 from client.site.settings import open_site, read_settings
 from common.config import read_experiment
 from common.data.base.spec import FolderSpec, NpzSpec, Rendering
-from common.data.images.headers import DicomHead, decoder_tables, dicom_heads, frame_size, plane_size
-from common.data.images.reading import ImageForm, decode_all
+from common.data.images.headers import DicomHead, encoded_shape, jpeg_2000_tables, read_dicom_heads, rle_plane_size
+from common.data.images.reading import ImageForm, decode_pictures
 from common.data.load import load
-from common.data.sources.folder import open_folder
 from common.data.tables.csv import read_columns
+from common.data.tables.labels import open_folder
 from common.errors import BadInput, WireError
 from common.models.network import Head, build
 from common.models.saved import load_model, save_model
@@ -442,13 +442,13 @@ def volume(data: bytes) -> None:
     form = ImageForm(8, color=False, resize="pad", rendering=Rendering("middle", "coronal"))
     for content in (data, gzip.compress(data, 1)):
         with folder_with(it=content) as folder:
-            found = decode_all(["it"], lambda row, file=folder / "it": file, form)  # type: ignore[misc]
-            assert len(found.kept) + len(found.skipped) == 1
+            found = decode_pictures(["it"], lambda row, file=folder / "it": file, form)  # type: ignore[misc]
+            assert len(found.rows) + len(found.skipped) == 1
 
 
 def head(data: bytes) -> None:
     with folder_with(it=data) as folder:
-        assert isinstance(dicom_heads([folder / "it"])[0], DicomHead)
+        assert isinstance(read_dicom_heads([folder / "it"])[0], DicomHead)
 
 
 def frame_seeds() -> list[bytes]:
@@ -456,7 +456,7 @@ def frame_seeds() -> list[bytes]:
 
 
 def frame(data: bytes) -> None:
-    for read in (frame_size, decoder_tables, plane_size):
+    for read in (encoded_shape, jpeg_2000_tables, rle_plane_size):
         with contextlib.suppress(ValueError):
             read(data)
 
@@ -486,8 +486,8 @@ def picture_seeds() -> list[bytes]:
 
 
 def picture(data: bytes) -> None:
-    found = decode_all(["it"], lambda row: data, ImageForm(8, color=False, resize="pad"))
-    assert len(found.kept) + len(found.skipped) == 1
+    found = decode_pictures(["it"], lambda row: data, ImageForm(8, color=False, resize="pad"))
+    assert len(found.rows) + len(found.skipped) == 1
     assert all(skipped.reason for skipped in found.skipped)
 
 

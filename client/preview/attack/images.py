@@ -32,7 +32,7 @@ from client.preview.attack.adversary import (
 )
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.data.images.reading import png
+from common.data.images.reading import encode_png
 from common.models.network import SplitNetwork, backbone_pixels, train_mode
 from common.models.state import layout_of, read_state
 from strategies.local.losses import loss_for
@@ -175,4 +175,4 @@ def _png_text(values: Floats) -> str:
     side = math.isqrt(len(values))
     low, high = np.quantile(values, [0.01, 0.99])
     grey = np.clip((values - low) / max(high - low, 1e-9), 0, 1) * 255
-    return base64.b64encode(png(grey.reshape(side, side).astype(np.uint8), side)).decode()
+    return base64.b64encode(encode_png(grey.reshape(side, side).astype(np.uint8), side)).decode()

@@ -30,7 +30,7 @@ from client.preview.attack.adversary import (
 )
 from client.preview.attack.counts import STILL
 from common.config import Plan
-from common.data.base.image_set import ImageSet, joined
+from common.data.base.image_set import ImageSet, concatenated
 from common.models.network import SplitNetwork
 from common.models.state import layout_of, read_state
 from common.wire.records import EvaluateReply
@@ -60,7 +60,7 @@ def sought(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> Sought:
     """List the pictures to look for: those of parts of the site's data, and strangers."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
-    return Sought(joined([images for _, images in kinds]), truth, alike)
+    return Sought(concatenated([images for _, images in kinds]), truth, alike)
 
 
 def persons(at: Adversary, pictures: Sought) -> Attempt:

@@ -1,4 +1,4 @@
-"""The one form in which pictures and labels reach the rest of the program; and as arrays that many processes read."""
+"""Pictures and labels in the one form that the rest of the program reads, and as arrays for other processes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+PARTS = ("train", "validation", "test")
 UNKNOWN_PATIENT = "unknown#"
-"""In front of an image's running number, where nobody told whose image it is."""
+"""Prefix of an image's running number, which stands for its patient where nobody names one."""
 
 
-def own_patients(count: int, start: int = 0) -> NDArray[np.str_]:
-    """Return where no patient is known, each image is its own: names ``(count,)`` by running number."""
+def unknown_patients(count: int, start: int = 0) -> NDArray[np.str_]:
+    """Return placeholder patients ``(count,)``, one for each image, numbered from ``start``."""
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
 
 
-def are_known(patients: NDArray[np.str_]) -> bool:
-    """Return whether the data said of every image, ``(n,)``, whose it is."""
+def patients_known(patients: NDArray[np.str_]) -> bool:
+    """Return whether the data named the patient of every image; ``patients`` is ``(n,)``."""
     return not (np.char.find(patients, UNKNOWN_PATIENT) >= 0).any()
 
 
@@ -39,11 +40,11 @@ class ImageSet:
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain), never 0 for it.
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Where unknown,
-            those of :func:`own_patients`.
+            those of :func:`unknown_patients`.
         sources: ``(n,)`` strings, the centre an image came from; empty strings where unknown.
         skipped: Images of the source that could not be read.
         missing: Number of images that the source's table names but its folder does not hold.
-        places: ``(n,)``, where each picture lies in ``stored``; None where they are all of it, in order.
+        places: ``(n,)``, the place of each picture in ``stored``; None where they are all of it, in order.
     """
 
     stored: NDArray[np.uint8]
@@ -74,7 +75,7 @@ class ImageSet:
 
     @property
     def channels(self) -> int:
-        """1 for grey, 3 for colour."""
+        """The number of channels: 1 for grey, 3 for colour."""
         return 1 if self.stored.ndim == 3 else int(self.stored.shape[3])
 
     def rows(self, index: NDArray[np.intp]) -> "ImageSet":
@@ -93,8 +94,8 @@ class ImageSet:
         return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
 
 
-def joined(sets: Sequence[ImageSet]) -> ImageSet:
-    """Return the images of all sets, one after the other; they have the same classes, size and colour."""
+def concatenated(sets: Sequence[ImageSet]) -> ImageSet:
+    """Return the images of all sets, one set after the other; the sets have the same classes, size and colour."""
     return replace(
         sets[0],
         stored=np.concatenate([images.images for images in sets]),
@@ -118,56 +119,62 @@ class Splits:
         assert self.train.class_names == self.validation.class_names == self.test.class_names
 
     @property
+    def parts(self) -> tuple[ImageSet, ImageSet, ImageSet]:
+        """The three parts, in the order of :data:`PARTS`."""
+        return self.train, self.validation, self.test
+
+    @property
     def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, which are the same in all parts."""
         return self.train.class_names
 
 
-PARTS = ("train", "validation", "test")
 _ARRAYS = ("stored", "labels", "patients", "sources", "places")
-Facts = dict[str, Any]
+Layout = dict[str, Any]
 
 
-def taken_apart(splits: Splits) -> tuple[Facts, list[NDArray[Any]]]:
-    """Return a data set as facts and arrays; an array that several parts share is there once."""
+def flatten(splits: Splits) -> tuple[Layout, list[NDArray[Any]]]:
+    """Return a data set as its layout, which JSON can hold, and its arrays; an array that parts share is there once."""
     arrays: list[NDArray[Any]] = []
-    places: dict[int, int] = {}
-    facts: Facts = {}
-    for part in PARTS:
-        images: ImageSet = getattr(splits, part)
-        facts[part] = {
+    numbers: dict[int, int] = {}
+    layout: Layout = {}
+    for part, images in zip(PARTS, splits.parts, strict=True):
+        layout[part] = {
             "class_names": list(images.class_names),
             "skipped": [asdict(skip) for skip in images.skipped],
             "missing": images.missing,
         }
         for name in _ARRAYS:
             array = getattr(images, name)
-            if array is not None and id(array) not in places:
-                places[id(array)] = len(arrays)
+            if array is not None and id(array) not in numbers:
+                numbers[id(array)] = len(arrays)
                 arrays.append(array)
-            facts[part][name] = None if array is None else places[id(array)]
-    return facts, arrays
+            layout[part][name] = None if array is None else numbers[id(array)]
+    return layout, arrays
 
 
-def put_together(facts: Facts, arrays: Sequence[NDArray[Any]]) -> Splits:
-    """Return the inverse of :func:`taken_apart`; no array is copied."""
+def unflatten(layout: Layout, arrays: Sequence[NDArray[Any]]) -> Splits:
+    """Return the data set that :func:`flatten` took apart; no array is copied."""
     sets = []
-    for part in (facts[name] for name in PARTS):
-        given: dict[str, Any] = {name: None if part[name] is None else arrays[part[name]] for name in _ARRAYS}
+    for part in (layout[name] for name in PARTS):
+        fields: dict[str, Any] = {name: None if part[name] is None else arrays[part[name]] for name in _ARRAYS}
         skipped = tuple(Skipped(**skip) for skip in part["skipped"])
-        sets.append(ImageSet(class_names=tuple(part["class_names"]), skipped=skipped, missing=part["missing"], **given))
+        sets.append(
+            ImageSet(class_names=tuple(part["class_names"]), skipped=skipped, missing=part["missing"], **fields)
+        )
     return Splits(*sets)
 
 
-def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
+def array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the bytes of an array, one after the other."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def shapes(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return what else :func:`of_raw` needs of each array: type and shape."""
+def array_forms(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each array, which :func:`array_from_bytes` needs beside its bytes."""
     return [(array.dtype.str, array.shape) for array in arrays]
 
 
-def of_raw(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Return the inverse of :func:`raw`, read-only, without a copy."""
+def array_from_bytes(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """Return a read-only array over bytes of :func:`array_bytes`, without a copy."""
     return np.frombuffer(data, dtype).reshape(shape)

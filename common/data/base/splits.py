@@ -2,8 +2,9 @@
 
 :func:`patient_split` and :func:`split_patients_over_sites` follow Kulkarni et al., "Surgical Aggregation", ML4H 2024,
 step by step. numpy's legacy generator is used on purpose: with it the paper's own patient lists come out, id by id. A
-patient is abnormal if any label of any of its images is positive; both groups are split alike. :class:`Patients` and
-:class:`Stratified` deal and split patients where other papers deal single images: with one image each it is the same.
+patient is abnormal if any label of any of its images is positive; both groups are split alike. :class:`PatientIndex`
+and :class:`StratifiedSplitter` handle patients where other papers handle single images: with one image each it is the
+same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,25 +12,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import UNKNOWN_PATIENT, ImageSet
+from common.data.base.image_set import PARTS, UNKNOWN_PATIENT, ImageSet, Splits
 from common.data.base.spec import SPLIT_SEED
 from common.errors import Fault, quoted, stop_on
 from common.system.plain_text import counted
 
 Names = NDArray[np.str_]
+Numbers = NDArray[np.intp]
+VALIDATION, TEST = 0.1, 0.2
+_REMEDY = "Take fewer sites_per_task, more images, or a larger server_fraction."
 
 
 @dataclass(frozen=True)
 class PatientSplit:
-    """Three disjoint lists of patients, in the order they were drawn."""
+    """Three disjoint lists of patients, by name or by number, in the order they were drawn."""
 
-    train: Names
-    validation: Names
-    test: Names
+    train: NDArray[Any]
+    validation: NDArray[Any]
+    test: NDArray[Any]
 
 
 def patient_split(
@@ -42,7 +47,7 @@ def patient_split(
 
     Args:
         patients: ``(n,)`` patient of each image.
-        abnormal: ``(n,)`` whether the image has a positive label.
+        abnormal: ``(n,)`` True where the image has a positive label.
         fractions: Of train and validation, taken of the abnormal and of the other patients alike.
     """
     random = np.random.RandomState(seed)
@@ -50,12 +55,12 @@ def patient_split(
     for group in groups:
         random.shuffle(group)
     sizes = [(int(fractions[0] * len(group)), int(fractions[1] * len(group))) for group in groups]
-    kept = [group[: train + validation].copy() for group, (train, validation) in zip(groups, sizes, strict=True)]
-    for group in kept:
+    not_test = [group[: train + validation].copy() for group, (train, validation) in zip(groups, sizes, strict=True)]
+    for group in not_test:
         random.shuffle(group)
     return PatientSplit(
-        train=np.concatenate([group[:train] for group, (train, _) in zip(kept, sizes, strict=True)]),
-        validation=np.concatenate([group[train:] for group, (train, _) in zip(kept, sizes, strict=True)]),
+        train=np.concatenate([group[:train] for group, (train, _) in zip(not_test, sizes, strict=True)]),
+        validation=np.concatenate([group[train:] for group, (train, _) in zip(not_test, sizes, strict=True)]),
         test=np.concatenate([group[sum(size) :] for group, size in zip(groups, sizes, strict=True)]),
     )
 
@@ -70,7 +75,11 @@ def split_patients_over_sites(
     Args:
         size_skew: The n-th site gets a share in proportion to ``n ** -size_skew``; in the paper equal ones.
     """
-    shares = site_shares(sites, size_skew)
+    if size_skew:
+        sizes = np.arange(1, sites + 1) ** -size_skew
+        shares = [float(size) for size in sizes / sizes.sum()]
+    else:
+        shares = [1 / sites] * sites  # exactly: the paper's numbers depend on how a product with it is rounded
     groups = abnormal_and_other(patients, abnormal)
     for group in groups:
         random.shuffle(group)
@@ -81,43 +90,46 @@ def split_patients_over_sites(
     )
 
 
-def site_shares(sites: int, size_skew: float) -> list[float]:
-    """Return part of all patients that each site gets; equal parts are exactly one over the number of sites."""
-    if not size_skew:
-        return [1 / sites] * sites
-    sizes = np.arange(1, sites + 1) ** -size_skew
-    return [float(size) for size in sizes / sizes.sum()]
-
-
 def hold_out(
     patients: Names, abnormal: NDArray[np.bool_], fraction: float, seed: int = SPLIT_SEED
 ) -> NDArray[np.bool_]:
     """Mark the ``(n,)`` images of a ``fraction`` of the patients, for validation where a data set has no such part."""
-    held = patient_split(patients, abnormal, seed, (1 - fraction, fraction)).validation
-    return np.isin(patients, held)
+    held_out = patient_split(patients, abnormal, seed, (1 - fraction, fraction)).validation
+    return np.isin(patients, held_out)
 
 
 def abnormal_and_other(patients: Names, abnormal: NDArray[np.bool_]) -> tuple[Names, Names]:
     """Return the distinct patients with and without a positive image, each in ascending order."""
-    everyone = ascending(np.unique(patients))
+    everyone = sort_patients(np.unique(patients))
     positive = np.isin(everyone, np.unique(patients[abnormal]))
     return everyone[positive], everyone[~positive]
 
 
-def ascending(patients: Names) -> Names:
-    """Sort patient ids, as numbers where all are numbers (``"9"`` before ``"10"``); unknown ones by theirs."""
+def sort_patients(patients: Names) -> Names:
+    """Sort patient ids, as numbers where all are numbers (``"9"`` before ``"10"``); placeholders by their number."""
     names = [patient.removeprefix(UNKNOWN_PATIENT) for patient in patients]
     if all(name.isdecimal() for name in names):
         return patients[np.argsort([int(name) for name in names], kind="stable")]
     return np.sort(patients)
 
 
-def parts_of(patients: Names, split: PatientSplit) -> Names:
-    """Return ``"train"``, ``"validation"`` or ``"test"`` for each image."""
+def part_of_each(patients: Names, split: PatientSplit) -> Names:
+    """Return ``"train"``, ``"validation"`` or ``"test"`` for each image, given the patient of each."""
     parts = np.full(len(patients), "test", dtype="<U10")
     parts[np.isin(patients, split.train)] = "train"
     parts[np.isin(patients, split.validation)] = "validation"
     return parts
+
+
+def divide(images: ImageSet, parts: Names) -> Splits:
+    """Divide a set by the part ``(n,)`` that each image belongs to."""
+    return Splits(*(images.rows(np.flatnonzero(parts == part)) for part in PARTS))
+
+
+def split_by_patient(images: ImageSet, seed: int) -> Splits:
+    """Split a whole set 70/10/20 by patient."""
+    split = patient_split(images.patients, any_positive(images.labels), seed)
+    return divide(images, part_of_each(images.patients, split))
 
 
 def any_positive(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -128,17 +140,17 @@ def any_positive(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
 def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fault]:
     """Find patients that stand in two parts, given the patients of each part by its name."""
     faults = []
-    for (one, of_one), (other, of_other) in combinations(patients.items(), 2):
-        both = ascending(np.intersect1d(of_one, of_other))
-        if len(both):
-            problem = f"{counted(len(both), 'patient')} in both {one} and {other}: {quoted(both, limit=5)}."
+    for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
+        shared = sort_patients(np.intersect1d(of_first, of_second))
+        if len(shared):
+            problem = f"{counted(len(shared), 'patient')} in both {first} and {second}: {quoted(shared, limit=5)}."
             remedy = "Put all images of a patient on one side of the split."
             faults.append(Fault(where, problem, remedy, cause="patients"))
     return faults
 
 
 @dataclass(frozen=True)
-class Patients:
+class PatientIndex:
     """The patients of some images, numbered in the order of their first images.
 
     Attributes:
@@ -147,21 +159,31 @@ class Patients:
         classes: ``(patients,)`` column of that image's first positive label; the number of columns where it has none.
     """
 
-    of_image: NDArray[np.intp]
-    first: NDArray[np.intp]
-    classes: NDArray[np.intp]
+    of_image: Numbers
+    first: Numbers
+    classes: Numbers
 
-    def rows(self, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return rows of all images of these patients, ascending."""
+    @classmethod
+    def of(cls, images: ImageSet) -> "PatientIndex":
+        """Number the patients of a set of images."""
+        _, first, inverse = np.unique(images.patients, return_index=True, return_inverse=True)
+        number = np.empty(len(first), dtype=np.intp)
+        number[np.argsort(first)] = np.arange(len(first))
+        positive = images.labels[np.sort(first)] == 1  # (patients, classes)
+        classes = np.where(positive.any(axis=1), positive.argmax(axis=1), positive.shape[1])
+        return cls(number[inverse.reshape(-1)], np.sort(first), classes.astype(np.intp))
+
+    def rows(self, numbers: Numbers) -> Numbers:
+        """Return the rows of all images of the patients with these numbers, ascending."""
         order, begins = self._by_patient
-        found = np.unique(numbers)
-        counts = begins[found + 1] - begins[found]
-        places = np.arange(counts.sum()) + np.repeat(begins[found] - (np.cumsum(counts) - counts), counts)
+        patients = np.unique(numbers)
+        counts = begins[patients + 1] - begins[patients]
+        places = np.arange(counts.sum()) + np.repeat(begins[patients] - (np.cumsum(counts) - counts), counts)
         return np.sort(order[places])
 
     @cached_property
-    def _by_patient(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Rows patient by patient ``(n,)``, and where each one's begin in them, ``(patients + 1,)``.
+    def _by_patient(self) -> tuple[Numbers, Numbers]:
+        """Rows patient by patient ``(n,)``, and where each patient's begin in them, ``(patients + 1,)``.
 
         Thousands of sites ask for theirs, and none of them should have to look through all images.
         """
@@ -169,45 +191,22 @@ class Patients:
         return np.argsort(self.of_image, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
 
 
-def patients_of(images: ImageSet) -> Patients:
-    _, first, inverse = np.unique(images.patients, return_index=True, return_inverse=True)
-    number = np.empty(len(first), dtype=np.intp)
-    number[np.argsort(first)] = np.arange(len(first))
-    positive = images.labels[np.sort(first)] == 1  # (patients, classes)
-    classes = np.where(positive.any(axis=1), positive.argmax(axis=1), positive.shape[1])
-    return Patients(number[inverse.reshape(-1)], np.sort(first), classes.astype(np.intp))
-
-
-Numbers = NDArray[np.intp]
-VALIDATION, TEST = 0.1, 0.2
-REMEDY = "Take fewer sites_per_task, more images, or a larger server_fraction."
-
-
 @dataclass(frozen=True)
-class Share:
-    """Somebody's patients, by number."""
-
-    train: Numbers
-    validation: Numbers
-    test: Numbers
-
-
-@dataclass(frozen=True)
-class Stratified:
+class StratifiedSplitter:
     """Splits patients so that both sides have each class in proportion.
 
     Attributes:
         classes: ``(patients,)`` column of each patient's class; the number of columns where it has none.
         class_names: Names of the columns.
-        seed: Of each split anew.
+        seed: Seed of every split; each begins with it anew.
     """
 
     classes: Numbers
     class_names: Sequence[str]
     seed: int
 
-    def two(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
-        """Return what is left and a ``fraction``, both shuffled; ``holder`` begins the sentence of a fault.
+    def split_off(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
+        """Return the rest and a ``fraction`` of the patients, both shuffled; ``holder`` begins a fault's sentence.
 
         Raises:
             BadInput: If a class has a single patient, or one side has no room for all classes.
@@ -223,12 +222,12 @@ class Stratified:
         elif min(part_size, len(classes) - part_size) < max(1, len(present)):
             too_few = f"too few for each part to have {len(present)} classes"
             problem = f"{holder} has {len(classes)} patients to divide, {too_few}."
-        stop_on([Fault("partition.sites_per_task", problem, REMEDY)] if problem else [])
-        left, taken = train_test_split(numbers, test_size=fraction, random_state=self.seed, stratify=classes)
-        return left, taken
+        stop_on([Fault("partition.sites_per_task", problem, _REMEDY)] if problem else [])
+        rest, part = train_test_split(numbers, test_size=fraction, random_state=self.seed, stratify=classes)
+        return rest, part
 
-    def share(self, numbers: Numbers, holder: str) -> Share:
-        """Divide 70/10/20, the test part first."""
-        left, test = self.two(numbers, TEST, holder)
-        train, validation = self.two(left, VALIDATION / (1 - TEST), holder)
-        return Share(train, validation, test)
+    def split_in_three(self, numbers: Numbers, holder: str) -> PatientSplit:
+        """Divide patients 70/10/20 into train, validation and test, the test part first."""
+        rest, test = self.split_off(numbers, TEST, holder)
+        train, validation = self.split_off(rest, VALIDATION / (1 - TEST), holder)
+        return PatientSplit(train, validation, test)

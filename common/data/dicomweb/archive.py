@@ -1,61 +1,67 @@
-"""A hospital's PACS as a place of pictures: where each one lies, its bytes, and what is kept of both on this machine.
+"""Images of a hospital's PACS: the place and the bytes of each, and a cache of both on this machine.
 
-A file in the cache has its name when it is whole, so a program that is killed leaves nothing half. The folder is its
-owner's alone.
+A file in the cache gets its name when it is whole, so a program that is killed leaves no half image. Only its owner may
+read the folder.
 """
 
 import base64
-import json
 import os
 import re
 import ssl
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb.client import DicomwebClient, ResponseUnusable, Server, ServerFailed
 from common.data.dicomweb.search import SEARCHES, UID, Instance
-from common.data.images.headers import dataset_of, tags_of
+from common.data.images.headers import read_dataset, tags_of
+from common.data.images.reading import is_dicom
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import is_disk_full, private_folder, remove_partial_files, write_atomically
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
-_AT_ONCE = 200
-"""Searches whose results are written down together: a kill loses no more."""
+_BATCH = 200
+"""Number of searches whose results are written together: a kill loses no more."""
 MOST_IMAGES = 2_000_000
 """Images of one table: more is a mistake, or meant to fill the memory."""
 MARK = "CACHEDIR.TAG"
-"""Tells programs that back up files, and ourselves, that the folder may be emptied (bford.info/cachedir)."""
+"""Name of a file that marks the folder as one that may be emptied, for back-up programs (bford.info/cachedir)."""
 _MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images of a PACS, kept by Polyclinic. May be removed.\n"
 _PLACES = "places.jsonl"
-_COUNTED_ANEW = 100
-"""Files written, after which the folder is looked at again: another program may use it."""
-_LEFT = 0.9
-"""Part of the limit that is kept when files have to go, so that not each new file makes another one go."""
+_RECOUNT_AFTER = 100
+"""Number of files written after which the folder is listed again: another program may use it."""
+_REMAINS = 0.9
+"""Part of the limit that remains filled when files are removed, so that not each new file removes another."""
 _LONGEST_SECRET = 16384
 
 
 @dataclass(frozen=True)
 class ArchiveKey:
-    """What a row of the table names: ``kind`` is "study", "accession" or "instance"."""
+    """The name of an image or study in a row of the table; ``kind`` is "study", "accession" or "instance"."""
 
     kind: str
     value: str
 
-    @property
-    def key(self) -> str:
-        """The key as one text."""
+    def __str__(self) -> str:
         return f"{self.kind}:{self.value}"
 
 
+class SearchResult(BaseModel):
+    """A line of the cache: the places of the images that one search found."""
+
+    key: str
+    images: tuple[Instance, ...]
+
+
 class Cache:
-    """Images as files and where they lie as lines, in one folder; methods may be called from several threads."""
+    """A folder of images as files, and of their places in the PACS as lines; several threads may use it."""
 
     def __init__(self, folder: Path, largest: int) -> None:
         self.folder, self.largest = folder, largest
@@ -63,7 +69,7 @@ class Cache:
         self._size, self._written = 0, 0
 
     def open(self) -> None:
-        """Make the folder, or look at what is there.
+        """Create the folder, or open the existing one.
 
         Raises:
             BadInput: If it holds files of somebody else, or cannot be written to.
@@ -84,22 +90,22 @@ class Cache:
         self._size = sum(size for _, size, _ in self._files())
 
     def file(self, uid: str) -> Path:
-        """Return where an image lies, or would."""
+        """Return the path at which the cache keeps an image."""
         assert UID.fullmatch(uid)
         return self.folder / f"{uid}.dcm"
 
     def read(self, uid: str) -> bytes | None:
-        """Return an image that is kept; None where it is not, or no longer whole."""
+        """Return an image from the cache; None where it is not there, or no longer whole."""
         file = self.file(uid)
         try:
             data = file.read_bytes()
             os.utime(file)  # used just now
         except OSError:
             return None
-        return data if data[128:132] == b"DICM" else None
+        return data if is_dicom(data) else None
 
-    def keep(self, uid: str, data: bytes) -> None:
-        """Write an image; the least recently used go first where there is no room within the limit.
+    def store(self, uid: str, data: bytes) -> None:
+        """Write an image; where the limit leaves no room for it, the least recently used images are removed.
 
         Raises:
             OSError: If the disk has no room.
@@ -108,7 +114,7 @@ class Cache:
             return
         with self._changing:
             self._written += 1
-            if self._size + len(data) > self.largest or self._written % _COUNTED_ANEW == 0:
+            if self._size + len(data) > self.largest or self._written % _RECOUNT_AFTER == 0:
                 self._make_room(len(data))
             write_atomically(self.file(uid), data, private=True)
             self._size += len(data)
@@ -119,13 +125,13 @@ class Cache:
         if self._size + needed <= self.largest:
             return
         for _, size, file in files:
-            if self._size + needed <= _LEFT * self.largest:
+            if self._size + needed <= _REMAINS * self.largest:
                 break
             file.unlink(missing_ok=True)
             self._size -= size
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """Return last use, size and path of all images."""
+        """Return the last use, the size and the path of each image."""
         files = []
         for file in self.folder.glob("*.dcm"):
             with suppress(FileNotFoundError):  # another program may remove files as well
@@ -133,45 +139,29 @@ class Cache:
                 files.append((state.st_mtime, state.st_size, file))
         return files
 
-    def places(self) -> dict[str, tuple[Instance, ...]]:
-        """Return the results of searches that :meth:`keep_places` wrote down; lines that are not whole are left out."""
+    def load_places(self) -> dict[str, tuple[Instance, ...]]:
+        """Return the results of searches that :meth:`store_places` wrote; lines that are not whole are left out."""
         places = dict[str, tuple[Instance, ...]]()
         with suppress(OSError):
             for line in (self.folder / _PLACES).read_bytes().splitlines():
-                with suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
-                    entry = json.loads(line)
-                    images = tuple(map(_instance, entry["images"]))
-                    if isinstance(entry["key"], str):
-                        places[entry["key"]] = images
+                with suppress(ValidationError):
+                    result = SearchResult.model_validate_json(line)
+                    places[result.key] = result.images
         return places
 
-    def keep_places(self, results: Mapping[str, tuple[Instance, ...]]) -> None:
-        """Write down where images lie, by the key of the search."""
-        lines = [json.dumps({"key": key, "images": list(map(asdict, images))}) for key, images in results.items()]
+    def store_places(self, results: Mapping[str, tuple[Instance, ...]]) -> None:
+        """Write the places of images, by the key of the search that found them."""
+        lines = [SearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
         descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # A line that a kill has cut off ends here, and one that is cut off now ends at the next begin.
+            # The first line break ends a line that a kill has cut off.
             os.write(descriptor, ("\n" + "\n".join(lines) + "\n").encode())
         finally:
             os.close(descriptor)
 
 
-def _instance(values: Any) -> Instance:
-    """Return an instance from its fields in a file.
-
-    Raises:
-        TypeError, ValueError: If they are damaged.
-    """
-    instance = Instance(**values)
-    if not all(isinstance(value, str) for value in values.values()):
-        raise TypeError("a field is no text")
-    if not all(map(UID.fullmatch, (instance.study, instance.series, instance.instance))):
-        raise ValueError("a UID is of other characters")
-    return instance
-
-
 class Archive:
-    """Gives pictures as :class:`common.data.tables.labels.Reader` says."""
+    """Finds images in a PACS and reads them: a :class:`common.data.tables.labels.Reader`."""
 
     def __init__(self, client: DicomwebClient, cache: Cache, largest: int) -> None:
         self.client, self.cache, self.largest = client, cache, largest
@@ -183,67 +173,68 @@ class Archive:
         return self.client
 
     def faults(self) -> list[Fault]:
-        """Return why no picture could be read any more: the disk, the server."""
+        """Return why no more images could be read: a fault of the disk, of the server, or none."""
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
 
     def find(self, keys: Iterable[ArchiveKey]) -> dict[ArchiveKey, tuple[Instance, ...]]:
-        """Find the images that these keys name; what the cache knows is not asked for again.
+        """Find the images that these keys name; searches whose results are in the cache are not sent again.
 
         Raises:
             BadInput: If the server gives no usable answer.
         """
-        places, wanted = self.cache.places(), list(dict.fromkeys(keys))
-        new = [key for key in wanted if key.key not in places]
-        for start in range(0, len(new), _AT_ONCE):
-            results = self._searched(new[start : start + _AT_ONCE])
-            self.cache.keep_places(results)
+        places, distinct = self.cache.load_places(), list(dict.fromkeys(keys))
+        new = [key for key in distinct if str(key) not in places]
+        for start in range(0, len(new), _BATCH):
+            results = self._search(new[start : start + _BATCH])
+            self.cache.store_places(results)
             places |= results
             if sum(map(len, places.values())) > MOST_IMAGES:
                 problem = f"{self.client.server.name} names more than {MOST_IMAGES:,} images for the table."
                 raise BadInput([Fault("data.url", problem, "Name fewer studies, or keep fewer data.modalities.")])
-        images = {key: places.get(key.key, ()) for key in wanted}
+        images = {key: places.get(str(key), ()) for key in distinct}
         self.places |= {image.instance: image for of_key in images.values() for image in of_key}
         return images
 
-    def _searched(self, keys: Sequence[ArchiveKey]) -> dict[str, tuple[Instance, ...]]:
-        """Return the results of searches that have one; what is not there yet may arrive, and is asked for again.
+    def _search(self, keys: Sequence[ArchiveKey]) -> dict[str, tuple[Instance, ...]]:
+        """Send searches, and return the results that are not empty: images that are missing now may arrive later.
 
         Raises:
             BadInput: With the first answers that cannot be used.
         """
-        refused = list[Fault]()
+        unusable = list[Fault]()
 
         def search(key: ArchiveKey) -> tuple[Instance, ...]:
             try:
                 return tuple(SEARCHES[key.kind](self.client, key.value))
             except ResponseUnusable as reason:
-                refused.append(Fault("data.url", f'a search for "{key.value}": {reason}.'))
+                unusable.append(Fault("data.url", f'a search for "{key.value}": {reason}.'))
             except ServerFailed:  # one fault of all, below
                 pass
             return ()
 
         with ThreadPoolExecutor(self.client.server.connections) as pool, self.client:
-            results = dict(zip((key.key for key in keys), pool.map(search, keys), strict=True))
+            results = dict(zip(map(str, keys), pool.map(search, keys), strict=True))
         stop_on(self.faults())
-        stop_on(refused[:5])
+        stop_on(unusable[:5])
         return {key: images for key, images in results.items() if images}
 
     def read(self, file: Path) -> bytes | Path:
-        """Return an image from the cache, or from the server and into the cache.
+        """Return an image from the cache, or fetch it from the server and store it in the cache.
 
         Raises:
-            ResponseUnusable: If the server does not give this one.
-            ServerFailed: If it gives no more; or OSError if the disk has no room.
+            ResponseUnusable: If the server does not give this image.
+            ServerFailed: If the server gives no more images.
+            OSError: If the disk has no room.
         """
         uid = file.stem
-        if (kept := self.cache.read(uid)) is not None:
-            return kept
+        if (cached := self.cache.read(uid)) is not None:
+            return cached
         response = self.client.get(self.places[uid].path, _AS_STORED, self.largest)
-        data = instance_in(response.content, response.media_type)
+        data = extract_instance(response.content, response.media_type)
         _refuse_another_image(data, uid)
         try:
-            self.cache.keep(uid, data)
+            self.cache.store(uid, data)
         except OSError as error:
             reason = "the disk is full" if is_disk_full(error) else error.strerror or "it cannot be written to"
             remedy = "Make room, set a smaller data.cache_gb, or name a folder on another disk."
@@ -252,11 +243,11 @@ class Archive:
         return data
 
 
-def instance_in(content: bytearray, media_type: str) -> bytes:
-    """Return the one part of a ``multipart/related`` answer (RFC 2046 and 2387), as WADO-RS sends an instance.
+def extract_instance(content: bytearray, media_type: str) -> bytes:
+    """Return the DICOM file in a WADO-RS answer: the one part of ``multipart/related`` (RFC 2046 and 2387).
 
     Raises:
-        ResponseUnusable: If it is of another kind, cut off, or not of one part.
+        ResponseUnusable: If the answer is of another kind, cut off, or not of one part.
     """
     header = Message()
     header["content-type"] = media_type.replace("\n", " ").replace("\r", " ")
@@ -287,15 +278,19 @@ def instance_in(content: bytearray, media_type: str) -> bytes:
 
 
 def _shown(media_type: str) -> str:
-    """Return a content type of somebody else, short and printable."""
+    """Return a content type that a server sent, short and printable, for a message."""
     text = "".join(letter for letter in media_type.strip() if letter.isprintable())[:60]
     return f'"{text}"' if text else "of no kind"
 
 
 def _refuse_another_image(data: bytes, uid: str) -> None:
-    """Raise :class:`ResponseUnusable` if the file is of another image than was asked for, or is no DICOM file."""
+    """Refuse a file that is no DICOM file, or is another image than the one that was requested.
+
+    Raises:
+        ResponseUnusable: Saying which of the two.
+    """
     try:
-        head = dataset_of(data, tags_of("SOPInstanceUID"))
+        head = read_dataset(data, tags_of("SOPInstanceUID"))
         actual = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
     except Exception:  # pydicom raises many kinds on damaged files
         raise ResponseUnusable("what the server sent is no DICOM file, or a damaged one") from None
@@ -304,32 +299,35 @@ def _refuse_another_image(data: bytes, uid: str) -> None:
 
 
 def open_archive(spec: DicomwebSpec, base: Path) -> Archive:
-    """Read the secret and the certificates, and open the cache; nothing is asked of the server yet.
+    """Read the secret and the certificates, and open the cache; no request is sent yet.
 
     Raises:
         BadInput: With every fault of these.
     """
     faults, context, header = list[Fault](), None, ""
     cache = Cache(base / spec.cache, int(spec.cache_gb * 1e9))
-    try:
+    with _gathered(faults):
         context = _tls_context(spec, base)
-    except BadInput as bad:
-        faults += bad.faults
-    try:
+    with _gathered(faults):
         header = _authorization(spec, base)
-    except BadInput as bad:
-        faults += bad.faults
-    try:
+    with _gathered(faults):
         cache.open()
-    except BadInput as bad:
-        faults += bad.faults
     stop_on(faults)
     server = Server(spec.url, context, header, spec.timeout_s, spec.connections)
     return Archive(DicomwebClient(server), cache, spec.largest_mb << 20)
 
 
+@contextmanager
+def _gathered(faults: list[Fault]) -> Iterator[None]:
+    """Add the faults of a :class:`BadInput`, raised inside the ``with``, to a list."""
+    try:
+        yield
+    except BadInput as bad:
+        faults += bad.faults
+
+
 def _tls_context(spec: DicomwebSpec, base: Path) -> ssl.SSLContext | None:
-    """Return how the server's certificate is checked; there is no way to leave the check out.
+    """Return the settings by which the server's certificate is checked; None for plain HTTP.
 
     Raises:
         BadInput: If the file of certificates cannot be used.

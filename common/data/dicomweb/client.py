@@ -1,4 +1,4 @@
-"""Requests to a hospital's PACS: each bounded in size and time, several at once, the secret sent to this server alone.
+"""Requests to a hospital's PACS: each limited in size and time, several at once, the secret sent to this server alone.
 
 The PACS is the hospital's own; it could give wrong images in any case. The bounds are for servers that hang, break off
 or answer without end. An event loop in a thread of its own waits for the answers, because only there a limit of time
@@ -33,10 +33,10 @@ for _name in ("httpx", "httpcore"):  # their lines hold addresses, in which iden
 
 
 class ServerFailed(Exception):
-    """No further request makes sense; the fault says why and what to do.
+    """Raised where no further request makes sense; the fault gives the reason and the remedy.
 
     Attributes:
-        retry: Another try, a little later, may succeed.
+        retry: True where another try, a little later, may succeed.
     """
 
     def __init__(self, problem: str, remedy: str, *, retry: bool = False) -> None:
@@ -45,20 +45,20 @@ class ServerFailed(Exception):
 
 
 class ResponseUnusable(ValueError):
-    """One answer is missing or unusable; its text is the reason, for the list of images that are left out."""
+    """Raised where one answer cannot be used; the text is the reason, for the list of images that are left out."""
 
 
 class NotStored(ResponseUnusable):
-    """The server does not have what was asked for."""
+    """Raised where the server does not have the requested object."""
 
 
 class NoResponse(ResponseUnusable):
-    """The server did not answer in time, or broke off."""
+    """Raised where the server did not answer in time, or broke off."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where the service lies and how it is reached.
+    """The address of a service and the settings of its connections.
 
     Attributes:
         authorization: Value of the header, empty for none.
@@ -72,18 +72,18 @@ class Server:
     connections: int
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Name the server without its secret."""
         return f"Server({self.url})"
 
     @property
     def name(self) -> str:
-        """Host and port, for messages."""
+        """The host and the port, for messages."""
         return httpx.URL(self.url).netloc.decode()
 
 
 @dataclass(frozen=True)
 class Response:
-    """A whole answer with status 200 or 204."""
+    """The whole answer to a request, with status 200 or 204."""
 
     content: bytearray
     media_type: str
@@ -93,7 +93,7 @@ class DicomwebClient:
     """Sends requests inside a ``with``, which may be entered again. Methods may be called from several threads.
 
     Attributes:
-        failed: Why no request makes sense any more; None where all is well.
+        failed: The reason why no request makes sense any more; None where all is well.
     """
 
     def __init__(self, server: Server) -> None:
@@ -110,7 +110,7 @@ class DicomwebClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Break off what is under way: threads that wait for it go on at once."""
+        """Cancel all requests under way, so that the threads that wait for them go on at once."""
         for future in list(self._pending):
             future.cancel()
         self._portal.call(self._http.aclose)
@@ -118,7 +118,7 @@ class DicomwebClient:
         self._loop.__exit__(None, None, None)
 
     def get(self, path: str, accept: str, largest: int, parameters: Mapping[str, str] | None = None) -> Response:
-        """Return what lies at a path below the address, of at most ``largest`` bytes.
+        """Fetch the object at a path below the address, of at most ``largest`` bytes.
 
         Args:
             accept: Value of the header ``Accept``.
@@ -190,8 +190,8 @@ class DicomwebClient:
         timeout_s, content = self.server.timeout_s, bytearray()
         try:
             with anyio.fail_after(timeout_s) as limit:
-                own = self._http.build_request("GET", request.url, headers=request.headers)
-                response = await self._http.send(own, stream=True)
+                request = self._http.build_request("GET", request.url, headers=request.headers)
+                response = await self._http.send(request, stream=True)
                 async with aclosing(response):
                     _refuse_unusable(response, self.server.name, largest)
                     begin = anyio.current_time()
@@ -211,7 +211,7 @@ class DicomwebClient:
 
 
 def _refuse_unusable(response: httpx.Response, server: str, largest: int) -> None:
-    """Refuse by status and headers what need not be read.
+    """Refuse an answer by its status and headers, before its content is read.
 
     Raises:
         ServerFailed: If the status is about the whole server.
@@ -249,7 +249,7 @@ def _refuse_larger(size: int, largest: int) -> None:
 
 
 def _connection_failure(error: Exception, server: str) -> ServerFailed:
-    """Return why no connection came about, by what lies under the library's own exception."""
+    """Return the reason why a connection failed, from the causes of the library's own exception."""
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             problem = f"the certificate of {server} is not accepted: {cause.verify_message}."
@@ -269,6 +269,7 @@ def _connection_failure(error: Exception, server: str) -> ServerFailed:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, its cause, the cause of that, and so on."""
     for _ in range(10):  # a chain of causes may be a circle
         if error is None:
             return

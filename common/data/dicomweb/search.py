@@ -1,23 +1,26 @@
-"""Searches of a PACS by QIDO-RS, page by page: which images a study has, where an image lies.
+"""Searches of a PACS by QIDO-RS, page by page: the images of a study, the place of an image.
 
-No answer is used before it is checked: a server that ignores what it is asked for, as some do, would give one patient's
-labels to another's images.
+No answer is used before it is checked: a server that ignores the parameters of a search, as some do, would give one
+patient's labels to another's images.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from common.data.dicomweb.client import DicomwebClient, NotStored, ResponseUnusable
 
 UID = re.compile(r"[0-9][0-9.]{0,63}")
 """Digits and dots: such a name is safe in an address and as the name of a file."""
+Uid = Annotated[str, Field(pattern=f"^{UID.pattern}$")]
 PAGE = 500
-"""Objects asked for at a time; a server may send fewer."""
+"""Number of objects in a page that a search requests; a server may send fewer."""
 MOST_PAGES, MOST_OBJECTS = 200, 20_000
-"""Bounds of one search; a study of a CT has up to a few thousand images."""
+"""Limits of one search; a study of a CT has up to a few thousand images."""
 MOST_BYTES = 8 << 20
 """Bytes of one page."""
 TAGS = {
@@ -31,18 +34,18 @@ TAGS = {
 }
 _INCLUDED = ",".join(TAGS[name] for name in ("modality", "patient", "rows", "study"))
 _NO_PICTURES = {"SR", "PR", "KO", "AU", "DOC", "ECG", "RTSTRUCT", "RTPLAN", "RTRECORD", "REG", "FID", "PLAN", "SEG"}
-"""Modalities whose objects are no pictures, or are not to be looked at as such."""
+"""Modalities whose objects are no pictures of a patient."""
 _LONGEST = 256
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Instance:
-    """Where an image lies in the PACS; ``patient`` is its PatientID, empty where the server does not say."""
+    """The place of an image in the PACS; ``patient`` is its PatientID, empty where the server gives none."""
 
-    study: str
-    series: str
-    instance: str
+    study: Uid
+    series: Uid
+    instance: Uid
     modality: str = ""
     patient: str = ""
 
@@ -65,13 +68,11 @@ def images_of_accession(client: DicomwebClient, number: str) -> list[Instance]:
     """Find all pictures under an AccessionNumber.
 
     Raises:
-        ResponseUnusable: If it names several studies, or the answer cannot be used; ServerFailed as above.
+        ResponseUnusable: If the number belongs to several studies, or the answer cannot be used.
+        ServerFailed: If the server gives no more answers.
     """
-    results = [
-        (_uid(one, "study"), _value(one, "accession"))
-        for one in _search(client, "/studies", {"AccessionNumber": number})
-    ]
-    studies = {study for study, accession in results if accession == number}
+    results = list(_search(client, "/studies", {"AccessionNumber": number}))
+    studies = {_uid(result, "study") for result in results if _value(result, "accession") == number}
     if results and not studies:
         raise ResponseUnusable("the server answered a search for one AccessionNumber with others")
     if len(studies) > 1:
@@ -79,41 +80,45 @@ def images_of_accession(client: DicomwebClient, number: str) -> list[Instance]:
     return [image for study in studies for image in images_of_study(client, study)]
 
 
-def image(client: DicomwebClient, uid: str) -> list[Instance]:
-    """Find where an image lies, by SOPInstanceUID.
+def image_of_uid(client: DicomwebClient, uid: str) -> list[Instance]:
+    """Find the place of an image, by SOPInstanceUID.
 
     Raises:
         ResponseUnusable, ServerFailed: If the answer cannot be used.
     """
     results = [*_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
-    own = [result for result in results if result.instance == uid]
-    if results and not own:
+    same = [result for result in results if result.instance == uid]
+    if results and not same:
         raise ResponseUnusable("the server answered a search for one SOPInstanceUID with others")
-    return own[:1]
+    return same[:1]
 
 
 SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[Instance]]] = {
     "study": images_of_study,
     "accession": images_of_accession,
-    "instance": image,
+    "instance": image_of_uid,
 }
-"""The search for what a line of a table names, by the kind of its key."""
+"""The search for the images of a line of a table, by the kind of the line's key."""
 
 
 def _instances(client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str) -> Iterator[Instance]:
-    """Yield the pictures among the results of a search; all of ``study``, unless that is empty."""
+    """Yield the pictures among the results of a search, which are all of ``study`` unless that is empty.
+
+    Raises:
+        ResponseUnusable: If a result is of another study, or has no UID.
+    """
     for result in _search(client, path, parameters):
         if study and _value(result, "study") not in ("", study):
             raise ResponseUnusable("the server answered a search for one study with another one")
         modality = _value(result, "modality")
         without_pixels = TAGS["rows"] in result and _value(result, "rows") in ("", "0")
         if modality not in _NO_PICTURES and not without_pixels:
-            own = study or _uid(result, "study")
-            yield Instance(own, _uid(result, "series"), _uid(result, "instance"), modality, _value(result, "patient"))
+            uids = study or _uid(result, "study"), _uid(result, "series"), _uid(result, "instance")
+            yield Instance(*uids, modality, _value(result, "patient"))
 
 
 def _search(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
-    """Yield results until a page brings nothing new: a server may send fewer than asked, and may ignore the offset.
+    """Yield results until a page brings nothing new: a server may send short pages, and may ignore the offset.
 
     Raises:
         ResponseUnusable: If there is no end, or a page is no list of DICOM JSON.
@@ -162,10 +167,10 @@ def _value(result: Json, name: str) -> str:
 
 
 def _uid(result: Json, name: str) -> str:
-    """Return a UID of an object.
+    """Return a UID of a result.
 
     Raises:
-        ResponseUnusable: If it has none that is one.
+        ResponseUnusable: If the result has no valid UID of this name.
     """
     uid = _value(result, name)
     if not UID.fullmatch(uid):

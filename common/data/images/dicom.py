@@ -10,55 +10,59 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.uid import RLELossless
 
-from common.data.base.decoded_size import largest_picture, refuse_larger
+from common.data.base.decoded_size import check_size, picture_limit
 from common.data.base.spec import AS_IN_FILE, Frame, Rendering, Window
 from common.data.images.headers import (
-    dataset_of,
-    decoder_tables,
-    frame_size,
-    plane_size,
+    encoded_shape,
+    jpeg_2000_tables,
+    read_dataset,
     refuse_large_elements,
+    rle_plane_size,
     tags_of,
 )
 from common.data.images.reading import bands, in_bands
 from common.data.images.syntaxes import READ_BY, is_readable, syntax_name
 
-_OF_A_FRAME = {
+_FRAME_KEYWORDS = {
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
     "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction"),
 }
 
 
 def frame_count(dataset: Any) -> int:
-    """Return frames of a file; one where it does not say."""
+    """Return the number of frames of a file, 1 where it does not say."""
     return int(dataset.get("NumberOfFrames") or 1)
 
 
-def frame_index(dataset: Any, frame: Frame | None) -> int:
-    """Return place of the chosen frame, from 0; the middle one of an even number is the later of the two.
+def frame_index(frame: Frame | None, count: int, subject: str) -> int:
+    """Return the place of the chosen frame or slice, from 0; the middle of an even number is the later of the two.
+
+    Args:
+        frame: The choice; None where the user made none.
+        count: Number of frames in the file.
+        subject: The beginning of a fault's sentence, such as "the DICOM file has 4 frames".
 
     Raises:
-        ValueError: If there are several and none is chosen, or there is no such frame.
+        ValueError: If there are several frames and none is chosen, or there is no such frame.
     """
-    count = frame_count(dataset)
     if frame == "middle":
         return count // 2
     if frame is None and count > 1:
-        raise ValueError(f'the DICOM file has {count} frames; choose one by data.frame, 1 to {count} or "middle"')
+        raise ValueError(f'{subject}; choose one by data.frame, 1 to {count} or "middle"')
     if frame is not None and frame > count:
-        raise ValueError(f"the DICOM file has {count} frames; data.frame = {frame} is none of them")
+        raise ValueError(f"{subject}; data.frame = {frame} is none of them")
     return (frame or 1) - 1
 
 
-def take_over_groups(dataset: Any, index: int) -> None:
-    """Put a frame's own rescaling and window, of an enhanced multi-frame file, where single pictures have theirs.
+def apply_functional_groups(dataset: Any, index: int) -> None:
+    """Copy a frame's rescaling and window, of an enhanced multi-frame file, to where single pictures have theirs.
 
-    Source: DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10; what stands with the frame goes before what all share.
+    Source: DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10; a value of the frame goes before one that all frames share.
     """
-    shared, own = dataset.get("SharedFunctionalGroupsSequence"), dataset.get("PerFrameFunctionalGroupsSequence")
-    groups = [*(shared or [])[:1], *(own or [])[index : index + 1]]
+    shared, of_frames = dataset.get("SharedFunctionalGroupsSequence"), dataset.get("PerFrameFunctionalGroupsSequence")
+    groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
     for group in groups:
-        for sequence, keywords in _OF_A_FRAME.items():
+        for sequence, keywords in _FRAME_KEYWORDS.items():
             for item in (group.get(sequence) or [])[:1]:
                 for keyword in keywords:
                     if keyword in item:
@@ -72,7 +76,7 @@ _NEEDED = (
     *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"),
     *("BitsAllocated", "BitsStored", "PixelRepresentation"),
 )
-_ASKED_FOR = tags_of(
+_READ = tags_of(
     *_NEEDED,
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "RescaleSlope", "RescaleIntercept"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "ModalityLUTSequence"),
@@ -82,19 +86,20 @@ _ASKED_FOR = tags_of(
 
 
 def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.uint8]:
-    """Return ``(height, width)`` grey or ``(height, width, 3)`` colour.
+    """Decode a DICOM file to ``(height, width)`` grey or ``(height, width, 3)`` colour.
 
     Raises:
-        ValueError: If it is no chosen grey or colour image, or too large a one; what pydicom raises passes.
+        ValueError: If it holds no grey or colour picture, no such frame, or too large a one; or what pydicom raises.
     """
-    dataset = dataset_of(data, largest_mb=rendering.largest_mb)
-    refuse_large_elements(dataset, _ASKED_FOR, rendering.largest_mb)
+    dataset = read_dataset(data, largest_mb=rendering.largest_mb)
+    refuse_large_elements(dataset, _READ, rendering.largest_mb)
     _refuse_other_than_pictures(dataset)
-    index = frame_index(dataset, rendering.frame)
-    take_over_groups(dataset, index)
-    bound = largest_picture(rendering.largest_mb)
-    refuse_larger(_decoded_size(dataset), bound)
-    pixels = _unpacked(dataset, index, bound)
+    count = frame_count(dataset)
+    index = frame_index(rendering.frame, count, f"the DICOM file has {count} frames")
+    apply_functional_groups(dataset, index)
+    limit = picture_limit(rendering.largest_mb)
+    check_size(_decoded_size(dataset), limit)
+    pixels = _unpacked(dataset, index, limit)
     if dataset.PhotometricInterpretation in _COLOR:
         return in_bands(lambda band: _eight_bit_color(band, int(dataset.BitsStored)), pixels)
     if dataset.PhotometricInterpretation == _PALETTE:
@@ -106,12 +111,17 @@ def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.u
 
 
 def _decoded_size(dataset: Any) -> int:
-    """Return bytes of the chosen frame's pixels."""
+    """Return the number of bytes of one frame's pixels."""
     samples = int(dataset.Rows) * int(dataset.Columns) * int(dataset.SamplesPerPixel)
     return samples * -(-int(dataset.BitsAllocated) // 8)
 
 
 def _refuse_other_than_pictures(dataset: Any) -> None:
+    """Refuse a file that lacks what a picture needs, or is of a kind that is not read.
+
+    Raises:
+        ValueError: Naming what is missing or unusual.
+    """
     if "PixelData" not in dataset:
         raise ValueError("the DICOM file holds no pixels")
     if missing := [name for name in _NEEDED if dataset.get(name) is None]:
@@ -125,11 +135,16 @@ def _refuse_other_than_pictures(dataset: Any) -> None:
         raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
 
 
-def _unpacked(dataset: Any, index: int, bound: int) -> NDArray[Any]:
+def _unpacked(dataset: Any, index: int, limit: int) -> NDArray[Any]:
+    """Decode one frame to its stored values, ``(rows, columns[, samples])``.
+
+    Raises:
+        ValueError: If it cannot be decoded here, or has another size than the file says.
+    """
     syntax = dataset.file_meta.TransferSyntaxUID
     if not is_readable(syntax):
         raise ValueError(f"its pixels are packed as {syntax_name(syntax)}, which cannot be decoded here")
-    _refuse_another_size(dataset, index, bound)
+    _refuse_another_size(dataset, index, limit)
     unused = 0 if syntax.is_encapsulated and syntax != RLELossless else _unused_low_bits(dataset)
     dataset.BitsStored += unused  # pydicom keeps the low ones of a pixel; codecs have no unused ones
     try:
@@ -154,7 +169,7 @@ def _unused_low_bits(dataset: Any) -> int:
     return high + 1 - stored
 
 
-def _refuse_another_size(dataset: Any, index: int, bound: int) -> None:
+def _refuse_another_size(dataset: Any, index: int, limit: int) -> None:
     """Refuse pixels of another size than the file says: a sheared picture, or memory that nobody has looked at.
 
     Raises:
@@ -170,19 +185,22 @@ def _refuse_another_size(dataset: Any, index: int, bound: int) -> None:
         return
     packed = get_frame(dataset.PixelData, index, number_of_frames=frame_count(dataset))
     if syntax == RLELossless:
-        held = plane_size(packed)
-        if held - rows * columns >= max(columns, 1):
-            raise ValueError(f"the file says {rows} rows and {columns} columns, and holds {held} pixels")
+        pixels = rle_plane_size(packed)
+        if pixels - rows * columns >= max(columns, 1):
+            raise ValueError(f"the file says {rows} rows and {columns} columns, and holds {pixels} pixels")
         return
     stated = (rows, columns, int(dataset.SamplesPerPixel))
-    if (inside := frame_size(packed)) != stated:
+    if (inside := encoded_shape(packed)) != stated:
         sizes = (" × ".join(map(str, size)) for size in (stated, inside))
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
-    refuse_larger(_decoded_size(dataset) + decoder_tables(packed), bound)
+    check_size(_decoded_size(dataset) + jpeg_2000_tables(packed), limit)
 
 
 def _colors_of_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
-    """Return colours ``(height, width, 3)`` of numbers in a palette (DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6)."""
+    """Look numbers up in the file's palette; return colours ``(height, width, 3)``.
+
+    Source: DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6.
+    """
     entries, first, bits = (int(value) for value in dataset.RedPaletteColorLookupTableDescriptor)
     entries = entries or 2**16
     place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
@@ -229,27 +247,25 @@ def _limits(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
 def _displayed(
     pixels: NDArray[Any], dataset: Any, window: Window | None, limits: tuple[float, float] | None
 ) -> NDArray[np.float64]:
-    """Apply the modality transform, then these limits, this window, or the file's first VOI table or window."""
+    """Apply the modality transform, then ``limits``, ``window``, or the file's first VOI table or window."""
     values = np.asarray(apply_modality_lut(pixels, dataset))
     if limits is not None:
-        return stretched(values, *limits)
+        return stretch(values, *limits)
     if window is not None:
-        return windowed(values, *window)
+        return apply_window(values, *window)
     if dataset.get("VOILUTSequence"):
         bits = int(dataset.VOILUTSequence[0].LUTDescriptor[2])
         table_input = np.round(values).astype(np.int64)
         return np.clip(np.asarray(apply_voi(table_input, dataset), dtype=np.float64) / ((1 << bits) - 1), 0, 1)
-    center, width = _first(dataset.WindowCenter), _first(dataset.WindowWidth)
-    return windowed(values, center, width, function=str(dataset.get("VOILUTFunction") or "LINEAR"))
+    center, width = (  # the first of several windows, as viewers show it
+        float(value[0] if isinstance(value, pydicom.multival.MultiValue) else value)
+        for value in (dataset.WindowCenter, dataset.WindowWidth)
+    )
+    return apply_window(values, center, width, function=str(dataset.get("VOILUTFunction") or "LINEAR"))
 
 
-def _first(value: Any) -> float:
-    """Return the first of one number or several, as viewers do with windows."""
-    return float(value[0] if isinstance(value, pydicom.multival.MultiValue) else value)
-
-
-def windowed(values: NDArray[Any], center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
-    """Map a window to 0..1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
+def apply_window(values: NDArray[Any], center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
+    """Map the values of a window to 0..1, those beside it to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
 
     Raises:
         ValueError: If the width is none, or the function is unknown.
@@ -266,6 +282,6 @@ def windowed(values: NDArray[Any], center: float, width: float, function: str = 
     raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
 
 
-def stretched(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
-    """Map these limits to 0..1."""
+def stretch(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
+    """Map values from ``low`` to ``high`` to 0..1, those beside them to 0 or 1."""
     return np.clip((values - low) / max(high - low, 1e-9), 0, 1)

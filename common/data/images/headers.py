@@ -1,4 +1,4 @@
-"""DICOM files and packed frames, read with a bound on memory: elements, heads, and the size that a frame states.
+"""DICOM files and packed frames, read with a limit on memory: elements, heads, and the size that a frame states.
 
 Decoders believe what a frame says of its size and take the memory, so it is read before anything is unpacked.
 """
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pydicom
+from pydicom import filereader
 from pydicom.dataelem import RawDataElement
-from pydicom.filereader import _read_file_meta_info, read_dataset, read_preamble
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-from common.data.base.decoded_size import LARGEST_MB, largest_picture, refuse_larger
+from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
 from common.data.base.image_set import UNKNOWN_PATIENT
 from common.data.images.reading import IN_MEMORY, is_dicom
 
-# What it finds in somebody's file is told by our own checks, or is no matter; its texts are for programmers.
+# pydicom's warnings about a file are texts for programmers; our own checks report whatever matters.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
 
 _OF_A_READ = 512
@@ -39,10 +39,10 @@ _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 
 
 class _CountedReads:
-    """A binary file of which pydicom makes a bounded number of objects: one for each piece that it reads, or fewer."""
+    """A binary file of which pydicom makes a limited number of objects: at most one for each piece that it reads."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
-        self._read, self._bound = content.read, largest_picture(largest_mb)
+        self._read, self._limit = content.read, picture_limit(largest_mb)
         self._claimed = 0
         self.seek, self.tell = content.seek, content.tell
 
@@ -50,63 +50,62 @@ class _CountedReads:
         """Read a piece.
 
         Raises:
-            ValueError: If these were too many.
+            ValueError: If too many were read.
         """
         self._claimed += _OF_A_READ
-        if self._claimed > self._bound:
-            refuse_larger(self._claimed, self._bound)
+        check_size(self._claimed, self._limit)
         return self._read(size)
 
 
 def tags_of(*keywords: str) -> tuple[BaseTag, ...]:
-    """Return the tags of elements, for :func:`dataset_of` and :func:`refuse_large_elements`."""
+    """Return the tags of elements, for :func:`read_dataset` and :func:`refuse_large_elements`."""
     return tuple(map(Tag, keywords))
 
 
-def dataset_of(content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = None, largest_mb: int = LARGEST_MB) -> Any:
-    """Read a file.
+def read_dataset(content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = None, largest_mb: int = LARGEST_MB) -> Any:
+    """Read the elements of a DICOM file.
 
     Args:
-        content: All of it, or the file, open.
-        tags: Read only these elements, of those before the pixels; all where None.
-        largest_mb: MiB that its elements may take, and that it may inflate to.
+        content: The bytes of the file, or the open file.
+        tags: Read only these elements, and none behind the pixels; all where None.
+        largest_mb: MiB that the elements may take, and that the file may inflate to.
 
     Raises:
-        ValueError: If it takes more memory than it may; what pydicom raises passes.
+        ValueError: If the file takes more memory than it may; or what pydicom raises.
     """
     file = io.BytesIO(content) if isinstance(content, bytes) else content
-    read_preamble(file, force=False)
-    meta, only = _read_file_meta_info(file), None if tags is None else list[BaseTag | int](tags)
+    filereader.read_preamble(file, force=False)
+    meta, only = filereader._read_file_meta_info(file), None if tags is None else list[BaseTag | int](tags)
     if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
         file.seek(0)
         counted: Any = _CountedReads(file, largest_mb)
         return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
     counted = _CountedReads(_inflated(file.read(), largest_mb), largest_mb)
-    dataset = read_dataset(counted, is_implicit_VR=False, is_little_endian=True, specific_tags=only)
+    dataset = filereader.read_dataset(counted, is_implicit_VR=False, is_little_endian=True, specific_tags=only)
     dataset.file_meta = meta
     return dataset
 
 
 def _inflated(packed: bytes, largest_mb: int) -> BinaryIO:
-    """Return what a file inflates to.
+    """Inflate the content of a deflated file.
 
     Raises:
-        ValueError: If that is more than it may be, or ``zlib.error`` if it is damaged.
+        ValueError: If it becomes larger than it may; ``zlib.error`` if it is damaged.
     """
     inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), io.BytesIO()
-    bound = largest_picture(largest_mb)
+    limit = picture_limit(largest_mb)
     for start in range(0, len(packed), _PIECE):
-        inflated.write(inflater.decompress(packed[start : start + _PIECE], bound + 1 - inflated.tell()))
-        refuse_larger(inflated.tell(), bound)
+        inflated.write(inflater.decompress(packed[start : start + _PIECE], limit + 1 - inflated.tell()))
+        check_size(inflated.tell(), limit)
     inflated.seek(0)
     return inflated
 
 
 def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
-    """Refuse elements that become more objects than they may once their values are asked for.
+    """Refuse elements whose values would become more objects than they may.
 
     Args:
-        dataset: As it was read: values are made of an element's bytes when they are asked for.
+        dataset: As :func:`read_dataset` returns it: pydicom makes an element's values when they are first read.
 
     Raises:
         ValueError: If they take more memory than a picture may.
@@ -119,7 +118,7 @@ def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int
         claimed += len(element.value) * _OF_A_BYTE.get(element.VR or "", _OF_A_VALUES_BYTE)
         if element.VR == "SQ":
             claimed += sum(map(element.value.count, _ITEMS)) * _OF_AN_ITEM
-    refuse_larger(claimed, largest_picture(largest_mb))
+    check_size(claimed, picture_limit(largest_mb))
 
 
 _SIZ = b"\xff\x4f\xff\x51"
@@ -131,8 +130,8 @@ _OF_A_TILE, _OF_A_BLOCK = 9 << 10, 768
 """Bytes that OpenJPEG takes for each tile, and for each code block with its precinct (measured with version 2.5)."""
 
 
-def frame_size(frame: bytes) -> tuple[int, int, int]:
-    """Return rows, columns and samples a pixel of a frame of JPEG, JPEG-LS or JPEG 2000.
+def encoded_shape(frame: bytes) -> tuple[int, int, int]:
+    """Return rows, columns and samples a pixel that the head of a JPEG, JPEG-LS or JPEG 2000 frame states.
 
     Raises:
         ValueError: If its head is damaged, or does not say one size.
@@ -167,10 +166,10 @@ def _of_jpeg_2000(frame: bytes) -> tuple[int, int, int]:
     return height - top, width - left, samples
 
 
-def decoder_tables(frame: bytes) -> int:
-    """Return bytes that a decoder of JPEG 2000 takes beside the pixels: a head may name tiles and blocks of one pixel.
+def jpeg_2000_tables(frame: bytes) -> int:
+    """Return the bytes that a JPEG 2000 decoder takes beside the pixels; 0 for another kind of frame.
 
-    Of another kind of frame there are none.
+    The head of a frame may name tiles and blocks of one pixel, each of which has an entry in the decoder's tables.
 
     Raises:
         ValueError: If its head is damaged.
@@ -236,8 +235,8 @@ def _blocks(width: int, height: int, style: bytes) -> int:
     return total
 
 
-def plane_size(frame: bytes) -> int:
-    """Return bytes that the first segment of an RLE frame unpacks to: one of each pixel (DICOM PS3.5, annex G).
+def rle_plane_size(frame: bytes) -> int:
+    """Return the bytes that the first segment of an RLE frame unpacks to: one for each pixel (DICOM PS3.5, annex G).
 
     Raises:
         ValueError: If its head is damaged.
@@ -258,18 +257,18 @@ def plane_size(frame: bytes) -> int:
     return size
 
 
-_WANTED = tags_of("PatientID", "SpecificCharacterSet")
+_HEAD_TAGS = tags_of("PatientID", "SpecificCharacterSet")
 
 
 @dataclass(frozen=True)
 class DicomHead:
-    """What is read of a file; both are empty where it is no DICOM file, or is damaged."""
+    """Transfer syntax and PatientID of a file; both are empty where it is no DICOM file, or is damaged."""
 
     syntax: str = ""
     patient: str = ""
 
 
-def dicom_heads(files: Sequence[Path]) -> list[DicomHead]:
+def read_dicom_heads(files: Sequence[Path]) -> list[DicomHead]:
     """Read the heads of these files on several threads, in order."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
         return list(pool.map(_head, files))
@@ -282,8 +281,8 @@ def _head(file: Path) -> DicomHead:
             if not is_dicom(opened.read(132)):
                 return DicomHead()
             opened.seek(0)
-            head = dataset_of(opened, _WANTED)
-        refuse_large_elements(head, _WANTED, LARGEST_MB)
+            head = read_dataset(opened, _HEAD_TAGS)
+        refuse_large_elements(head, _HEAD_TAGS, LARGEST_MB)
         return DicomHead(str(head.file_meta.get("TransferSyntaxUID", "")), str(head.get("PatientID") or "").strip())
     except Exception:
         return DicomHead()
@@ -292,9 +291,10 @@ def _head(file: Path) -> DicomHead:
 def dicom_patients(heads: Sequence[DicomHead]) -> list[str] | None:
     """Return the PatientID of each DICOM file; a file of another kind, or a missing one, is a patient of its own.
 
-    None where a DICOM file has none, or where all have the same: that stands for a name that was taken out.
+    The result is None where a DICOM file has no PatientID, or where all have the same one, which then stands for names
+    that were removed.
     """
-    told = [head.patient for head in heads if head.syntax]
-    if not all(told) or len(set(told)) < min(2, len(heads)):
+    names = [head.patient for head in heads if head.syntax]
+    if not all(names) or len(set(names)) < min(2, len(heads)):
         return None
     return [head.patient or f"{UNKNOWN_PATIENT}{place}" for place, head in enumerate(heads)]

@@ -19,9 +19,9 @@ from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
-from common.data.base.decoded_size import largest_content, largest_picture, refuse_larger
-from common.data.base.spec import Axis, Frame, Rendering
-from common.data.images.dicom import stretched, windowed
+from common.data.base.decoded_size import check_size, content_limit, picture_limit
+from common.data.base.spec import Axis, Rendering
+from common.data.images.dicom import apply_window, frame_index, stretch
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
@@ -33,10 +33,13 @@ _LARGEST = 1e30
 
 @dataclass(frozen=True)
 class Volume:
-    """What the header says.
+    """The form of a volume, from the file's header.
 
     Attributes:
         shape: Voxels along the three axes of the file, the first one fastest.
+        kind: Type of a voxel, in the file's order of bytes.
+        start: Byte of the unpacked file at which the voxels begin.
+        slope: Factor of the voxels; ``intercept`` is added to their product.
         orientation: For each axis of the file the world axis, and 1 or -1 for its direction ``(3, 2)``.
     """
 
@@ -49,7 +52,7 @@ class Volume:
 
     @property
     def plane(self) -> int:
-        """Bytes of the voxels with one place along the slowest axis."""
+        """The number of bytes of the voxels with one place along the slowest axis."""
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
     def file_axis(self, world: int) -> tuple[int, bool]:
@@ -58,18 +61,14 @@ class Volume:
         return axis, bool(self.orientation[axis, 1] < 0)
 
 
-class UnusableVolume(ValueError):
-    """A NIfTI file whose head is whole, but says that it cannot be read here."""
-
-
 def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
-    """Return ``(height, width)`` grey.
+    """Decode one slice of a NIfTI volume to ``(height, width)`` grey.
 
     An axial slice has the patient's front at the top, a coronal and a sagittal one the head; the patient's right is on
     the left, in a sagittal slice the front. Slices are counted from the feet, from the back and from the left.
 
     Raises:
-        ValueError: If it is no volume of numbers, too large, damaged, or has no such slice.
+        ValueError: If the file is no volume of numbers, too large, damaged, or has no such slice.
     """
     with _opened(file) as content:
         volume = _volume(content)
@@ -77,35 +76,19 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
         axis, backwards = volume.file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
         unpacked = volume.start + volume.plane * volume.shape[2]
-        refuse_larger(unpacked, max(packed, largest_content(packed, rendering.largest_mb)))
-        refuse_larger(max(volume.plane, _OF_A_PIXEL * pixels), largest_picture(rendering.largest_mb))
-        number = slice_index(volume.shape[axis], rendering)
-        at = volume.shape[axis] - 1 - number if backwards else number
+        check_size(unpacked, max(packed, content_limit(packed, rendering.largest_mb)))
+        check_size(max(volume.plane, _OF_A_PIXEL * pixels), picture_limit(rendering.largest_mb))
+        count = volume.shape[axis]
+        number = frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
+        at = count - 1 - number if backwards else number
         values = _upright(_slice(content, volume, axis, at), volume, world)
     if not np.isfinite(values).any():
         raise ValueError("the slice holds no number, only NaN or infinite values")
     with np.errstate(all="ignore"):
         scaled = np.nan_to_num(values * volume.slope + volume.intercept, posinf=0, neginf=0)
     grey = np.clip(scaled, -_LARGEST, _LARGEST)
-    shown = windowed(grey, *rendering.window) if rendering.window else stretched(grey, grey.min(), grey.max())
+    shown = apply_window(grey, *rendering.window) if rendering.window else stretch(grey, grey.min(), grey.max())
     return np.round(255 * shown).astype(np.uint8)
-
-
-def slice_index(count: int, rendering: Rendering) -> int:
-    """Return place of the chosen slice, from 0; the middle one of an even number is the later of the two.
-
-    Raises:
-        ValueError: If there are several and none is chosen, or there is no such slice.
-    """
-    frame: Frame | None = rendering.frame
-    if frame == "middle":
-        return count // 2
-    slices = f"the NIfTI file has {count} {rendering.axis} slices"
-    if frame is None and count > 1:
-        raise ValueError(f'{slices}; choose one by data.frame, 1 to {count} or "middle"')
-    if frame is not None and frame > count:
-        raise ValueError(f"{slices}; data.frame = {frame} is none of them")
-    return (frame or 1) - 1
 
 
 @contextmanager
@@ -129,54 +112,45 @@ def _volume(content: IO[bytes]) -> Volume:
     if head[344:347] not in (b"n+1", b"ni1"):
         kind = Nifti2Header
         head += _exactly(content, Nifti2Header.template_dtype.itemsize - len(head))
+    damaged = "the head of the NIfTI file is damaged"
     try:
-        volume = _stated_volume(kind(head, check=False))
-    except UnusableVolume:
-        raise
+        header = kind(head, check=False)
+        shape, voxel_type = [int(side) for side in header.get_data_shape()], header.get_data_dtype()
+        slope, intercept = header.get_slope_inter()
+        orientation = io_orientation(header.get_best_affine())
+        start = int(header.get_data_offset())
     except Exception:  # nibabel raises several kinds on damaged bytes
-        raise ValueError("the head of the NIfTI file is damaged") from None
-    if volume.start < len(head) or sorted(volume.orientation[:, 0]) != [0, 1, 2]:
-        raise ValueError("the head of the NIfTI file is damaged")
-    return volume
-
-
-def _stated_volume(header: Any) -> Volume:
-    """Raise what nibabel raises on a damaged header, and ``ValueError`` as above."""
-    shape, stored = [int(side) for side in header.get_data_shape()], header.get_data_dtype()
+        raise ValueError(damaged) from None
     if bytes(header["magic"])[:2] == b"ni":
-        raise UnusableVolume("its voxels are in another file (.hdr and .img); save it as one .nii file")
-    if stored.kind not in "iuf":
-        raise UnusableVolume("its voxels are no single numbers (colour or complex values)")
+        raise ValueError("its voxels are in another file (.hdr and .img); save it as one .nii file")
+    if voxel_type.kind not in "iuf":
+        raise ValueError("its voxels are no single numbers (colour or complex values)")
     if len(shape) < 2 or min(shape) < 1 or any(side > 1 for side in shape[3:]):
-        raise UnusableVolume(f"its shape is {' × '.join(map(str, shape[:7]))}; only three axes are read")
+        raise ValueError(f"its shape is {' × '.join(map(str, shape[:7]))}; only three axes are read")
+    if start < len(head) or sorted(orientation[:, 0]) != [0, 1, 2]:
+        raise ValueError(damaged)
     width, height, depth, *_ = (*shape, 1)
-    slope, intercept = header.get_slope_inter()
     scale = 1.0 if slope is None else float(slope)
-    orientation = io_orientation(header.get_best_affine())
-    start = int(header.get_data_offset())
-    return Volume((width, height, depth), stored, start, scale, float(intercept or 0), orientation)
+    return Volume((width, height, depth), voxel_type, start, scale, float(intercept or 0), orientation)
 
 
 def _slice(content: IO[bytes], volume: Volume, axis: int, at: int) -> NDArray[np.float64]:
     """Return the voxels with place ``at`` along an axis of the file, in the file's order of the other two."""
+
+    def next_plane() -> NDArray[Any]:
+        voxels = np.frombuffer(_exactly(content, volume.plane), dtype=volume.kind)
+        return voxels.reshape(volume.shape[:2], order="F")  # (first axis, second axis)
+
     if axis == 2:
         content.seek(volume.start + at * volume.plane)
-        return next(_planes(content, volume)).astype(np.float64)
+        return next_plane().astype(np.float64)
     content.seek(volume.start)
-    planes = _planes(content, volume)
-    rows = [next(planes).take(at, axis=axis).astype(np.float64) for _ in range(volume.shape[2])]
+    rows = [next_plane().take(at, axis=axis).astype(np.float64) for _ in range(volume.shape[2])]
     return np.stack(rows, axis=1)
 
 
-def _planes(content: IO[bytes], volume: Volume) -> Iterator[NDArray[Any]]:
-    """Yield planes ``(first axis, second axis)`` from here on."""
-    while True:
-        voxels = np.frombuffer(_exactly(content, volume.plane), dtype=volume.kind)
-        yield voxels.reshape(volume.shape[:2], order="F")
-
-
 def _exactly(content: IO[bytes], size: int) -> bytes:
-    """Read so many bytes.
+    """Read exactly ``size`` bytes.
 
     Raises:
         ValueError: If there are fewer, or they are damaged.

@@ -1,4 +1,4 @@
-"""From PNG, JPEG, DICOM and NIfTI files to one uint8 array, on several threads; unreadable files are listed."""
+"""PNG, JPEG, DICOM and NIfTI files become one uint8 array, on several threads; unreadable files are listed."""
 
 import io
 import os
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.decoded_size import largest_picture, refuse_larger
+from common.data.base.decoded_size import check_size, picture_limit
 from common.data.base.image_set import Skipped
 from common.data.base.spec import AS_IN_FILE, Rendering, Resize
 from common.errors import BadInput, Fault
@@ -36,16 +36,16 @@ def in_bands(eight_bit: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDA
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
-"""Endings of picture files; what a file is, its content says."""
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
+"""Endings of the names of picture files; the kind of a file is told from its content alone."""
 _BIT_DEPTHS = (8, 10, 12, 14, 16)
 _LONGEST_REASON = 150
-NOTHING: AbstractContextManager[object] = nullcontext()
-NO_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
+NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
 _PNG_OR_JPEG = (b"\x89PNG", b"\xff\xd8")
-_BEGINNING = 348
-_HEAD = 4096
-"""Bytes of a packed file in which its first 348 are: gzip puts the file's name before them, and may not pack at all."""
+_HEAD = 348
+"""Bytes that show the kind of a file."""
+_PACKED_HEAD = 4096
+"""Bytes of a packed file that hold its first 348: gzip puts the file's name before them, and may not pack at all."""
 # Pillow's own bound, in pixels, could not be raised with ours: see common.data.base.decoded_size.
 Image.MAX_IMAGE_PIXELS = None
 _BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2}
@@ -58,29 +58,29 @@ def is_dicom(data: bytes) -> bool:
 
 
 def is_nifti(head: bytes) -> bool:
-    """Return whether a file begins like NIfTI-1 or NIfTI-2, packed by gzip or not: see :func:`head_of`."""
+    """Return whether a file begins like NIfTI-1 or NIfTI-2, given its :func:`read_head`."""
     return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
 
 
 def is_picture(head: bytes) -> bool:
-    """Return whether a file that begins so is of a kind that :func:`picture` decodes: see :func:`head_of`."""
+    """Return whether a file is of a kind that :func:`decode_picture` reads, given its :func:`read_head`."""
     return head.startswith(_PNG_OR_JPEG) or is_dicom(head) or is_nifti(head)
 
 
-def head_of(file: Path) -> bytes:
-    """Return the first 348 bytes of a file, of one that gzip has packed, of what is in it; fewer if damaged."""
+def read_head(file: Path) -> bytes:
+    """Return the first 348 bytes of a file, after unpacking where gzip has packed it; fewer if it is damaged."""
     with file.open("rb") as opened:
-        head = opened.read(_HEAD)
+        head = opened.read(_PACKED_HEAD)
         if not head.startswith(b"\x1f\x8b"):
-            return head[:_BEGINNING]
+            return head[:_HEAD]
         with suppress(zlib.error):
-            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _BEGINNING)
+            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _HEAD)
     return b""
 
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The form every picture of a set is brought into: ``(size, size)``, or ``(size, size, 3)`` in colour."""
+    """The form that every picture of a set gets: ``(size, size)``, or ``(size, size, 3)`` in colour."""
 
     size: int
     color: bool
@@ -94,13 +94,13 @@ class ImageForm:
 
 @dataclass(frozen=True)
 class ImageStore:
-    """Where decoded images live.
+    """The place of decoded images: memory, or a file that is mapped into it.
 
     Attributes:
         cache_dir: Arrays above ``memory_budget_bytes`` are mapped from an unnamed file in this folder, gone when the
             program ends; without it everything is held in memory.
-        memory_budget_bytes: Of one part of a data set.
-        workers: Decoding threads.
+        memory_budget_bytes: Bytes of one part of a data set that may be held in memory.
+        workers: Number of decoding threads.
     """
 
     cache_dir: Path | None = None
@@ -120,47 +120,48 @@ IN_MEMORY = ImageStore()
 
 @dataclass(frozen=True)
 class Decoded:
-    """What could be read: ``images[i]`` is the picture at ``kept[i]``."""
+    """The pictures that could be read: ``images[i]`` is the one at ``rows[i]`` of all."""
 
     images: NDArray[np.uint8]
-    kept: NDArray[np.intp]
+    rows: NDArray[np.intp]
     skipped: tuple[Skipped, ...]
 
 
-def decode_all(
+def decode_pictures(
     names: Sequence[str],
     read: Callable[[int], bytes | Path],
     form: ImageForm,
     store: ImageStore = IN_MEMORY,
-    within: AbstractContextManager[object] = NOTHING,
+    connection: AbstractContextManager[object] | None = None,
 ) -> Decoded:
     """Decode the pictures of which ``read(i)`` returns the bytes or the file.
 
     Args:
-        names: What a skipped one is called.
-        within: Open while pictures are read. It is closed before the threads are waited for, and may so stop them.
+        names: The name of each picture, for the list of those that are skipped.
+        connection: Held open while pictures are read. It is closed before the threads are waited for, which may so
+            stop them.
     """
     images = store.allocate((len(names), *form.shape))
 
     def decode_one(index: int) -> str:
         # Any error of a decoder on a broken file ends here: that file is left out, the others go on.
         try:
-            images[index] = shaped(picture(read(index), form.rendering), form)
+            images[index] = fit_to_form(decode_picture(read(index), form.rendering), form)
         except Exception as error:
-            return why_unreadable(error)
+            return unreadable_reason(error)
         return ""
 
-    with ThreadPoolExecutor(store.workers) as pool, within:
+    with ThreadPoolExecutor(store.workers) as pool, connection or nullcontext():
         reasons = list(pool.map(decode_one, range(len(names))))
-    kept = np.flatnonzero([not reason for reason in reasons])
+    rows = np.flatnonzero([not reason for reason in reasons])
     skipped = tuple(Skipped(name, reason) for name, reason in zip(names, reasons, strict=True) if reason)
-    for row, index in enumerate(kept):  # close up in place, because the array may be larger than memory
-        if row != index:
-            images[row] = images[index]
-    return Decoded(images[: len(kept)], kept, skipped)
+    for place, row in enumerate(rows):  # close up in place, because the array may be larger than memory
+        if place != row:
+            images[place] = images[row]
+    return Decoded(images[: len(rows)], rows, skipped)
 
 
-def why_unreadable(error: Exception) -> str:
+def unreadable_reason(error: Exception) -> str:
     """Return in one line why a file cannot be decoded, for the person who has it."""
     reason = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
@@ -170,16 +171,16 @@ def why_unreadable(error: Exception) -> str:
     return "damaged, or of a kind that cannot be decoded here"
 
 
-def picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.Image:
-    """Decode one file by its content into an 8-bit grey ("L") or colour ("RGB") picture.
+def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.Image:
+    """Decode one file, whose kind is told from its content, into an 8-bit grey ("L") or colour ("RGB") picture.
 
     Args:
-        content: All of it, or where it lies: of a volume in a file only a slice is read.
+        content: The bytes of the file, or its path: of a volume at a path only a slice is read.
 
     Raises:
-        OSError, ValueError, ...: Any error of the decoder; see :func:`decode_all`.
+        OSError, ValueError, ...: Any error of the decoder; see :func:`decode_pictures`.
     """
-    if isinstance(content, Path) and is_nifti(head_of(content)):
+    if isinstance(content, Path) and is_nifti(read_head(content)):
         from common.data.images.nifti import nifti_pixels  # takes a second, like DICOM
 
         return Image.fromarray(nifti_pixels(content, rendering))
@@ -191,12 +192,12 @@ def picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.I
 
         return Image.fromarray(dicom_pixels(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
-        raise ValueError(NO_PICTURE)
-    with opened_picture(data) as image:
+        raise ValueError(NOT_A_PICTURE)
+    with open_png_or_jpeg(data) as image:
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(image.getbands()) if image.info.get("progressive") else 0
         claimed = image.width * image.height * (_BYTES.get(image.mode, 4) + beside)
-        refuse_larger(claimed, largest_picture(rendering.largest_mb))
+        check_size(claimed, picture_limit(rendering.largest_mb))
         image.load()
         ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
         if image.mode.startswith("I"):
@@ -204,7 +205,7 @@ def picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.I
         return _in_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
 
-def opened_picture(content: bytes | Path) -> Image.Image:
+def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
     """Open a PNG or JPEG file; its pixels are not decoded.
 
     Raises:
@@ -231,7 +232,7 @@ def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
     return in_bands(lambda band: scaled[band], pixels)
 
 
-def shaped(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
+def fit_to_form(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     """Bring a picture into ``form``, bilinear (averaging when it shrinks), padded with black or stretched."""
     mode = "RGB" if form.color else "L"
     image = image if image.mode == "L" else _in_mode(image, mode)  # grey becomes colour once it is small
@@ -250,18 +251,18 @@ def shaped(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     return canvas
 
 
-def resized(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDArray[np.uint8]:
+def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDArray[np.uint8]:
     """Bring decoded images ``(n, h, w[, 3])`` to ``size``; the same array where nothing changes."""
     if size is None or images.shape[1:3] == (size, size):
         return images
     form = ImageForm(size, images.ndim == 4, resize)
     result = np.empty((len(images), *form.shape), dtype=np.uint8)
     for row, image in enumerate(images):
-        result[row] = shaped(Image.fromarray(image), form)
+        result[row] = fit_to_form(Image.fromarray(image), form)
     return result
 
 
-def recolored(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
+def convert_color(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
     """Bring decoded images ``(n, h, w[, 3])`` to grey or to colour; the same array where nothing changes."""
     if color == (images.ndim == 4):
         return images
@@ -273,8 +274,13 @@ def recolored(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
     return grey
 
 
-def stop_over_budget(where: str, skipped: Sequence[Skipped], total: int, budget: float) -> None:
-    """Raise if too many images could not be read.
+def check_skip_budget(where: str, skipped: Sequence[Skipped], total: int, budget: float) -> None:
+    """Refuse a data set of which too many images could not be read.
+
+    Args:
+        where: The key of the config file, for the fault.
+        total: Number of images, those that could not be read among them.
+        budget: Part of the images that may be unreadable.
 
     Raises:
         BadInput: Naming the first 20 files with their reasons.
@@ -288,9 +294,9 @@ def stop_over_budget(where: str, skipped: Sequence[Skipped], total: int, budget:
     raise BadInput([Fault(where, problem, "Repair or remove them, or raise skip_budget.", cause="unreadable")])
 
 
-def png(image: NDArray[np.uint8], side: int) -> bytes:
+def encode_png(image: NDArray[np.uint8], side: int) -> bytes:
     """Return a PNG file of an image ``(height, width[, 3])``, shrunk to at most ``side`` pixels a side."""
-    picture, file = Image.fromarray(image), io.BytesIO()
-    picture.thumbnail((side, side))
-    picture.save(file, format="PNG", optimize=True)
+    thumbnail, file = Image.fromarray(image), io.BytesIO()
+    thumbnail.thumbnail((side, side))
+    thumbnail.save(file, format="PNG", optimize=True)
     return file.getvalue()

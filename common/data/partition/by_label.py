@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import Splits
-from common.data.base.splits import patients_of
-from common.data.partition.checks import empty_faults, several_class_faults
-from common.data.partition.division import Division, SitePart, gathered, numbered, without_notes
+from common.data.base.splits import PatientIndex
+from common.data.partition.checks import empty_site_faults, several_class_faults
+from common.data.partition.division import Division, SitePart, gather, site_names, without_skipped
 from common.data.partition.spec import DirichletSpec, LabelPartitionSpec
 from common.errors import stop_on
 
@@ -23,19 +23,20 @@ Random = np.random.RandomState | np.random.Generator
 
 
 def practical_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
-    """Give of each class 80 % to one site, 10 % to another, 1 % to each other; one list is shuffled on and on."""
+    """Draw shares ``(classes, sites)``: of each class one site has 80 %, another 10 %, each other 1 %."""
     share = np.array([0.01] * (sites - 2) + [0.1, 0.8])
     rows = []
-    for _ in range(classes):
+    for _ in range(classes):  # as the authors do: the list that was shuffled is shuffled again
         random.shuffle(share)
         rows.append(share.copy())
     return np.stack(rows)
 
 
 def pathological_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
-    """Give each site two classes from shuffled decks of all classes, and each class in random shares to its owners.
+    """Draw shares ``(classes, sites)``: each site has two classes, and each class is in random shares at its owners.
 
-    Where a site's two come from different decks they may be the same class; then it has one.
+    The two classes come from shuffled decks of all classes; from two decks they may be the same class, and the site
+    has one.
     """
     decks = [random.permutation(classes) for _ in range(2 * sites // classes + 1)]
     pairs = np.concatenate(decks)[: 2 * sites].reshape(sites, 2)
@@ -47,29 +48,38 @@ def pathological_shares(classes: int, sites: int, random: np.random.RandomState)
     return shares
 
 
-def rest_dropped(share: Shares, count: int) -> NDArray[np.intp]:
-    """Return where each site's hand of ``count`` ends; each is rounded down, and what that leaves is nobody's."""
+def ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
+    """Return the end of each site's part of ``count``; each part is rounded down, and the rest belongs to no site."""
     return np.cumsum((share * count).astype(np.intp))
 
 
-def all_dealt(share: Shares, count: int) -> NDArray[np.intp]:
-    """Return where each site's hand of ``count`` ends; the last ends with the last."""
+def ends_of_all(share: Shares, count: int) -> NDArray[np.intp]:
+    """Return the end of each site's part of ``count``; the last part ends at ``count``, so that nothing is left."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
     return ends
 
 
-def dealt(classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random) -> list[NDArray[np.intp]]:
-    """Deal what is of the given classes ``(n,)``, class after class, each shuffled; return numbers at each site."""
-    hands = []
+def deal(classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random) -> list[NDArray[np.intp]]:
+    """Deal patients to sites, class after class, each class shuffled.
+
+    Args:
+        classes: ``(n,)`` class of each patient.
+        shares: ``(classes, sites)``.
+        ends: :func:`ends_rounded_down` or :func:`ends_of_all`.
+
+    Returns:
+        The numbers of the patients of each site.
+    """
+    of_classes = []
     for column, share in enumerate(shares):
         members = random.permutation(np.flatnonzero(classes == column))
-        hands.append(np.split(members, ends(share, len(members)))[:-1])
-    return [np.concatenate(hand) for hand in zip(*hands, strict=True)]
+        of_classes.append(np.split(members, ends(share, len(members)))[:-1])
+    return [np.concatenate(of_site) for of_site in zip(*of_classes, strict=True)]
 
 
 def by_labels(splits: Splits, spec: LabelPartitionSpec, seed: int) -> Division:
-    """Deal the train and the test part; the validation part becomes what is held out of the sites' training images.
+    """Deal the train and the test part; the validation part is held out of the sites' training images.
 
     Raises:
         BadInput: If images have several classes, or a site would have no image to train or to test on.
@@ -79,21 +89,23 @@ def by_labels(splits: Splits, spec: LabelPartitionSpec, seed: int) -> Division:
     random: Random
     if isinstance(spec, DirichletSpec):
         random = generator = np.random.default_rng(seed)
-        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), all_dealt
+        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), ends_of_all
     else:
         random = legacy = np.random.RandomState(seed % (1 << 32))
         draw = practical_shares if spec.shards == "practical" else pathological_shares
-        shares, ends = draw(classes, spec.sites, legacy), rest_dropped
-    patients = (patients_of(splits.train), patients_of(splits.test))
-    hands, tests = (dealt(part.classes, shares, ends, random) for part in patients)
-    sites, remedy = numbered("site", spec.sites), "Take fewer sites, more images, another seed, or more even shares."
-    stop_on([*empty_faults(sites, hands, "training", remedy), *empty_faults(sites, tests, "test", remedy)])
-    held = [random.permutation(hand)[: int(spec.validation_fraction * len(hand))] for hand in hands]
-    kept = [patients[0].rows(np.setdiff1d(hand, out)) for hand, out in zip(hands, held, strict=True)]
-    train, train_rows = gathered(splits.train, kept)
-    validation, validation_rows = gathered(without_notes(splits.train), [patients[0].rows(out) for out in held])
+        shares, ends = draw(classes, spec.sites, legacy), ends_rounded_down
+    train_patients, test_patients = PatientIndex.of(splits.train), PatientIndex.of(splits.test)
+    trains, tests = (deal(part.classes, shares, ends, random) for part in (train_patients, test_patients))
+    sites, remedy = site_names("site", spec.sites), "Take fewer sites, more images, another seed, or more even shares."
+    stop_on([*empty_site_faults(sites, trains, "training", remedy), *empty_site_faults(sites, tests, "test", remedy)])
+    held_out = [random.permutation(of_site)[: int(spec.validation_fraction * len(of_site))] for of_site in trains]
+    rest = [np.setdiff1d(of_site, out) for of_site, out in zip(trains, held_out, strict=True)]
+    train, train_rows = gather(splits.train, [train_patients.rows(of_site) for of_site in rest])
+    validation_rows = [train_patients.rows(of_site) for of_site in held_out]
+    validation, validation_rows = gather(without_skipped(splits.train), validation_rows)
     # The test part stays whole, also where rounding leaves some of it to no site.
-    test_rows = [patients[1].rows(test) for test in tests]
+    test_rows = [test_patients.rows(of_site) for of_site in tests]
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
-    return Division(Splits(train, validation, splits.test), tuple(SitePart(site, names, *own) for site, *own in rows))
+    parts = tuple(SitePart(site, names, *of_site) for site, *of_site in rows)
+    return Division(Splits(train, validation, splits.test), parts)

@@ -9,8 +9,8 @@ non-IID" deals pieces of the shuffled rest, "moderately non-IID" equal numbers o
 import numpy as np
 
 from common.data.base.image_set import Splits
-from common.data.base.splits import Numbers, Share, Stratified, patients_of
-from common.data.partition.division import Division, SitePart, gathered, numbered, without_notes
+from common.data.base.splits import Numbers, PatientIndex, PatientSplit, StratifiedSplitter
+from common.data.partition.division import Division, SitePart, gather, site_names, without_skipped
 from common.data.partition.spec import TasksSpec
 from common.errors import BadInput, Fault
 
@@ -21,55 +21,55 @@ def by_tasks(splits: Splits, spec: TasksSpec) -> Division:
     Raises:
         BadInput: If images do not say their task, or a class has too few patients for so many sites.
     """
-    pool, patients = splits.train, patients_of(splits.train)
+    pool, patients = splits.train, PatientIndex.of(splits.train)
     if "" in pool.sources:
         problem = "the data does not say which task each image belongs to."
         raise BadInput([Fault("partition.kind", problem, 'Take kind = "mixture" in [data].')])
-    split = Stratified(patients.classes, pool.class_names, spec.seed)
-    sites, coordinator = dict[str, tuple[tuple[str, ...], Share]](), list[Numbers]()
+    splitter = StratifiedSplitter(patients.classes, pool.class_names, spec.seed)
+    sites, of_coordinator = dict[str, tuple[tuple[str, ...], PatientSplit]](), list[Numbers]()
     task_of = pool.sources[patients.first]  # (patients,)
     for task in dict.fromkeys(task_of.tolist()):
-        members = np.flatnonzero(task_of == task)
-        left, taken = split.two(_limited(members, split, spec), spec.server_fraction, f'Task "{task}"')
-        coordinator.append(taken)
+        members = _limited(np.flatnonzero(task_of == task), splitter, spec)
+        rest, taken_off = splitter.split_off(members, spec.server_fraction, f'Task "{task}"')
+        of_coordinator.append(taken_off)
         # Classes of which at least one image of the task says whether it has them.
         annotated = ~np.isnan(pool.labels[pool.sources == task]).all(axis=0)  # (classes,)
         class_names = tuple(sorted(np.array(pool.class_names)[annotated].tolist()))
-        hands = _dealt(left, split, spec)
-        for site, hand in zip(numbered(task, len(hands)), hands, strict=True):
-            sites[site] = class_names, split.share(hand, f'Site "{site}"')
-    server, rest = split.share(np.concatenate(coordinator), "The coordinator"), without_notes(pool)
+        of_sites = _deal(rest, splitter, spec)
+        for site, of_site in zip(site_names(task, len(of_sites)), of_sites, strict=True):
+            sites[site] = class_names, splitter.split_in_three(of_site, f'Site "{site}"')
+    server, others = splitter.split_in_three(np.concatenate(of_coordinator), "The coordinator"), without_skipped(pool)
     names = sorted(sites)
     shares = [sites[site][1] for site in names]
-    train, train_rows = gathered(pool, [patients.rows(share.train) for share in shares])
-    validation, validation_rows = gathered(rest, [patients.rows(share.validation) for share in shares])
-    test, test_rows = gathered(rest, [patients.rows(share.test) for share in shares])
+    train, train_rows = gather(pool, [patients.rows(share.train) for share in shares])
+    validation, validation_rows = gather(others, [patients.rows(share.validation) for share in shares])
+    test, test_rows = gather(others, [patients.rows(share.test) for share in shares])
     rows = zip(names, train_rows, validation_rows, test_rows, strict=True)
-    parts = tuple(SitePart(site, sites[site][0], *own) for site, *own in rows)
-    kept = (rest.rows(patients.rows(numbers)) for numbers in (server.train, server.validation, server.test))
-    return Division(Splits(train, validation, test), parts, Splits(*kept))
+    parts = tuple(SitePart(site, sites[site][0], *of_site) for site, *of_site in rows)
+    server_sets = (others.rows(patients.rows(numbers)) for numbers in (server.train, server.validation, server.test))
+    return Division(Splits(train, validation, test), parts, Splits(*server_sets))
 
 
-def _limited(members: Numbers, split: Stratified, spec: TasksSpec) -> Numbers:
+def _limited(members: Numbers, splitter: StratifiedSplitter, spec: TasksSpec) -> Numbers:
     """Return the first ``limit`` of a task's patients; "moderate": the first of each class, equally many."""
     if spec.split == "strong":
         return members[: spec.limit]
-    by_class = _by_class(members, split)
+    by_class = _by_class(members, splitter)
     fewest = min(map(len, by_class))
     count = fewest if spec.limit is None else min(fewest, spec.limit // len(by_class))
     return np.concatenate([of_class[:count] for of_class in by_class])
 
 
-def _dealt(left: Numbers, split: Stratified, spec: TasksSpec) -> list[Numbers]:
-    """Deal a task's patients to its sites; "moderate": equally many of each class, and the rest is nobody's."""
+def _deal(members: Numbers, splitter: StratifiedSplitter, spec: TasksSpec) -> list[Numbers]:
+    """Deal a task's patients to its sites; "moderate": equally many of each class, and the rest to no site."""
     sites = spec.sites_per_task
     if spec.split == "strong":
-        return np.array_split(left, sites)
-    by_class = _by_class(left, split)
-    size = len(left) // sites // len(by_class)
+        return np.array_split(members, sites)
+    by_class = _by_class(members, splitter)
+    size = len(members) // sites // len(by_class)
     return [np.concatenate([of_class[site * size :][:size] for of_class in by_class]) for site in range(sites)]
 
 
-def _by_class(numbers: Numbers, split: Stratified) -> list[Numbers]:
-    classes = split.classes[numbers]
+def _by_class(numbers: Numbers, splitter: StratifiedSplitter) -> list[Numbers]:
+    classes = splitter.classes[numbers]
     return [numbers[classes == column] for column in np.unique(classes)]

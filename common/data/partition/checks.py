@@ -1,4 +1,4 @@
-"""What can be wrong with a partition: by its settings and the classes alone, and once the data is known."""
+"""Faults of a partition: of its settings and the classes alone, and of the data once it is read."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ from common.data.partition.spec import (
     PartitionSpec,
     RandomOwnersSpec,
 )
-from common.data.tables.presets import NIH_CLASSES, unknown_faults
+from common.data.tables.class_names import NIH_CLASSES, unknown_faults
 from common.errors import Fault, quoted
 from common.system.plain_text import counted
 
@@ -25,7 +25,7 @@ ClassLists = Mapping[str, tuple[str, ...]]
 
 
 def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
-    """Find what is wrong, knowing only the data set's classes; ``where`` is like ``"partition.shared"``."""
+    """Find faults that show from the data set's classes alone; their ``where`` is like ``"partition.shared"``."""
     match spec:
         case ClassSubsetsSpec():
             return _subset_faults(class_names, spec)
@@ -79,17 +79,18 @@ def _subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[F
     return faults
 
 
-def _coverage_faults(class_names: Sequence[str], sites: int, classes_of_one: int) -> list[Fault]:
-    """Find out whether there are too few sites for every class to be annotated."""
-    if sites * classes_of_one >= len(class_names):
+def _coverage_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
+    """Find that there are too few sites for every class to be annotated."""
+    if sites * classes_a_site >= len(class_names):
         return []
-    dealt = f"{counted(sites, 'site')} with {counted(classes_of_one, 'class', 'classes')} each"
-    problem = f"{dealt} cannot have all {len(class_names)}."
-    remedy = f"Take at least {-(-len(class_names) // classes_of_one)} sites, or more classes a site."
+    lists = f"{counted(sites, 'site')} with {counted(classes_a_site, 'class', 'classes')} each"
+    problem = f"{lists} cannot have all {len(class_names)}."
+    remedy = f"Take at least {-(-len(class_names) // classes_a_site)} sites, or more classes a site."
     return [Fault("partition.sites", problem, remedy)]
 
 
 def orphan_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
+    """Find classes that no site annotates."""
     orphans = sorted(set(class_names).difference(*lists.values()))
     return [Fault(where, f"no site annotates {quoted(orphans)}.", remedy)] if orphans else []
 
@@ -98,8 +99,8 @@ def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Faul
     faults = []
     rows = TABLES[spec.table]
     if spec.row not in rows:
-        known = ", ".join(map(str, rows))
-        faults.append(Fault("partition.row", f'table "{spec.table}" has no row {spec.row}; its rows are {known}.'))
+        numbers = ", ".join(map(str, rows))
+        faults.append(Fault("partition.row", f'table "{spec.table}" has no row {spec.row}; its rows are {numbers}.'))
     lacking = [name for name in NIH_CLASSES if name not in class_names]
     foreign = sorted(set(class_names).difference(NIH_CLASSES))
     if lacking or foreign:
@@ -112,6 +113,7 @@ def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Faul
 
 
 def site_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
+    """Find that the data has too few patients for the sites, or other centres than the partition says."""
     if spec.images == "source":
         return _source_faults(splits, spec, sites)
     patients = len(np.unique(splits.train.patients))
@@ -125,16 +127,14 @@ def _source_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[s
     if "" in sources:
         problem = "the data does not say which centre each image came from."
         return [Fault("partition.images", problem, "Name source_key or source_column in [data].")]
-    named = isinstance(spec, ClassListsSpec)
-    wanted: int | None
+    count: int | None
     if isinstance(spec, ClassListsSpec):
-        wanted, agree = len(spec.lists), set(spec.lists) == set(sources)
+        where, count, agree = "partition.lists", len(spec.lists), set(spec.lists) == set(sources)
     else:
-        wanted = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
-        agree = wanted in (None, len(sources))
+        count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
+        where, agree = "partition.sites", count in (None, len(sources))
     if not agree:
-        problem = f"{wanted} sites, but the train part has {len(sources)} sources: {quoted(sources)}."
-        where = "partition.lists" if named else "partition.sites"
+        problem = f"{count} sites, but the train part has {len(sources)} sources: {quoted(sources)}."
         return [Fault(where, problem, 'With images = "source" each source is one site, under its name.')]
     if isinstance(spec, ClassSubsetsSpec) and not spec.shared and len(splits.class_names) < len(sources):
         problem = f"{len(splits.class_names)} classes cannot be dealt to {len(sources)} sources, at least one each."
@@ -142,9 +142,9 @@ def _source_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[s
     return []
 
 
-def empty_faults(sites: Sequence[str], hands: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
-    """Find sites whose hand holds nothing of the part called ``part``."""
-    empty = [site for site, hand in zip(sites, hands, strict=True) if not len(hand)]
+def empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
+    """Find sites without an image; ``rows`` are those of each site in the part that ``part`` names."""
+    empty = [site for site, of_site in zip(sites, rows, strict=True) if not len(of_site)]
     problem = f"{quoted(empty)} would get no {part} image."
     return [Fault("partition.sites", problem, remedy)] if empty else []
 

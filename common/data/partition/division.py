@@ -1,4 +1,4 @@
-"""Who holds which images of a data set, and which classes each site annotates: what every partition comes to."""
+"""The result of every partition: the images of each site, and the classes that it annotates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class SitePart:
-    """What one site holds.
+    """The images and the classes of one site.
 
     Attributes:
         class_names: The classes it annotates, sorted.
@@ -34,9 +34,9 @@ class Division:
     """A data set divided over sites.
 
     Attributes:
-        splits: What the rows of ``parts`` count in; a partition may cut the parts of a data set anew.
+        splits: The images that the rows of ``parts`` count in; a partition may cut the parts of a data set anew.
         parts: The sites, in the order of their names.
-        server: Images that the coordinator holds itself, of no site; None in most partitions.
+        server: Images that the coordinator holds itself; None in most partitions.
     """
 
     splits: Splits
@@ -51,17 +51,21 @@ def site_images(splits: Splits, part: SitePart) -> Splits:
     return Splits(*(images.only_classes(part.class_names) for images in sets))
 
 
-def numbered(stem: str, count: int) -> tuple[str, ...]:
-    """Return names that sort as their numbers do: ``("site-01", ..., "site-12")``."""
+def site_names(stem: str, count: int) -> tuple[str, ...]:
+    """Return numbered names, which sort as their numbers do: ``("site-01", ..., "site-12")``."""
     return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
 
 
-def gathered(images: ImageSet, hands: Sequence[Rows]) -> tuple[ImageSet, list[Rows]]:
-    """Return the images of all hands, one hand after the other, and each hand's rows in them."""
-    ends = np.cumsum([len(hand) for hand in hands])
-    return images.rows(np.concatenate(hands)), np.split(np.arange(ends[-1]), ends[:-1])
+def gather(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet, list[Rows]]:
+    """Return the images of all sites, one site after the other, and each site's rows in them.
+
+    Args:
+        rows: Rows of ``images``, for each site.
+    """
+    ends = np.cumsum([len(of_site) for of_site in rows])
+    return images.rows(np.concatenate(rows)), np.split(np.arange(ends[-1]), ends[:-1])
 
 
-def without_notes(images: ImageSet) -> ImageSet:
-    """Return the images without the notes on unreadable ones, which are given once for all parts."""
+def without_skipped(images: ImageSet) -> ImageSet:
+    """Return the images without the list of unreadable ones, which one part of a data set reports for all."""
     return replace(images, skipped=(), missing=0)

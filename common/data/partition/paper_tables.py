@@ -1,71 +1,32 @@
-"""Which site annotates which class in the simulations of Kulkarni et al., "Surgical Aggregation", ML4H 2024.
+"""The classes of each site in the simulations of Kulkarni et al., "Surgical Aggregation", ML4H 2024.
 
 The authors drew the lists at random and published them, not the generator. Numbers are places in the 14 class names of
-NIH ChestX-ray14 in alphabetical order (:data:`common.data.tables.presets.NIH_CLASSES`).
+NIH ChestX-ray14 in alphabetical order (:data:`common.data.tables.class_names.NIH_CLASSES`).
 """
 
 from typing import Literal
 
-from common.data.tables.presets import NIH_CLASSES
+from common.data.tables.class_names import NIH_CLASSES
 
 Lists = tuple[tuple[int, ...], ...]
 
-# Sweep over the number of sites, by K.
-CLIENTS: dict[int, Lists] = {
-    2: ((1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12), (0, 1, 4, 8, 9, 10, 13)),
-    3: (
-        (0, 1, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13),
-        (1, 2, 4, 6, 8, 10, 11, 12),
-        (2, 4, 6, 7, 8, 11, 12, 13),
-    ),
-    4: (
-        (0, 1, 2, 3, 4, 8, 12),
-        (1, 3, 4, 5, 6, 10, 11, 12, 13),
-        (1, 2, 3, 4, 7, 8, 12, 13),
-        (1, 2, 3, 4, 6, 8, 9, 11, 12, 13),
-    ),
-    5: (
-        (0, 1, 2, 4, 6, 8, 9, 12),
-        (1, 2, 5, 8, 10, 11, 13),
-        (1, 2, 3, 6, 7, 8, 12),
-        (0, 2, 5, 8, 9, 11, 13),
-        (2, 3, 8, 9, 12, 13),
-    ),
-    6: (
-        (0, 1, 5, 6, 11, 13),
-        (2, 3, 4, 10, 13),
-        (1, 6, 7, 12),
-        (3, 4, 6, 9, 11, 12),
-        (1, 3, 5, 6, 8, 11, 13),
-        (2, 7, 12),
-    ),
-    8: (
-        (0, 1, 5, 6, 13),
-        (2, 3, 4, 10, 13),
-        (6, 7, 12),
-        (3, 4, 6, 9, 11, 12),
-        (1, 3, 5, 6, 8),
-        (1, 11, 13),
-        (4, 5, 6, 8),
-        (2, 7, 12),
-    ),
-    10: (
-        (0, 1, 5, 6, 13),
-        (2, 3, 4, 10, 13),
-        (6, 7, 12),
-        (3, 4, 6, 9, 11, 12),
-        (1, 3, 5, 6, 8),
-        (1, 11, 13),
-        (4, 5, 8),
-        (2, 7, 12),
-        (6, 8, 9),
-        (2, 7, 12),
-    ),
-}
 
-_UNSHARED: Lists = ((2, 3, 4), (0, 5, 10), (1, 9, 11, 12), (6, 7, 8, 13))
-# Sweep over the shared classes, four sites: what each run gives to everyone besides _UNSHARED.
-_SHARED: dict[int, tuple[int, ...]] = {
+def _lists(text: str) -> Lists:
+    return tuple(tuple(map(int, site.split())) for site in text.split("|"))
+
+
+_BY_SITES = {
+    2: "1 2 3 4 5 6 7 8 10 11 12 | 0 1 4 8 9 10 13",
+    3: "0 1 2 3 4 5 6 8 9 11 12 13 | 1 2 4 6 8 10 11 12 | 2 4 6 7 8 11 12 13",
+    4: "0 1 2 3 4 8 12 | 1 3 4 5 6 10 11 12 13 | 1 2 3 4 7 8 12 13 | 1 2 3 4 6 8 9 11 12 13",
+    5: "0 1 2 4 6 8 9 12 | 1 2 5 8 10 11 13 | 1 2 3 6 7 8 12 | 0 2 5 8 9 11 13 | 2 3 8 9 12 13",
+    6: "0 1 5 6 11 13 | 2 3 4 10 13 | 1 6 7 12 | 3 4 6 9 11 12 | 1 3 5 6 8 11 13 | 2 7 12",
+    8: "0 1 5 6 13 | 2 3 4 10 13 | 6 7 12 | 3 4 6 9 11 12 | 1 3 5 6 8 | 1 11 13 | 4 5 6 8 | 2 7 12",
+    10: ("0 1 5 6 13 | 2 3 4 10 13 | 6 7 12 | 3 4 6 9 11 12 | 1 3 5 6 8 | 1 11 13 | 4 5 8 | 2 7 12 | 6 8 9 | 2 7 12"),
+}
+"""The classes of each site in the sweep over the number of sites, by that number."""
+_UNSHARED = _lists("2 3 4 | 0 5 10 | 1 9 11 12 | 6 7 8 13")
+_SHARED = {
     1: (),
     2: (13,),
     3: (1, 13),
@@ -74,11 +35,14 @@ _SHARED: dict[int, tuple[int, ...]] = {
     6: (0, 1, 2, 3, 5, 6, 7, 8, 10, 11, 12, 13),
     7: tuple(range(14)),
 }
-SHARED: dict[int, Lists] = {
-    run: tuple(tuple(sorted({*own, *shared})) for own in _UNSHARED) for run, shared in _SHARED.items()
-}
+"""The classes that all four sites have, beside those in ``_UNSHARED``, in each run of the sweep over shared classes."""
 
-TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {"clients": CLIENTS, "shared": SHARED}
+TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
+    "clients": {sites: _lists(text) for sites, text in _BY_SITES.items()},
+    "shared": {
+        run: tuple(tuple(sorted({*unshared, *shared})) for unshared in _UNSHARED) for run, shared in _SHARED.items()
+    },
+}
 
 
 def class_names_of(table: Literal["clients", "shared"], row: int) -> tuple[tuple[str, ...], ...]:

@@ -1,4 +1,4 @@
-"""One data set divided over virtual sites: whose images, and which classes each site annotates.
+"""One data set divided over simulated sites: the images of each site, and the classes that it annotates.
 
 Here: sites that annotate different classes, and patients dealt apart from them (as in Kulkarni et al., "Surgical
 Aggregation", ML4H 2024, see :mod:`common.data.base.splits`), or centres as sites. Class lists are drawn so that each
@@ -15,8 +15,8 @@ from common.data.base.image_set import Splits
 from common.data.base.splits import any_positive, split_patients_over_sites
 from common.data.partition.by_label import by_labels
 from common.data.partition.by_task import by_tasks
-from common.data.partition.checks import ClassLists, empty_faults, orphan_faults, partition_faults, site_faults
-from common.data.partition.division import Division, SitePart, numbered, site_images
+from common.data.partition.checks import ClassLists, empty_site_faults, orphan_faults, partition_faults, site_faults
+from common.data.partition.division import Division, SitePart, site_images, site_names
 from common.data.partition.paper_tables import TABLES, class_names_of
 from common.data.partition.spec import (
     ClassListsSpec,
@@ -49,7 +49,7 @@ def deal_classes(
         positives: ``(sites, classes)`` positive training images.
 
     Returns:
-        ``(sites, classes)`` whether the site annotates the class.
+        ``(sites, classes)``, True where the site annotates the class.
     """
     owned = np.repeat(shared[None, :], len(positives), axis=0)
     order = random.permutation(len(positives))
@@ -66,7 +66,7 @@ def deal_classes(
 
 
 def random_owners(sites: int, classes: int, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw ``(sites, classes)``: 1 to ``sites`` owners per class; a site left with none joins the owners of one."""
+    """Draw class lists ``(sites, classes)``: 1 to ``sites`` owners per class; a site left with none joins one class."""
     owned = np.zeros((sites, classes), dtype=np.bool_)
     for column in range(classes):
         owned[random.permutation(sites)[: random.integers(1, sites + 1)], column] = True
@@ -75,11 +75,11 @@ def random_owners(sites: int, classes: int, random: np.random.Generator) -> NDAr
     return owned
 
 
-def lists_without_missing(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
-    """Draw ``(sites, classes)`` lists that each lack ``missing`` classes, until every class has an owner.
+def draw_lists(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
+    """Draw class lists ``(sites, classes)`` that each lack ``missing`` classes, until every class has an owner.
 
-    As FedMLP's authors draw them, with Python's own generator, site after site; they take the first draw as it comes,
-    also where a class has no owner. Gives up after many draws, and returns the last.
+    FedMLP's authors draw them so, with Python's own generator, site after site; they take the first draw, also where a
+    class has no owner. After many draws the last is returned.
     """
     if classes - missing == 1:
         return np.eye(classes, dtype=np.bool_)[np.arange(sites) % classes]
@@ -106,20 +106,19 @@ def by_classes(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[Sit
     else:
         count = len(TABLES[spec.table][spec.row]) if isinstance(spec, ClassTableSpec) else spec.sites
         assert count is not None, "partition_faults has seen to it"
-        sites = numbered("site", count)
+        sites = site_names("site", count)
     stop_on(site_faults(splits, spec, sites))
     if spec.images == "source":
         dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
     else:
         random, dealt = np.random.RandomState(seed % (1 << 32)), []
         for part in (splits.train, splits.validation):  # one after the other, the same generator going on
-            hands = split_patients_over_sites(
-                part.patients, any_positive(part.labels), len(sites), random, spec.size_skew
-            )
-            dealt.append([np.flatnonzero(np.isin(part.patients, hand)) for hand in hands])
+            abnormal = any_positive(part.labels)
+            of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
+            dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
     rows = list(zip(*dealt, strict=True))
     remedy = "Take fewer sites: abnormal and other patients are dealt apart."
-    stop_on(empty_faults(sites, [train for train, _ in rows], "training", remedy))
+    stop_on(empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
     positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
     lists = _class_lists(splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites))))
     remedy = "Take more sites, fewer missing classes, or another lists_seed."
@@ -145,7 +144,7 @@ def _class_lists(
         case RandomOwnersSpec():
             owned = random_owners(len(sites), len(class_names), random)
         case MissingClassesSpec():
-            owned = lists_without_missing(len(sites), len(class_names), spec.missing, spec.lists_seed)
+            owned = draw_lists(len(sites), len(class_names), spec.missing, spec.lists_seed)
         case ClassSubsetsSpec():
             if isinstance(spec.shared, tuple):
                 shared = np.isin(class_names, spec.shared)
@@ -166,7 +165,7 @@ def partition(splits: Splits, spec: PartitionSpec, seed: int) -> Division:
     """Divide a data set over sites.
 
     Args:
-        seed: Taken where ``spec.seed`` is None.
+        seed: The seed of the division where ``spec.seed`` is None.
 
     Raises:
         BadInput: With all faults.

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits, own_patients
+from common.data.base.image_set import ImageSet, Splits, unknown_patients
 from common.data.base.spec import DigitsSpec, PhantomSpec
-from common.data.base.splits import any_positive, parts_of, patient_split
-from common.data.images.reading import resized
+from common.data.base.splits import split_by_patient
+from common.data.images.reading import resize_images
 
 
 def load_digits(spec: DigitsSpec) -> Splits:
@@ -32,58 +32,33 @@ def load_digits(spec: DigitsSpec) -> Splits:
         stored=images,
         labels=np.asarray(digits[:, None] == np.arange(10), dtype=np.float32),
         class_names=tuple("0123456789"),
-        patients=own_patients(len(images)),
+        patients=unknown_patients(len(images)),
         sources=np.full(len(images), ""),
     )
-    return split_images(everything, spec.split_seed)
+    return split_by_patient(everything, spec.split_seed)
 
 
 @functools.lru_cache(maxsize=1)
 def _images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return all images at one size, and the digit of each; kept, for the next run in this process."""
-    table = _table()
+    """Return all images at one size, and the digit of each; the result is cached for the next run in this process."""
+    package = importlib.util.find_spec("sklearn")
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
+    if file is not None and file.is_file():  # read it here, because the library's import takes a second of CPU
+        table = np.loadtxt(file, delimiter=",")  # (1797, 65): 64 pixels and the digit
+    else:  # a release that keeps the file elsewhere
+        from sklearn.datasets import load_digits as read_digits
+
+        digits = read_digits()
+        table = np.column_stack([digits.data, digits.target])
     pixels = table[:, :-1].reshape(-1, 8, 8)
-    images = resized(np.round(pixels * (255 / 16)).astype(np.uint8), size, "pad")
+    images = resize_images(np.round(pixels * (255 / 16)).astype(np.uint8), size, "pad")
     images.flags.writeable = False
     return images, table[:, -1].astype(np.int64)
-
-
-def _table() -> NDArray[np.float64]:
-    """64 pixels and the digit, ``(1797, 65)``: from the library's file, for its import takes a second of CPU."""
-    found = importlib.util.find_spec("sklearn")
-    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz" if found and found.origin else None
-    if file is not None and file.is_file():
-        return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits as read_digits  # of a release that keeps the file elsewhere
-
-    digits = read_digits()
-    return np.column_stack([digits.data, digits.target])
-
-
-def split_images(everything: ImageSet, seed: int) -> Splits:
-    """Split a whole set 70/10/20 by patient."""
-    split = patient_split(everything.patients, any_positive(everything.labels), seed)
-    parts = parts_of(everything.patients, split)
-    train, validation, test = (
-        everything.rows(np.flatnonzero(parts == part)) for part in ("train", "validation", "test")
-    )
-    return Splits(train, validation, test)
 
 
 Plane = NDArray[np.floating[Any]]
 Random = np.random.Generator
 
-PHANTOM_CLASSES = (
-    "Cardiomegaly",
-    "Consolidation",
-    "Device",
-    "Edema",
-    "Effusion",
-    "Emphysema",
-    "Mass",
-    "Nodule",
-    "Pneumothorax",
-)
 _PREVALENCE = {
     "Cardiomegaly": 0.15,
     "Consolidation": 0.22,
@@ -95,14 +70,15 @@ _PREVALENCE = {
     "Nodule": 0.25,
     "Pneumothorax": 0.18,
 }
+PHANTOM_CLASSES = tuple(_PREVALENCE)
 _HEART_FAILURE = 0.15
 _WITH_HEART_FAILURE = {"Cardiomegaly": 0.75, "Edema": 0.7, "Effusion": 0.6, "Device": 0.45}
 _BATCH = 100
 
 
 def load_phantom(spec: PhantomSpec) -> Splits:
-    """Draw patients of 1 to 3 images, render them, split by patient."""
-    return split_images(phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed)
+    """Draw synthetic patients of 1 to 3 images each, render the images, and split them by patient."""
+    return split_by_patient(phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed)
 
 
 def phantoms(count: int, size: int, random: Random) -> ImageSet:
@@ -122,7 +98,7 @@ def phantoms(count: int, size: int, random: Random) -> ImageSet:
 
 
 def _findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.float32]:
-    """Draw 0/1 ``(n, classes)``; heart failure belongs to the patient, what is seen of it to the image."""
+    """Draw findings 0/1 ``(n, classes)``; heart failure belongs to the patient, its visible signs to the image."""
     failing = (random.random(patient.max() + 1) < _HEART_FAILURE)[patient]
     columns = []
     for name in PHANTOM_CLASSES:
@@ -133,7 +109,7 @@ def _findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What differs between patients before any finding; each ``(n, 1, 1)``.
+    """Differences between patients before any finding; each ``(n, 1, 1)``.
 
     Attributes:
         width: Half width of the thorax.
@@ -172,7 +148,7 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Scene:
-    """One batch being drawn.
+    """The coordinates and the random draws of one batch of images.
 
     Attributes:
         x: Posed coordinate, to the image's right.
@@ -234,7 +210,7 @@ def _posed(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Pla
 
 
 def _edge(signed: Plane, sharpness: float) -> Plane:
-    """1 where ``signed`` is positive, 0 where negative, with a soft edge."""
+    """Return 1 where ``signed`` is positive and 0 where it is negative, with a soft edge."""
     return np.asarray(1 / (1 + np.exp(np.clip(-sharpness * signed, -30, 30))), dtype=np.float32)
 
 
@@ -247,7 +223,7 @@ def _smooth_noise(count: int, size: int, grains: int, random: Random) -> Plane:
 
 
 def _lungs(x: Plane, y: Plane, anatomy: Anatomy, emphysema: Plane) -> Plane:
-    """Two half-ellipses on domes; emphysema pushes the domes down and flat and the lungs wide."""
+    """Draw two half-ellipses on domes; emphysema pushes the domes down and flat and the lungs wide."""
     center = 0.49 * anatomy.width
     from_center = (np.abs(x) - center) / (0.36 * anatomy.width * (1 + 0.06 * emphysema))
     outline = 1 - np.abs(from_center) ** 2.4 - np.abs((y + 0.12) / anatomy.lung_height) ** 2.4
@@ -258,12 +234,12 @@ def _lungs(x: Plane, y: Plane, anatomy: Anatomy, emphysema: Plane) -> Plane:
 
 
 def _perihilar(scene: Scene) -> Plane:
-    """Vessels are densest beside the heart's upper border."""
+    """Draw the density of vessels, highest beside the heart's upper border."""
     return np.exp(-(((np.abs(scene.x) - 0.24) / 0.17) ** 2) - ((scene.y + 0.05) / 0.26) ** 2)
 
 
 def _ribs(scene: Scene, anatomy: Anatomy) -> Plane:
-    """Bright arcs that fall towards the sides, and the clavicles."""
+    """Draw bright arcs that fall towards the sides, and the clavicles."""
     phase = anatomy.rib_spacing * (scene.y - 0.42 * np.abs(scene.x) ** 1.5)
     arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _edge(np.abs(scene.x) - 0.12, 30)
     clavicles = 0.08 * np.exp(-(((scene.y + 0.68 + 0.12 * np.abs(scene.x)) / 0.035) ** 2))
@@ -271,7 +247,7 @@ def _ribs(scene: Scene, anatomy: Anatomy) -> Plane:
 
 
 def _middle(scene: Scene, anatomy: Anatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
-    """Spine and great vessels, and the heart: wide in cardiomegaly, narrow between emphysematous lungs."""
+    """Draw spine, great vessels and heart, which is wide in cardiomegaly and narrow between emphysematous lungs."""
     x, y = scene.x, scene.y
     half_width = 0.13 + 0.03 * np.sin(5 * y)
     mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _edge(y - 0.6, 8))
@@ -283,7 +259,7 @@ def _middle(scene: Scene, anatomy: Anatomy, cardiomegaly: Plane, emphysema: Plan
 
 
 def _disc(scene: Scene, least: float, most: float, brightness: float) -> Plane:
-    """Return a round shadow somewhere in a lung, its rim a little uneven if large."""
+    """Draw a round shadow somewhere in a lung, its rim a little uneven if large."""
     radius = scene.draw(least, most)
     x, y = scene.side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
@@ -292,7 +268,7 @@ def _disc(scene: Scene, least: float, most: float, brightness: float) -> Plane:
 
 
 def _consolidation(scene: Scene) -> Plane:
-    """Return a patchy white area with an ill-defined edge in one lung."""
+    """Draw a patchy white area with an ill-defined edge in one lung."""
     x, y = scene.side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
     area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
     patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
@@ -300,14 +276,14 @@ def _consolidation(scene: Scene) -> Plane:
 
 
 def _edema(scene: Scene) -> Plane:
-    """Haze around both hila, as a butterfly's wings."""
+    """Draw haze around both hila, in the shape of a butterfly's wings."""
     wings = np.exp(-(((np.abs(scene.x) - 0.3) / 0.24) ** 2) - ((scene.y + 0.02) / 0.36) ** 2)
     haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
     return np.asarray(scene.draw(0.07, 0.2) * scene.lungs * haze)
 
 
 def _pneumothorax(scene: Scene) -> tuple[Plane, Plane]:
-    """Air without markings above and outside the collapsed lung, and the thin white line of its pleura."""
+    """Draw air without markings above and outside the collapsed lung, and the thin white line of its pleura."""
     side = scene.side()
     across, along = (side * scene.x - 0.3) / scene.draw(0.26, 0.36), (scene.y - 0.25) / scene.draw(0.5, 0.8)
     inside = 1 - across**2 - along**2
@@ -317,7 +293,7 @@ def _pneumothorax(scene: Scene) -> tuple[Plane, Plane]:
 
 
 def _effusion(scene: Scene, anatomy: Anatomy) -> Plane:
-    """Fluid over one diaphragm, its level rising towards the chest wall (the meniscus)."""
+    """Draw fluid over one diaphragm, its level rising towards the chest wall (the meniscus)."""
     outward = scene.side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
     level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
@@ -325,7 +301,7 @@ def _effusion(scene: Scene, anatomy: Anatomy) -> Plane:
 
 
 def _device(scene: Scene) -> Plane:
-    """Return a lead or catheter: a thin bright line from a shoulder down to the heart."""
+    """Draw a lead or catheter: a thin bright line from a shoulder down to the heart."""
     side, end = scene.side(), scene.draw(-0.05, 0.35)
     start = scene.draw(0.4, 0.6)
     way = np.clip((scene.y + 0.75) / (end + 0.75), 0, 1)

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits, joined, own_patients
+from common.data.base.image_set import PARTS, ImageSet, Splits, concatenated, unknown_patients
 from common.data.base.spec import CompositesSpec, MixtureSpec, NpzSpec
-from common.data.images.reading import ImageStore, recolored, resized
+from common.data.images.reading import ImageStore, convert_color, resize_images
 from common.data.sources.npz import load_npz, open_npz
-from common.data.tables.presets import repeated_faults
+from common.data.tables.class_names import repeated_faults
 from common.errors import BadInput, Fault, stop_on
 
 CELLS = 4
-"""Two rows of two."""
+"""Places for pictures in a composite: two rows of two."""
 
 
 def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:
@@ -29,8 +29,8 @@ def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:
     Raises:
         BadInput: With what is wrong with the file.
     """
-    table = open_npz(_pictures_of(spec), base)
-    several = sum(int(((part.labels == 1).sum(axis=1) != 1).sum()) for part in (table.train, table.test))
+    _, (train, _, test) = open_npz(_pictures_of(spec), base)
+    several = sum(int(((part.labels == 1).sum(axis=1) != 1).sum()) for part in (train, test))
     problem = f"composites are made of pictures with one class each; {several} have none or several."
     return [Fault("data.path", problem, "Take another file.")] if several else []
 
@@ -41,17 +41,15 @@ def load_composites(spec: CompositesSpec, base: Path, store: ImageStore) -> Spli
     Raises:
         BadInput: With what is wrong with the file.
     """
-    single = load_npz(_pictures_of(spec), base, store)
-    sizes = (spec.train, spec.validation, spec.test)
-    parts = (single.train, single.validation, single.test)
-    train, validation, test = (
-        drawn(part, size, spec, np.random.default_rng((spec.seed, place)))
-        for place, (part, size) in enumerate(zip(parts, sizes, strict=True))
+    pictures = load_npz(_pictures_of(spec), base, store)
+    composites = (
+        draw_composites(part, getattr(spec, name), spec, np.random.default_rng((spec.seed, place)))
+        for place, (name, part) in enumerate(zip(PARTS, pictures.parts, strict=True))
     )
-    return Splits(train, validation, test)
+    return Splits(*composites)
 
 
-def drawn(pictures: ImageSet, count: int, spec: CompositesSpec, random: np.random.Generator) -> ImageSet:
+def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random: np.random.Generator) -> ImageSet:
     """Draw ``count`` composites: one to four pictures each, in cells drawn without repetition.
 
     Class c, in the file's order, is drawn with a probability in proportion to ``spec.falling ** c``.
@@ -69,16 +67,16 @@ def drawn(pictures: ImageSet, count: int, spec: CompositesSpec, random: np.rando
             image[top : top + height, left : left + width] = pools.next_of(column)
             label[column] = 1
     return ImageSet(
-        stored=resized(images, spec.image_size, "pad"),
+        stored=resize_images(images, spec.image_size, "pad"),
         labels=labels,
         class_names=pictures.class_names,
-        patients=own_patients(count),
+        patients=unknown_patients(count),
         sources=np.full(count, ""),
     )
 
 
 class _Pools:
-    """The pictures of each class in random order, anew once all were used."""
+    """Gives the pictures of each class in random order, and in a new order once all were used."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
         self._pictures, self._random = pictures.images, random
@@ -86,6 +84,7 @@ class _Pools:
         self._left: list[list[int]] = [[] for _ in self._rows]
 
     def next_of(self, column: int) -> NDArray[np.uint8]:
+        """Return the next picture of the class in this label column."""
         if not self._left[column]:
             self._left[column] = self._random.permutation(self._rows[column]).tolist()
         return np.asarray(self._pictures[self._left[column].pop()])
@@ -104,7 +103,7 @@ def mixture_faults(spec: MixtureSpec, base: Path) -> list[Fault]:
     names: list[str] = []
     for task, file in spec.tasks.items():
         try:
-            names += _names(task, open_npz(file, base).class_names)
+            names += _names(task, open_npz(file, base)[0])
         except BadInput as bad:
             faults += [_of_task(task, fault) for fault in bad.faults]
     return faults + repeated_faults("data.tasks", names)
@@ -117,25 +116,24 @@ def load_mixture(spec: MixtureSpec, base: Path, store: ImageStore) -> Splits:
         BadInput: With all faults.
     """
     stop_on(mixture_faults(spec, base))
-    parts = list[tuple[ImageSet, ImageSet, ImageSet]]()
+    tasks = list[list[ImageSet]]()
     for task, file in spec.tasks.items():
         try:
             splits = load_npz(file.model_copy(update={"image_size": spec.image_size}), base, store)
         except BadInput as bad:
             raise BadInput(_of_task(task, fault) for fault in bad.faults) from None
-        train, validation, test = splits.train, splits.validation, splits.test
-        parts.append(
-            (_marked(train, task, spec.color), _marked(validation, task, spec.color), _marked(test, task, spec.color))
-        )
-    class_names = tuple(name for train, _, _ in parts for name in train.class_names)
-    return Splits(*(joined([_widened(part, class_names) for part in of_part]) for of_part in zip(*parts, strict=True)))
+        tasks.append([_with_task(part, task, spec.color) for part in splits.parts])
+    class_names = tuple(name for train, *_ in tasks for name in train.class_names)
+    return Splits(
+        *(concatenated([_widened(part, class_names) for part in of_part]) for of_part in zip(*tasks, strict=True))
+    )
 
 
-def _marked(images: ImageSet, task: str, color: bool) -> ImageSet:
+def _with_task(images: ImageSet, task: str, color: bool) -> ImageSet:
     """Put the task's name in front of its classes and patients, and as the source."""
     return replace(
         images,
-        stored=recolored(images.images, color),
+        stored=convert_color(images.images, color),
         places=None,
         class_names=_names(task, images.class_names),
         patients=np.array([f"{task}/{patient}" for patient in images.patients], dtype=np.str_),

@@ -12,6 +12,7 @@ from common.data.base.spec import DicomwebSpec
 from common.data.base.splits import Names
 from common.data.dicomweb.archive import Archive, ArchiveKey, open_archive
 from common.data.dicomweb.search import UID, Instance
+from common.data.tables.cells import normalized
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.data.tables.labels import (
     LabelTable,
@@ -19,8 +20,7 @@ from common.data.tables.labels import (
     identity_faults,
     labels_of,
     part_faults,
-    sources_of,
-    wanted_columns,
+    required_columns,
     with_parts,
 )
 from common.errors import BadInput, Fault, quoted, stop_on
@@ -33,13 +33,13 @@ _LONGEST_ACCESSION = 64
 
 @dataclass(frozen=True)
 class OpenedArchive:
-    """What a table and its PACS come to.
+    """A table of labels whose images are located in a PACS.
 
     Attributes:
         table: The rows with an image.
-        archive: Gives them.
-        lines: Lines of the table.
-        patients_from_archive: The PACS names the patients, and no column does.
+        archive: Gives the images.
+        lines: Number of lines of the table.
+        patients_from_archive: True where the patients are those that the PACS names, because no column does.
     """
 
     table: LabelTable
@@ -49,29 +49,32 @@ class OpenedArchive:
 
 
 def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
-    """Read and check everything but the pictures; ask the PACS where these lie.
+    """Read and check the table, and search the PACS for its images; no image is fetched.
 
     Raises:
         BadInput: With all faults of the columns and of the files named beside, then of the cells, then of the answers.
     """
     columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
-    faults = column_faults(Path(spec.labels).name, columns, {**named, **wanted_columns(spec)})
+    faults = column_faults(Path(spec.labels).name, columns, {**named, **required_columns(spec)})
     stop_on(faults + finding_faults(spec, columns))
-    own = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
-    own_key = _KEYS[own]
-    faults = identity_faults(spec, columns, own_key, named[own_key], "image" if own == "instance" else "study")
+    row_kind = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
+    row_key = _KEYS[row_kind]
+    what = "image" if row_kind == "instance" else "study"
+    faults = identity_faults(spec, columns, row_key, named[row_key], what)
     stop_on(faults + [fault for key, column in named.items() for fault in _name_faults(key, columns[column])])
     labels = labels_of(spec, columns)
     archive = open_archive(spec, base)
     rows, images = _images(spec, columns, archive)
-    archive_patients = None if spec.patient_column else _patients(images)
+    ids = [image.patient for image in images if image]
+    # The PACS names the patients only where all images have a PatientID, and not all the same.
+    by_archive = not spec.patient_column and bool(ids) and all(ids) and len(set(ids)) >= min(2, len(ids))
     if spec.patient_column:
         patients = columns[spec.patient_column][rows]
-    else:  # PatientIDs, else a patient for each study; a line without an image is one of its own
-        unknown = [f"{UNKNOWN_PATIENT}{image.study if image else row}" for row, image in zip(rows, images, strict=True)]
+    else:  # else a patient for each study; a line without an image is one of its own
         names = [
-            image.patient if image and archive_patients else own for image, own in zip(images, unknown, strict=True)
+            image.patient if image and by_archive else f"{UNKNOWN_PATIENT}{image.study if image else row}"
+            for row, image in zip(rows, images, strict=True)
         ]
         patients = np.array(names, dtype=np.str_)
     table = LabelTable(
@@ -79,25 +82,25 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
         labels=labels[rows],
         class_names=spec.label_columns or spec.classes,
         patients=patients,
-        sources=sources_of(spec, columns, len(labels))[rows],
+        sources=np.full(len(rows), "") if spec.source_column is None else columns[spec.source_column][rows],
         parts=np.full(len(rows), "train"),
         reader=archive,
     )
     # All lines are split by patient, those without an image too; then the latter are left out.
     table = with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column][rows])
     stop_on(part_faults("data.split_column", table))
-    return OpenedArchive(_present_only(table, rows, images, spec), archive, len(labels), archive_patients is not None)
+    return OpenedArchive(_with_images_only(table, rows, images, spec), archive, len(labels), by_archive)
 
 
 def _name_faults(key: str, cells: Names) -> list[Fault]:
-    """Find cells that are no names of images or studies; such names stand in addresses and in names of files."""
+    """Find cells that cannot name an image or a study; such names stand in addresses and in names of files."""
     if key == _KEYS["accession"]:
         fits = [
             0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
-            for cell in np.char.strip(cells)
+            for cell in normalized(cells)
         ]
     else:
-        fits = [UID.fullmatch(cell) is not None for cell in np.char.strip(cells)]
+        fits = [UID.fullmatch(cell) is not None for cell in normalized(cells)]
     bad = np.flatnonzero(~np.array(fits))
     if not len(bad):
         return []
@@ -113,30 +116,28 @@ def _images(spec: DicomwebSpec, columns: Columns, archive: Archive) -> tuple[NDA
         BadInput: If the PACS gives no usable answer, or an image belongs to two lines.
     """
     kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
-    keys = [ArchiveKey(kind, cell.strip()) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
+    keys = [ArchiveKey(kind, str(cell)) for cell in normalized(columns[str(getattr(spec, f"{kind}_column"))])]
     results = archive.find(keys)
+    instances = None if spec.instance_column is None else normalized(columns[spec.instance_column])
     rows, images = list[int](), list[Instance | None]()
     for row, key in enumerate(keys):
-        own = [image for image in results[key] if not spec.modalities or image.modality in spec.modalities]
-        if spec.instance_column:
-            own = [image for image in own if image.instance == columns[spec.instance_column][row].strip()]
-        own.sort(key=lambda image: (image.series, image.instance))
-        rows += [row] * max(1, len(own))
-        images += own or [None]
-    names = Counter(image.instance for image in images if image)
-    if twice := [name for name, count in names.items() if count > 1]:
-        problem = f"{counted(len(twice), 'image')} of more than one line: {quoted(twice, 5)}."
+        of_line = [
+            image
+            for image in results[key]
+            if (not spec.modalities or image.modality in spec.modalities)
+            and (instances is None or image.instance == instances[row])
+        ]
+        of_line.sort(key=lambda image: (image.series, image.instance))
+        rows += [row] * max(1, len(of_line))
+        images += of_line or [None]
+    counts = Counter(image.instance for image in images if image)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        problem = f"{counted(len(repeated), 'image')} of more than one line: {quoted(repeated, 5)}."
         raise BadInput([Fault(_KEYS[kind], problem, "Do two lines name the same study?")])
     return np.array(rows, dtype=np.intp), images
 
 
-def _patients(images: list[Instance | None]) -> list[str] | None:
-    """Return the PatientID of each image; None where the PACS does not give all, or gives the same for all."""
-    names = [image.patient for image in images if image]
-    return names if names and all(names) and len(set(names)) >= min(2, len(names)) else None
-
-
-def _present_only(
+def _with_images_only(
     table: LabelTable, rows: NDArray[np.intp], images: list[Instance | None], spec: DicomwebSpec
 ) -> LabelTable:
     """Leave out lines without an image, and count them.
@@ -144,11 +145,11 @@ def _present_only(
     Raises:
         BadInput: If there are such and ``spec.missing_files`` is "fault", or if there is no image at all.
     """
-    there = np.array([image is not None for image in images], dtype=np.bool_)
-    absent = rows[~there]
-    if len(absent) and (spec.missing_files == "fault" or not there.any()):
+    is_present = np.array([image is not None for image in images], dtype=np.bool_)
+    absent = rows[~is_present]
+    if len(absent) and (spec.missing_files == "fault" or not is_present.any()):
         problem = f"{len(absent)} of {rows[-1] + 1} lines of {spec.labels} have no image in the PACS, "
         problem += f"line {absent[0] + 2} first."
         remedy = 'Are the columns and data.modalities right? Or set missing_files = "ignore" to leave them out.'
         raise BadInput([Fault("data.labels", problem, remedy)])
-    return replace(table.rows(np.flatnonzero(there)), missing=len(absent))
+    return replace(table.rows(np.flatnonzero(is_present)), missing=len(absent))

@@ -1,4 +1,4 @@
-"""npz files: the headers of their arrays, and the arrays, of which none takes more memory than its header says."""
+"""npz files: the headers of their arrays, and the arrays; no array takes more memory than its header says."""
 
 import io
 import math
@@ -27,21 +27,24 @@ _AGAIN = "Copy it again, or write it again with numpy.savez."
 
 @dataclass(frozen=True)
 class Header:
-    """What an array looks like, known without reading it."""
+    """The shape and type of an array, known without reading it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     fortran: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
     @property
     def size(self) -> int:
-        """Bytes of the array in memory."""
+        """The number of bytes of the array in memory."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @contextmanager
 def reading(where: str, name: str) -> Iterator[None]:
-    """Read of an npz file inside: any error of zipfile, zlib and numpy on damaged bytes is one fault of the file."""
+    """Turn any error of zipfile, zlib and numpy on damaged bytes, inside the ``with``, into one fault of the file."""
     subject = "" if where.endswith(name) else f"{name} "
     damaged = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, SyntaxError, LookupError, MemoryError)
     try:
@@ -54,10 +57,10 @@ def reading(where: str, name: str) -> Iterator[None]:
 
 
 class NpzArrays:
-    """The arrays of an open npz file, each read when it is asked for.
+    """The arrays of an open npz file; each is read when it is first needed.
 
     Raises:
-        BadInput: Where what is asked for cannot be read.
+        BadInput: Where an array cannot be read.
     """
 
     def __init__(self, archive: zipfile.ZipFile, path: Path, where: str) -> None:
@@ -69,33 +72,33 @@ class NpzArrays:
 
     def __getitem__(self, key: str) -> NDArray[Any]:
         with reading(self._where, self.path.name):
-            header(self._archive, self._members[key])  # of the same entry, and not of another one of its name
+            read_header(self._archive, self._members[key])
             with self._archive.open(self._members[key]) as member:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
     def rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
-        """Return the entries at ``rows``, which ascend; the others are not in memory together, and nothing is twice."""
+        """Return the entries at ``rows``, which ascend; the rest of the array is read block by block."""
         with reading(self._where, self.path.name):
-            stated = header(self._archive, self._members[key])
-        if len(rows) == stated.shape[0]:
+            header = read_header(self._archive, self._members[key])
+        if len(rows) == header.shape[0]:
             return self[key]
-        if stated.fortran or not stated.size:
+        if header.fortran or not header.size:
             return np.asarray(self[key][rows])
-        chosen = np.empty((len(rows), *stated.shape[1:]), stated.dtype)
+        entries = np.empty((len(rows), *header.shape[1:]), header.dtype)
         with reading(self._where, self.path.name), self._archive.open(self._members[key]) as member:
-            _read_header(member)
-            step = max(1, _BLOCK * stated.shape[0] // stated.size)
-            for start in range(0, stated.shape[0], step):
-                count = min(step, stated.shape[0] - start)
-                block = np.frombuffer(_exactly(member, count * stated.size // stated.shape[0]), stated.dtype)
+            _parse_header(member)
+            step = max(1, _BLOCK * header.shape[0] // header.size)
+            for start in range(0, header.shape[0], step):
+                count = min(step, header.shape[0] - start)
+                block = np.frombuffer(_exactly(member, count * header.size // header.shape[0]), header.dtype)
                 first, last = np.searchsorted(rows, (start, start + count))
-                chosen[first:last] = block.reshape(count, *stated.shape[1:])[rows[first:last] - start]
-        return chosen
+                entries[first:last] = block.reshape(count, *header.shape[1:])[rows[first:last] - start]
+        return entries
 
 
 @contextmanager
-def opened_npz(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
-    """Open a file whose headers :func:`read_headers` has found to be in order."""
+def open_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
+    """Open the arrays of a file that has passed :func:`read_headers`."""
     with reading(where, path.name):
         archive = zipfile.ZipFile(path)
         arrays = NpzArrays(archive, path, where)
@@ -104,23 +107,23 @@ def opened_npz(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
 
 
 def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
-    """Return what each array looks like, by its name.
+    """Read the header of each array, by its name.
 
     Raises:
-        BadInput: If there is no such file, it is no npz file, or an array has another size than it announces.
+        BadInput: If there is no such file, it is no npz file, or an array has another size than its header says.
     """
     stop_on(missing_file(where, path))
     with reading(where, path.name), zipfile.ZipFile(path) as archive:
-        return {name: header(archive, info) for name, info in _members(archive).items()}
+        return {name: read_header(archive, info) for name, info in _members(archive).items()}
 
 
 def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the entries by the names of their arrays.
+    """Return the entries of the archive by the names of their arrays.
 
     Raises:
-        ValueError: If two have one name: which of them is meant, every reader decides in its own way.
-        NotImplementedError: If one is packed as numpy never does: of bzip2 and LZMA zipfile unpacks all that a piece
-            of the file gives, which may be gigabytes.
+        ValueError: If two entries have one name: every reader decides in its own way which of them counts.
+        NotImplementedError: If an entry is packed otherwise than numpy packs: from a piece of a bzip2 or LZMA entry
+            zipfile unpacks everything at once, which may be gigabytes.
     """
     if not {info.compress_type for info in archive.infolist()} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise NotImplementedError("packed otherwise than numpy does")
@@ -130,39 +133,39 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
-    """Read one array's header; the file must have as many bytes as it announces before memory is allocated.
+def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
+    """Read one array's header, and check that the entry has as many bytes as the header says.
 
     Raises:
-        ValueError: If it has not, or what numpy and zipfile raise on damaged bytes.
+        ValueError: If it has not; or what numpy and zipfile raise on damaged bytes.
     """
     with archive.open(info) as member:
-        stated = _read_header(member)
-        held = info.file_size - member.tell()
-    if min(stated.shape, default=0) < 0:
+        header = _parse_header(member)
+        content = info.file_size - member.tell()
+    if min(header.shape, default=0) < 0:
         raise ValueError(f"{info.filename} has a negative side")
     possible = info.compress_size * _MOST_THAT_DEFLATE_SAVES
-    if not stated.dtype.hasobject and (held != stated.size or info.file_size > possible):
+    if not header.dtype.hasobject and (content != header.size or info.file_size > possible):
         raise ValueError(f"{info.filename} announces another size than it has")
-    return stated
+    return header
 
 
-def _read_header(member: IO[bytes]) -> Header:
-    """Read a header, and leave ``member`` behind it."""
+def _parse_header(member: IO[bytes]) -> Header:
+    """Read a header, and leave ``member`` at the first byte behind it."""
     version = np.lib.format.read_magic(member)
     form = "<H" if version == (1, 0) else "<I"
-    counted = _exactly(member, struct.calcsize(form))
-    (length,) = struct.unpack(form, counted)
+    prefix = _exactly(member, struct.calcsize(form))
+    (length,) = struct.unpack(form, prefix)
     if length > _LONGEST_HEADER:
         raise ValueError("the header is too long")
-    text = io.BytesIO(counted + _exactly(member, length))
+    text = io.BytesIO(prefix + _exactly(member, length))
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(text)
     return Header(shape, dtype, fortran)
 
 
 def _exactly(member: IO[bytes], size: int) -> bytes:
-    """Read so many bytes.
+    """Read exactly ``size`` bytes.
 
     Raises:
         EOFError: If there are fewer.

@@ -8,21 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits, own_patients
+from common.data.base.image_set import PARTS, ImageSet, Splits, unknown_patients
 from common.data.base.spec import PluginSpec
-from common.data.base.splits import shared_patient_faults
-from common.data.images.reading import resized
-from common.data.sources.built_in import split_images
-from common.data.tables.presets import repeated_faults
+from common.data.base.splits import divide, shared_patient_faults, split_by_patient
+from common.data.images.reading import resize_images
+from common.data.tables.class_names import repeated_faults
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.plugins import DATASETS, load_entry_point, stamp_of
-
-PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """What a data set's plug-in returns; rows of all arrays belong together.
+    """The images and labels that a data set's plug-in returns; rows of all arrays belong together.
 
     Attributes:
         images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour.
@@ -47,7 +44,7 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages]
 
 
 def plugin_faults(spec: PluginSpec) -> list[Fault]:
-    """Return whether the plug-in is installed; it is not run."""
+    """Find out that the plug-in is not installed; a plug-in is not run."""
     try:
         stamp_of(DATASETS, spec.name)
     except BadInput as bad:
@@ -59,7 +56,7 @@ def load_plugin(spec: PluginSpec, base: Path) -> Splits:
     """Run the plug-in, check what it returns, and split it.
 
     Raises:
-        BadInput: If it is not installed, raises, or returns something else than :class:`LabelledImages` that fit.
+        BadInput: If the plug-in is not installed, fails, or returns something else than :class:`LabelledImages`.
     """
     read: DatasetPlugin = load_entry_point(DATASETS, spec.name)
     where = f"data.name: plugin:{spec.name}"
@@ -73,28 +70,23 @@ def load_plugin(spec: PluginSpec, base: Path) -> Splits:
         problem = f"returned {type(pictures).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
     stop_on([Fault(where, problem) for problem in _problems(pictures)])
-    everything = _image_set(pictures, spec)
-    if pictures.parts is None:
-        return split_images(everything, spec.split_seed)
-    parts = np.asarray(pictures.parts)
-    stop_on(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-    return Splits(*(everything.rows(np.flatnonzero(parts == part)) for part in PARTS))
-
-
-def _image_set(pictures: LabelledImages, spec: PluginSpec) -> ImageSet:
     count = len(pictures.images)
-    unknown = np.full(count, "")
-    return ImageSet(
-        stored=resized(pictures.images, spec.image_size, spec.resize),
+    everything = ImageSet(
+        stored=resize_images(pictures.images, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
         class_names=tuple(pictures.class_names),
-        patients=own_patients(count) if pictures.patients is None else np.asarray(pictures.patients, np.str_),
-        sources=unknown if pictures.sources is None else np.asarray(pictures.sources, np.str_),
+        patients=unknown_patients(count) if pictures.patients is None else np.asarray(pictures.patients, np.str_),
+        sources=np.full(count, "") if pictures.sources is None else np.asarray(pictures.sources, np.str_),
     )
+    if pictures.parts is None:
+        return split_by_patient(everything, spec.split_seed)
+    parts = np.asarray(pictures.parts)
+    stop_on(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
+    return divide(everything, parts)
 
 
 def _problems(pictures: LabelledImages) -> Iterator[str]:
-    """Yield what does not fit, each as a sentence."""
+    """Yield a sentence for each thing that is wrong with the result of a plug-in."""
     images, labels = pictures.images, np.asarray(pictures.labels)
     if isinstance(pictures.class_names, str) or not isinstance(pictures.class_names, Sequence | np.ndarray):
         yield f"class_names must be a list of texts, not {pictures.class_names!r}."
@@ -115,10 +107,10 @@ def _problems(pictures: LabelledImages) -> Iterator[str]:
     elif labels.dtype.kind not in "biuf" or not (np.isnan(labels.astype(float)) | np.isin(labels, (0, 1))).all():
         yield "labels must be 1 (present), 0 (absent) or NaN (unknown)."
     for name in ("patients", "parts", "sources"):
-        given = getattr(pictures, name)
-        if given is not None and np.shape(given) != (len(images),):
-            yield f"{name} must have one entry an image, {len(images)}, not the shape {np.shape(given)}."
-        elif given is not None and any(entry is None for entry in given):
+        entries = getattr(pictures, name)
+        if entries is not None and np.shape(entries) != (len(images),):
+            yield f"{name} must have one entry an image, {len(images)}, not the shape {np.shape(entries)}."
+        elif entries is not None and any(entry is None for entry in entries):
             yield f"{name} must be a name for each image, or None for all of them together."
     if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
         yield f"parts must be {quoted(PARTS)}, not {quoted(other, limit=3)}."

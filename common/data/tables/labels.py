@@ -1,6 +1,6 @@
-"""The table next to a folder of pictures: one row an image, with its file, labels, patient and part of the split.
+"""Tables of labels for picture files: one row an image, with its file, labels, patient and part of the split.
 
-The second half reads the columns of a hospital's own table by what its config file says of them.
+The second half reads a hospital's own table, by what its config file says of the columns.
 """
 
 import os
@@ -13,27 +13,29 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits
-from common.data.base.spec import LabelColumnsSpec, PictureSpec, ShownSpec
+from common.data.base.image_set import PARTS, ImageSet, Splits, unknown_patients
+from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, ShownSpec
 from common.data.base.splits import (
     Names,
     any_positive,
     hold_out,
-    parts_of,
+    part_of_each,
     patient_split,
     shared_patient_faults,
 )
-from common.data.images.reading import ImageForm, ImageStore, decode_all, stop_over_budget
-from common.data.tables.csv import Columns, finding_matrix, label_matrix, part_column
+from common.data.images.reading import ImageForm, ImageStore, check_skip_budget, decode_pictures
+from common.data.tables.cells import finding_matrix, findings_in, label_matrix, normalized, part_column
+from common.data.tables.csv import Columns, column_faults, read_columns
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.system.files import missing_folder
 from common.system.plain_text import counted
 
 
 class Reader(Protocol):
-    """Where pictures come from; ``read`` is called inside :meth:`opened`, by several threads."""
+    """The place that pictures come from; ``read`` is called inside :meth:`opened`, by several threads."""
 
     def opened(self) -> AbstractContextManager[object]:
-        """Return what is open while pictures are read."""
+        """Return the connection that is open while pictures are read."""
 
     def read(self, file: Path) -> bytes | Path:
         """Return a picture, or the file in which it is."""
@@ -42,8 +44,8 @@ class Reader(Protocol):
         """Return why no picture could be read any more, after reading; empty where all is well."""
 
 
-class FromDisk:
-    """Pictures that are files here."""
+class DiskReader:
+    """Gives pictures that are files of this machine."""
 
     def opened(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -55,13 +57,12 @@ class FromDisk:
         return []
 
 
-FROM_DISK = FromDisk()
-PARTS = ("train", "validation", "test")
+FROM_DISK = DiskReader()
 
 
 @dataclass(frozen=True)
 class LabelTable:
-    """Rows of all fields belong together.
+    """Files of pictures with their labels; rows of all fields belong together.
 
     Attributes:
         files: ``(n,)`` paths; of pictures in an archive, where they would lie in its cache.
@@ -92,11 +93,10 @@ class LabelTable:
         )
 
 
-def split_by_patient(table: LabelTable, seed: int) -> LabelTable:
+def split_table(table: LabelTable, seed: int) -> LabelTable:
     """Give every patient a part by the 70/10/20 procedure, over all rows of the table, with a file or without."""
-    return replace(
-        table, parts=parts_of(table.patients, patient_split(table.patients, any_positive(table.labels), seed))
-    )
+    split = patient_split(table.patients, any_positive(table.labels), seed)
+    return replace(table, parts=part_of_each(table.patients, split))
 
 
 def with_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable:
@@ -104,9 +104,9 @@ def with_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable
     if "validation" in table.parts:
         return table
     train = np.flatnonzero(table.parts == "train")
-    held = hold_out(table.patients[train], any_positive(table.labels[train]), fraction, seed)
+    held_out = hold_out(table.patients[train], any_positive(table.labels[train]), fraction, seed)
     parts = table.parts.astype("<U10")
-    parts[train[held]] = "validation"
+    parts[train[held_out]] = "validation"
     return replace(table, parts=parts)
 
 
@@ -121,14 +121,13 @@ def with_files_only(table: LabelTable, spec: PictureSpec) -> LabelTable:
     Raises:
         BadInput: If a file is missing and ``spec.missing_files`` is "fault", or if no file is there at all.
     """
-    present = _are_files(table.files)
-    there, absent = np.flatnonzero(present), np.flatnonzero(~present)
-    missing = len(absent)
-    if missing and (spec.missing_files == "fault" or not len(there)):
-        problem = f"{missing} of {len(table.files)} images named in {spec.labels} are not in {spec.images}: "
+    is_present = _are_files(table.files)
+    present, absent = np.flatnonzero(is_present), np.flatnonzero(~is_present)
+    if len(absent) and (spec.missing_files == "fault" or not len(present)):
+        problem = f"{len(absent)} of {len(table.files)} images named in {spec.labels} are not in {spec.images}: "
         problem += f"{quoted((table.files[row].name for row in absent), 5)}."
         raise BadInput([Fault("data.images", problem, 'Add them, or set missing_files = "ignore" to leave them out.')])
-    return replace(table.rows(there), missing=missing)
+    return replace(table.rows(present), missing=len(absent))
 
 
 def _are_files(paths: Sequence[Path]) -> NDArray[np.bool_]:
@@ -147,39 +146,83 @@ def _are_files(paths: Sequence[Path]) -> NDArray[np.bool_]:
     return present
 
 
-def load_pictures(table: LabelTable, spec: ShownSpec, store: ImageStore) -> Splits:
-    """Decode the files of a table.
+def decode_table(table: LabelTable, spec: ShownSpec, store: ImageStore) -> Splits:
+    """Decode the pictures of a table, part by part.
 
     Raises:
         BadInput: If more than ``spec.skip_budget`` of them cannot be read, or their archive gives no more.
     """
     form = ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering)
-    sets = [_decoded(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in PARTS]
+    splits = Splits(*(_decoded(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in PARTS))
     stop_on(table.reader.faults())
-    skipped = [skip for images in sets for skip in images.skipped]
-    stop_over_budget("data.images", skipped, len(table.files), spec.skip_budget)
-    return Splits(*sets)
+    skipped = [skip for images in splits.parts for skip in images.skipped]
+    check_skip_budget("data.images", skipped, len(table.files), spec.skip_budget)
+    return splits
 
 
 def _decoded(table: LabelTable, form: ImageForm, store: ImageStore) -> ImageSet:
     names, reader = [file.name for file in table.files], table.reader
-    decoded = decode_all(names, lambda row: reader.read(table.files[row]), form, store, reader.opened())
-    kept = table.rows(decoded.kept)
+    decoded = decode_pictures(names, lambda row: reader.read(table.files[row]), form, store, reader.opened())
     return ImageSet(
         stored=decoded.images,
-        labels=kept.labels,
-        class_names=kept.class_names,
-        patients=kept.patients,
-        sources=kept.sources,
+        labels=table.labels[decoded.rows],
+        class_names=table.class_names,
+        patients=table.patients[decoded.rows],
+        sources=table.sources[decoded.rows],
         skipped=decoded.skipped,
         missing=table.missing,
     )
 
 
-_ONE, _MANY = {"image": "an image", "study": "a study"}, {"image": "images", "study": "studies"}
+def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[Columns, list[Fault]]:
+    """Read the table, and return with it the faults of the folder of pictures, for the caller to report with its own.
+
+    Raises:
+        BadInput: If the table cannot be read, with the faults of the folder as well.
+    """
+    faults = missing_folder("data.images", base / spec.images)
+    try:
+        return read_columns(base / spec.labels, "data.labels", spec.largest_mb), faults
+    except BadInput as bad:
+        raise BadInput([*faults, *bad.faults]) from bad
 
 
-def wanted_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
+# ---------------------------------------------------------------------- a hospital's own table
+
+
+def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
+    """Read and check the table of a folder of pictures; no picture is read.
+
+    Raises:
+        BadInput: With all faults of the folder and the columns, then of the cells.
+    """
+    columns, faults = read_table_and_folder(spec, base)
+    required = {"data.image_column": spec.image_column, **required_columns(spec)}
+    stop_on(faults + column_faults(Path(spec.labels).name, columns, required) + finding_faults(spec, columns))
+    stop_on(identity_faults(spec, columns, "data.image_column", spec.image_column, "image"))
+    files = tuple(base / spec.images / name for name in columns[spec.image_column])
+    table = LabelTable(
+        files=files,
+        labels=labels_of(spec, columns),
+        class_names=spec.label_columns or spec.classes,
+        patients=_patients_in_files(files) if spec.patient_column is None else columns[spec.patient_column],
+        sources=np.full(len(files), "") if spec.source_column is None else columns[spec.source_column],
+        parts=np.full(len(files), "train"),
+    )
+    table = with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column])
+    stop_on(part_faults("data.split_column", table))
+    return with_files_only(table, spec)
+
+
+def _patients_in_files(files: Sequence[Path]) -> Names:
+    """Return the patients that DICOM files name; where they name none, each image is a patient of its own."""
+    from common.data.images.headers import dicom_patients, read_dicom_heads  # takes a second
+
+    patients = dicom_patients(read_dicom_heads(files))
+    return unknown_patients(len(files)) if patients is None else np.array(patients, dtype=np.str_)
+
+
+def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     """Return the columns that a table must have, by the key that names each."""
     return {
         **{f"data.label_columns[{place}]": name for place, name in enumerate(spec.label_columns)},
@@ -195,11 +238,11 @@ def finding_faults(spec: LabelColumnsSpec, columns: Columns) -> list[Fault]:
     if spec.finding_column is None or spec.finding_column not in columns:
         return []
     cells = np.unique(columns[spec.finding_column])
-    found = {name.strip() for cell in cells for name in cell.split(spec.separator)}
+    findings = {name for cell in cells for name in findings_in(cell, spec.separator)}
     return [
         Fault(f"data.classes[{place}]", f'"{name}" never occurs in column "{spec.finding_column}".', near)
         for place, name in enumerate(spec.classes)
-        if name not in found and (near := did_you_mean(name, found - set(spec.classes)))
+        if name not in findings and (near := did_you_mean(name, findings - set(spec.classes)))
     ]
 
 
@@ -207,29 +250,30 @@ def identity_faults(spec: LabelColumnsSpec, columns: Columns, key: str, column: 
     """Find images in two lines or without a patient, which could stand on two sides of a split.
 
     Args:
-        key: The key of the config file that names ``column``, in which each line names what it is about.
-        what: It is about an "image", or a "study".
+        key: The key of the config file that names ``column``.
+        column: The column that names the image or the study of each line.
+        what: "image" or "study", by what ``column`` names.
     """
     faults = []
     names, counts = np.unique(columns[column], return_counts=True)
-    if (nameless := np.flatnonzero(np.char.strip(columns[column]) == "")).size:
-        problem = f"{counted(nameless.size, 'line')} without {_ONE[what]}, line {nameless[0] + 2} first."
+    if (nameless := np.flatnonzero(normalized(columns[column]) == "")).size:
+        problem = f"{counted(nameless.size, 'line')} without {'an' if what == 'image' else 'a'} {what}"
+        problem += f", line {nameless[0] + 2} first."
         faults.append(Fault(key, problem, "Fill them, or remove them."))
     elif (counts > 1).any():
-        twice = int((counts > 1).sum())
-        problem = f"{twice} {_MANY[what] if twice > 1 else what} in more than one line: {quoted(names[counts > 1], 5)}."
+        repeated = counted(int((counts > 1).sum()), what, "images" if what == "image" else "studies")
+        problem = f"{repeated} in more than one line: {quoted(names[counts > 1], 5)}."
         faults.append(Fault(key, problem, f"Give each {what} one line."))
-    if (
-        spec.patient_column is not None
-        and (blank := np.flatnonzero(np.char.strip(columns[spec.patient_column]) == "")).size
-    ):
-        problem = f"{counted(blank.size, 'line')} without a patient, line {blank[0] + 2} first."
-        faults.append(Fault("data.patient_column", problem, "Fill them, or leave patient_column out."))
+    if spec.patient_column is not None:
+        blank = np.flatnonzero(normalized(columns[spec.patient_column]) == "")
+        if blank.size:
+            problem = f"{counted(blank.size, 'line')} without a patient, line {blank[0] + 2} first."
+            faults.append(Fault("data.patient_column", problem, "Fill them, or leave patient_column out."))
     return faults
 
 
 def labels_of(spec: LabelColumnsSpec, columns: Columns) -> NDArray[np.float32]:
-    """Return float32 ``(n, classes)``, NaN unknown.
+    """Return the labels of each line, float32 ``(n, classes)``, NaN unknown.
 
     Raises:
         BadInput: If a cell is no label.
@@ -241,18 +285,13 @@ def labels_of(spec: LabelColumnsSpec, columns: Columns) -> NDArray[np.float32]:
     )
 
 
-def sources_of(spec: LabelColumnsSpec, columns: Columns, count: int) -> Names:
-    """Return the centre of each line, empty where no column says it."""
-    return np.full(count, "") if spec.source_column is None else columns[spec.source_column]
-
-
-def with_parts(table: LabelTable, spec: LabelColumnsSpec, values: Sequence[str] | Names | None) -> LabelTable:
-    """Split the table as its column of parts says, or by patient.
+def with_parts(table: LabelTable, spec: LabelColumnsSpec, values: Names | None) -> LabelTable:
+    """Split the table as its column of parts says, or by patient where ``values`` is None.
 
     Raises:
         BadInput: If that column names another part.
     """
     if values is None:
-        return split_by_patient(table, spec.split_seed)
-    parted = replace(table, parts=part_column(np.asarray(values), "data.split_column"))
+        return split_table(table, spec.split_seed)
+    parted = replace(table, parts=part_column(values, "data.split_column"))
     return with_validation(parted, spec.validation_fraction, spec.split_seed)

@@ -1,13 +1,10 @@
-"""The official tables of NIH ChestX-ray14, CheXpert and MIMIC-CXR (CXR-LT labels), and the names of known classes.
+"""The official tables of NIH ChestX-ray14, CheXpert and MIMIC-CXR (CXR-LT labels).
 
 Splits are made over all rows of a table before rows without a file are left out, so that a patient stands on the same
-side no matter which part of the data set a site holds. Class names of public npz files that hold none are those of
-MedMNIST 2D (Yang et al., 2023), MNIST and CIFAR-10, in label order.
+side no matter which part of the data set a site holds.
 """
 
 import os
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,155 +13,20 @@ from numpy.typing import NDArray
 
 from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureSpec
 from common.data.base.splits import Names
-from common.data.tables.csv import Columns, finding_matrix, label_matrix, read_columns
+from common.data.tables.cells import finding_matrix, label_matrix
+from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
+from common.data.tables.csv import Columns
 from common.data.tables.labels import (
     LabelTable,
     part_faults,
-    split_by_patient,
+    read_table_and_folder,
+    split_table,
     with_files_only,
     with_validation,
 )
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.system.files import missing_folder
 from common.system.plain_text import counted
 
-
-def unknown_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
-    return [
-        Fault(
-            f"{where}[{place}]",
-            f'"{name}" is not a class of the data, whose classes are {quoted(class_names)}.',
-            did_you_mean(name, class_names),
-        )
-        for place, name in enumerate(names)
-        if name not in class_names
-    ]
-
-
-def repeated_faults(where: str, names: Sequence[str]) -> list[Fault]:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    return [Fault(where, f"{quoted(twice)} stands there more than once.")] if twice else []
-
-
-_ORGANS = (
-    "bladder",
-    "femur-left",
-    "femur-right",
-    "heart",
-    "kidney-left",
-    "kidney-right",
-    "liver",
-    "lung-left",
-    "lung-right",
-    "pancreas",
-    "spleen",
-)
-_CLASSES: dict[str, tuple[str, ...]] = {
-    "pathmnist": (
-        "adipose",
-        "background",
-        "debris",
-        "lymphocytes",
-        "mucus",
-        "smooth muscle",
-        "normal colon mucosa",
-        "cancer-associated stroma",
-        "colorectal adenocarcinoma epithelium",
-    ),
-    "chestmnist": (
-        "Atelectasis",
-        "Cardiomegaly",
-        "Pleural Effusion",
-        "Infiltration",
-        "Mass",
-        "Nodule",
-        "Pneumonia",
-        "Pneumothorax",
-        "Consolidation",
-        "Edema",
-        "Emphysema",
-        "Fibrosis",
-        "Pleural Thickening",
-        "Hernia",
-    ),
-    "dermamnist": (
-        "actinic keratoses and intraepithelial carcinoma",
-        "basal cell carcinoma",
-        "benign keratosis-like lesions",
-        "dermatofibroma",
-        "melanoma",
-        "melanocytic nevi",
-        "vascular lesions",
-    ),
-    "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
-    "pneumoniamnist": ("normal", "pneumonia"),
-    "retinamnist": ("grade 0", "grade 1", "grade 2", "grade 3", "grade 4"),
-    "breastmnist": ("malignant", "normal or benign"),
-    "bloodmnist": (
-        "basophil",
-        "eosinophil",
-        "erythroblast",
-        "immature granulocytes",
-        "lymphocyte",
-        "monocyte",
-        "neutrophil",
-        "platelet",
-    ),
-    "tissuemnist": (
-        "collecting duct, connecting tubule",
-        "distal convoluted tubule",
-        "glomerular endothelial cells",
-        "interstitial endothelial cells",
-        "leukocytes",
-        "podocytes",
-        "proximal tubule segments",
-        "thick ascending limb",
-    ),
-    "organamnist": _ORGANS,
-    "organcmnist": _ORGANS,
-    "organsmnist": _ORGANS,
-    "mnist": tuple("0123456789"),
-    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-}
-
-
-def known_classes(stem: str) -> tuple[str, ...]:
-    """Return the class names of a file by its stem (``octmnist``, ``octmnist_64``, ``cifar10_jpeg``), or none."""
-    return _CLASSES.get(re.sub(r"(_\d+|_jpeg)$", "", stem.lower()), ())
-
-
-NIH_CLASSES = (
-    "Atelectasis",
-    "Cardiomegaly",
-    "Consolidation",
-    "Edema",
-    "Emphysema",
-    "Fibrosis",
-    "Hernia",
-    "Infiltration",
-    "Mass",
-    "Nodule",
-    "Pleural Effusion",
-    "Pleural Thickening",
-    "Pneumonia",
-    "Pneumothorax",
-)
-CHEXPERT_CLASSES = (
-    "Atelectasis",
-    "Cardiomegaly",
-    "Consolidation",
-    "Edema",
-    "Enlarged Cardiomediastinum",
-    "Fracture",
-    "Lung Lesion",
-    "Lung Opacity",
-    "Pleural Effusion",
-    "Pleural Other",
-    "Pneumonia",
-    "Pneumothorax",
-    "Support Devices",
-)
-MIMIC_CLASSES = tuple(sorted({*NIH_CLASSES, *CHEXPERT_CLASSES}))
 _NIH_OWN_NAME = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}
 
 
@@ -192,7 +54,7 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
 
 def _nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
     if spec.train_val_list is None or spec.test_list is None:
-        return split_by_patient(table, spec.split_seed)
+        return split_table(table, spec.split_seed)
     lists = {"data.train_val_list": base / spec.train_val_list, "data.test_list": base / spec.test_list}
     stop_on([Fault(where, f"there is no file {path}.") for where, path in lists.items() if not path.is_file()])
     train, test = (np.isin(names, path.read_text(encoding="utf-8").split()) for path in lists.values())
@@ -219,17 +81,17 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
         class_names=CHEXPERT_CLASSES,
         patients=_chexpert_patients(columns["Path"]),
     )
-    return with_files_only(split_by_patient(table, spec.split_seed), spec)
+    return with_files_only(split_table(table, spec.split_seed), spec)
 
 
 def _chexpert_file(folder: Path, path: str) -> Path:
-    """``CheXpert-v1.0-small/train/...`` under ``folder``, or under ``folder`` without its first part."""
+    """Return the file of ``CheXpert-v1.0-small/train/...``, below ``folder`` with the path's first part or without."""
     full = folder / path
     return full if full.parent.is_dir() else folder.joinpath(*Path(path).parts[1:])
 
 
 def _chexpert_patients(paths: Names) -> Names:
-    """``.../patient00042/study1/view1_frontal.jpg`` is patient 42.
+    """Return the patients that the paths name: 42 for ``.../patient00042/study1/view1_frontal.jpg``.
 
     Raises:
         BadInput: If a path has no such part.
@@ -263,40 +125,37 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
         class_names=classes,
         patients=columns["subject_id"],
     )
-    parted = split_by_patient(table, spec.split_seed) if spec.split == "patients" else table
+    parted = split_table(table, spec.split_seed) if spec.split == "patients" else table
     return with_files_only(parted, spec)
 
 
-def _columns(spec: PictureSpec, base: Path, wanted: tuple[str, ...]) -> Columns:
-    """Read the table and check the folder and the columns at once."""
-    faults = missing_folder("data.images", base / spec.images)
-    try:
-        columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
-    except BadInput as bad:
-        raise BadInput([*faults, *bad.faults]) from bad
+def _columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> Columns:
+    """Read the table, and report the faults of the folder and of the columns together."""
+    columns, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
-    lacking = [
+    faults += [
         Fault(
             "data.labels",
             f'{table} has no column "{name}"; its columns are {quoted(columns)}.',
             did_you_mean(name, columns),
         )
-        for name in wanted
+        for name in required
         if name not in columns
     ]
-    stop_on(faults + lacking)
+    stop_on(faults)
     return columns
 
 
-def _rows(columns: Columns, keep: NDArray[np.bool_], what: str) -> Columns:
-    if not keep.any():
-        raise BadInput([Fault("data.labels", f"none of the {len(keep)} rows {what}.")])
-    return {name: column[keep] for name, column in columns.items()}
+def _rows(columns: Columns, index: NDArray[np.bool_], what: str) -> Columns:
+    """Return the rows at ``index``; ``what`` ends the sentence of the fault where there are none."""
+    if not index.any():
+        raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
+    return {name: column[index] for name, column in columns.items()}
 
 
 def _table(
     files: tuple[Path, ...], labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
-    """No source is known, and everything is "test" until split."""
+    """Return a table in which no source is known and all rows are in the test part, until it is split."""
     count = len(files)
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))

@@ -23,7 +23,7 @@ import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from common.data.base.image_set import of_raw
+from common.data.base.image_set import array_from_bytes
 from common.errors import BadInput, CannotGoOn, stop_on
 from server.simulation.backends import cluster
 from server.simulation.backends.cluster import Workers, WorkerSettings, choose_workers
@@ -121,7 +121,10 @@ class Driver:
         machines = cluster.machines(cluster.nodes())
         self.workers = choose_workers(self.settings, len(self.names), machines)
         stop_on(cluster.room_faults(self.settings, self.workers, machines))
-        images = [of_raw(data, dtype, shape) for data, (dtype, shape) in zip(frame.data, about["shapes"], strict=True)]
+        images = [
+            array_from_bytes(data, dtype, shape)
+            for data, (dtype, shape) in zip(frame.data, about["shapes"], strict=True)
+        ]
         shared = {key: about[key] for key in ("experiment", "base", "facts")}
         self.setup = ray.put({**shared, "sites": len(self.names), "images": images, "versions": cluster.versions()})
         frozen = folder_contents(self.run_folder / "frozen")

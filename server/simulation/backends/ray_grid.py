@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from common.data.base.image_set import Splits, raw, shapes, taken_apart
+from common.data.base.image_set import Splits, array_bytes, array_forms, flatten
 from common.system.resources import keep_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.ray_process import RayProcess
@@ -59,7 +59,7 @@ class RayGrid(LocalGrid):
         super().__init__(len(run.names))
         self._note, self._process = run.note, process
         self._pending: dict[str, Message] = {}
-        facts, arrays = taken_apart(run.images)
+        facts, arrays = flatten(run.images)
         about = {
             "kind": "begin",
             "experiment": run.experiment,
@@ -67,9 +67,9 @@ class RayGrid(LocalGrid):
             "run_folder": str(run.run_folder.resolve()),
             "names": run.names,
             "facts": json.dumps(facts),
-            "shapes": shapes(arrays),
+            "shapes": array_forms(arrays),
         }
-        self.workers = process.begin(about, [raw(array) for array in arrays])
+        self.workers = process.begin(about, [array_bytes(array) for array in arrays])
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         """Send messages; bytes that several of them share are sent once."""

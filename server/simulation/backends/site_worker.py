@@ -15,7 +15,7 @@ import ray
 from flwr.clientapp import ClientApp
 
 from common.config import Experiment
-from common.data.base.image_set import put_together
+from common.data.base.image_set import unflatten
 from common.errors import stop_on
 from common.simulation import receive_data
 from server.simulation.backends.cluster import version_faults, versions
@@ -64,7 +64,7 @@ class SiteWorker:
         self._frozen = replace_folder(self._folder / FROZEN, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
-        receive_data(experiment, base, put_together(json.loads(setup["facts"]), setup["images"]))
+        receive_data(experiment, base, unflatten(json.loads(setup["facts"]), setup["images"]))
         self._app = site_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()
         gpus = len(context.get_accelerator_ids().get("GPU", ()))

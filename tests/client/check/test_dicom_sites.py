@@ -10,10 +10,10 @@ from pydicom import uid
 
 from client.check.data import check_data
 from client.site.settings import read_settings
-from common.data.base.image_set import own_patients
+from common.data.base.image_set import unknown_patients
 from common.data.base.spec import FolderSpec
 from common.data.images.syntaxes import READ_BY
-from common.data.sources.folder import open_folder
+from common.data.tables.labels import open_folder
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
 
@@ -72,7 +72,7 @@ def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [["Ann", "", "Bo"], ["ANONYMOUS"] * 3])
 def test_patients_that_are_not_told_apart_are_not_made_up(tmp_path: Path, names: list[str]) -> None:
-    assert patients(tmp_path, names * 7) == own_patients(21).tolist()
+    assert patients(tmp_path, names * 7) == unknown_patients(21).tolist()
 
 
 def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ import torch
 from PIL import Image
 
 from common.data.base.spec import NpzSpec, Rendering
-from common.data.images.headers import dicom_heads
-from common.data.images.reading import ImageForm, decode_all
+from common.data.images.headers import read_dicom_heads
+from common.data.images.reading import ImageForm, decode_pictures
 from common.data.load import load
 from common.data.tables.csv import read_columns
 from common.errors import BadInput
@@ -485,12 +485,12 @@ def read_table(file: Path) -> str:
 
 def read_picture(file: Path) -> str:
     form = ImageForm(8, color=False, resize="pad", rendering=Rendering("middle", "coronal"))
-    found = decode_all([file.name], lambda row: file, form)
+    found = decode_pictures([file.name], lambda row: file, form)
     return f"refused: {found.skipped[0].reason}" if found.skipped else "a picture"
 
 
 def read_head(file: Path) -> str:
-    return str(dicom_heads([file])[0])
+    return str(read_dicom_heads([file])[0])
 
 
 def read_weights(file: Path) -> str:

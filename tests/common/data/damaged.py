@@ -20,7 +20,7 @@ import pydicom
 from pydicom import uid
 
 from common.data.base.spec import Rendering
-from common.data.images.reading import ImageForm, decode_all, is_dicom
+from common.data.images.reading import ImageForm, decode_pictures, is_dicom
 from tests.common.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
 from tests.common.data.nifti_files import volume, write
 
@@ -83,9 +83,9 @@ def main(first: int, count: int) -> None:
             hand = random.Random(seed)
             file.write_bytes(damaged(hand.choice(files), hand))
             begin = time.process_time()
-            found = decode_all(["it"], lambda row: file, form)
+            found = decode_pictures(["it"], lambda row: file, form)
             longest = max(longest, time.process_time() - begin)
-            pictures += len(found.kept)
+            pictures += len(found.rows)
             refused += sum(bool(skipped.reason) for skipped in found.skipped)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(pictures, refused)

@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from common.data.base.image_set import PARTS, ImageSet, Skipped, Splits, of_raw, put_together, raw, shapes, taken_apart
+from common.data.base.image_set import (
+    PARTS,
+    ImageSet,
+    Skipped,
+    Splits,
+    array_bytes,
+    array_forms,
+    array_from_bytes,
+    flatten,
+    unflatten,
+)
 from tests.common.data.conftest import splits_of
 
 
@@ -26,16 +36,16 @@ def same(one: ImageSet, other: ImageSet) -> None:
 
 def test_what_is_put_together_is_what_was_taken_apart() -> None:
     splits = colourful()
-    facts, arrays = taken_apart(splits)
-    bytes_of = [bytes(raw(array)) for array in arrays]  # as another process has them
-    received = [of_raw(data, *shape) for data, shape in zip(bytes_of, shapes(arrays), strict=True)]
-    again = put_together(json.loads(json.dumps(facts)), received)
+    facts, arrays = flatten(splits)
+    bytes_of = [bytes(array_bytes(array)) for array in arrays]  # as another process has them
+    received = [array_from_bytes(data, *shape) for data, shape in zip(bytes_of, array_forms(arrays), strict=True)]
+    again = unflatten(json.loads(json.dumps(facts)), received)
     for part in PARTS:
         same(getattr(again, part), getattr(splits, part))
 
 
 def test_parts_that_share_their_pictures_share_them_again() -> None:
-    facts, arrays = taken_apart(colourful())
+    facts, arrays = flatten(colourful())
     assert sum(array.dtype == np.uint8 for array in arrays) == 1
-    again = put_together(facts, arrays)
+    again = unflatten(facts, arrays)
     assert again.train.stored is again.validation.stored is arrays[facts["train"]["stored"]]

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydicom.dataset import Dataset
 
-from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, largest_content, memory_of_machine
+from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, content_limit, memory_of_machine
 from common.data.base.spec import FolderSpec, NpzSpec, Rendering
 from common.data.images import reading
 from common.data.images.dicom import dicom_pixels
-from common.data.images.headers import decoder_tables
-from common.data.images.reading import picture
+from common.data.images.headers import jpeg_2000_tables
+from common.data.images.reading import decode_picture
 from common.data.load import load
-from common.data.sources.npz_file import opened_npz
+from common.data.sources.npz_file import open_arrays
 from common.data.tables.csv import read_columns
 from common.errors import BadInput
 from tests.common.data.bombs import jpeg_2000
@@ -40,13 +40,13 @@ MIB = 1 << 20
 )
 def test_medmnist_may_be_read_where_three_quarters_of_the_memory_hold_it(packed: int, unpacked: int) -> None:
     fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * memory_of_machine())
-    assert (unpacked <= largest_content(packed)) == fits
+    assert (unpacked <= content_limit(packed)) == fits
 
 
 def test_a_file_may_grow_a_hundred_times_and_to_what_the_key_says_in_any_case() -> None:
-    assert largest_content(3_000_000) == 300_000_000
-    assert largest_content(1000) == 256 * MIB
-    assert largest_content(1000, 5000) == 5000 * MIB
+    assert content_limit(3_000_000) == 300_000_000
+    assert content_limit(1000) == 256 * MIB
+    assert content_limit(1000, 5000) == 5000 * MIB
 
 
 def png(mode: str, *size: int) -> bytes:
@@ -58,9 +58,9 @@ def png(mode: str, *size: int) -> bytes:
 @pytest.mark.parametrize(("mode", "needed"), [("L", 1), ("I;16", 2), ("RGB", 4), ("LA", 4)])
 def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
     content = png(mode, 1024, 1024)  # a MiB in grey of 8 bits
-    assert picture(content, Rendering(largest_mb=needed)).size == (1024, 1024)
+    assert decode_picture(content, Rendering(largest_mb=needed)).size == (1024, 1024)
     with pytest.raises(ValueError, match="largest_mb"):
-        picture(png(mode, 1024, 1025), Rendering(largest_mb=needed))
+        decode_picture(png(mode, 1024, 1025), Rendering(largest_mb=needed))
 
 
 def test_a_dicom_pictures_bytes_are_counted_with_samples_and_bits() -> None:
@@ -113,7 +113,7 @@ def test_chosen_rows_are_those_of_the_whole_array(
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, max(count - 1, 0)), max_size=count))), dtype=np.intp)
     path = tmp_path_factory.mktemp("npz") / "a.npz"
     np.savez(path, a=array)
-    with opened_npz(path) as arrays:
+    with open_arrays(path) as arrays:
         np.testing.assert_array_equal(arrays.rows("a", rows), array[rows])
 
 
@@ -191,7 +191,7 @@ TILE, BLOCK = 9216, 768
     ],
 )
 def test_tables_of_jpeg_2000_are_counted_by_tiles_and_blocks(frame: bytes, expected: int) -> None:
-    assert decoder_tables(frame) == expected
+    assert jpeg_2000_tables(frame) == expected
 
 
 def test_the_style_of_a_later_tile_counts() -> None:
@@ -200,4 +200,4 @@ def test_the_style_of_a_later_tile_counts() -> None:
     style = b"\xff\x52\0\x0c" + bytes([0, 0, 0, 1, 0, 0, 0, 0, 0, 1])  # blocks of 4 x 4
     part = b"\xff\x90\0\x0a\0\0" + (14 + len(style)).to_bytes(4, "big") + b"\0\2" + style + b"\xff\x93"
     first = b"\xff\x90\0\x0a\0\0" + (14).to_bytes(4, "big") + b"\0\2\xff\x93"
-    assert decoder_tables(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)
+    assert jpeg_2000_tables(frame[:place] + first + part + b"\xff\xd9") == TILE + 256 * (BLOCK + 2)

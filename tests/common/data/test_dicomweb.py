@@ -166,11 +166,11 @@ def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_p
     cache.open()
     data = MEMBERS[0].content[:132] + bytes(1868)  # 2,000 bytes
     for number in range(4):
-        cache.keep(f"1.{number}", data)
+        cache.store(f"1.{number}", data)
         os.utime(cache.file(f"1.{number}"), (number, number))
     assert cache.read("1.0") == data  # used just now
     for number in range(4, 30):
-        cache.keep(f"1.{number}", data)
+        cache.store(f"1.{number}", data)
         assert sum(file.stat().st_size for file in cache.folder.glob("*.dcm")) <= 10_000
         assert cache.read("1.0") == data
     assert cache.read("1.1") is None

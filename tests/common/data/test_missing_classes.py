@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data.partition.partition import lists_without_missing, partition, partition_faults
+from common.data.partition.partition import draw_lists, partition, partition_faults
 from common.data.partition.spec import MissingClassesSpec
 from common.errors import BadInput
 from tests.common.data.conftest import splits_of
@@ -33,13 +33,13 @@ def sets(vectors: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "sites", "classes", "missing"), FEDMLP)
 def test_class_lists_are_the_authors(sets: dict[str, Any], name: str, sites: int, classes: int, missing: int) -> None:
-    owned = lists_without_missing(sites, classes, missing, seed=1037)
+    owned = draw_lists(sites, classes, missing, seed=1037)
     assert active(owned) == sets[f"{name}_missing_{missing}"]["active"]
 
 
 def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(sets: dict[str, Any]) -> None:
     assert not sets["ChestXray14_missing_5"]["covers_all_classes"]
-    owned = lists_without_missing(8, 8, 5, seed=1037)
+    owned = draw_lists(8, 8, 5, seed=1037)
     assert active(owned) != sets["ChestXray14_missing_5"]["active"]
     assert owned.any(axis=0).all()
     assert (owned.sum(axis=1) == 3).all()
@@ -49,13 +49,13 @@ def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(sets:
 def test_every_site_lacks_as_many_classes_and_every_class_has_an_owner(
     sites: int, classes: int, missing: int, seed: int
 ) -> None:
-    owned = lists_without_missing(sites * classes, classes, missing, seed)
+    owned = draw_lists(sites * classes, classes, missing, seed)
     assert (owned.sum(axis=1) == classes - missing).all()
     assert owned.any(axis=0).all()
 
 
 def test_one_class_a_site_goes_round() -> None:
-    assert active(lists_without_missing(5, 3, 2, seed=1)) == [[0], [1], [2], [0], [1]]
+    assert active(draw_lists(5, 3, 2, seed=1)) == [[0], [1], [2], [0], [1]]
 
 
 def test_sites_get_the_patients_they_get_in_other_partitions_and_the_lists_of_the_draw() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from common.data.base.spec import Axis, FolderSpec, Rendering
 from common.data.images import nifti
 from common.data.images.nifti import nifti_pixels
-from common.data.images.reading import ImageForm, decode_all, picture
+from common.data.images.reading import ImageForm, decode_picture, decode_pictures
 from common.data.load import load
 from tests.common.data.nifti_files import AFFINE, volume, write
 
@@ -180,12 +180,12 @@ def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:
 def test_a_volume_is_known_by_its_content(tmp_path: Path) -> None:
     write(tmp_path / "it.nii.gz", VOXELS)
     (tmp_path / "it.nii.gz").rename(tmp_path / "scan")
-    assert picture(tmp_path / "scan", Rendering(1)).size == (5, 6)
+    assert decode_picture(tmp_path / "scan", Rendering(1)).size == (5, 6)
     (tmp_path / "other.nii.gz").write_bytes(gzip.compress(b"no volume"))
     (tmp_path / "short.nii.gz").write_bytes(b"\x1f\x8b\x08")
     files = [tmp_path / "other.nii.gz", tmp_path / "short.nii.gz"]
     form = ImageForm(4, color=False, resize="pad")
-    reasons = [skip.reason for skip in decode_all(["a", "b"], files.__getitem__, form).skipped]
+    reasons = [skip.reason for skip in decode_pictures(["a", "b"], files.__getitem__, form).skipped]
     assert reasons == ["neither PNG, JPEG, DICOM nor NIfTI"] * 2
 
 

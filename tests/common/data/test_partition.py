@@ -27,7 +27,7 @@ from common.data.partition.spec import (
     PartitionSpec,
     RandomOwnersSpec,
 )
-from common.data.tables.presets import NIH_CLASSES
+from common.data.tables.class_names import NIH_CLASSES
 from common.errors import BadInput
 from tests.common.data.conftest import splits_of
 

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.images.dicom import dicom_pixels, windowed
-from common.data.images.reading import ImageForm, ImageStore, decode_all, picture, resized, shaped
+from common.data.images.dicom import apply_window, dicom_pixels
+from common.data.images.reading import (
+    ImageForm,
+    ImageStore,
+    decode_picture,
+    decode_pictures,
+    fit_to_form,
+    resize_images,
+)
 from tests.common.data.dicom_files import dicom
 
 
@@ -18,7 +25,7 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
 
 
 def pixels_of(image: Image.Image) -> list[list[int]]:
-    found: list[list[int]] = np.asarray(picture(encoded(image))).tolist()
+    found: list[list[int]] = np.asarray(decode_picture(encoded(image))).tolist()
     return found
 
 
@@ -41,8 +48,8 @@ def test_grey_with_alpha_stays_grey() -> None:
 @pytest.mark.parametrize("mode", ["RGBA", "P"])
 def test_colour_pictures_of_any_mode_become_rgb(mode: str) -> None:
     image = Image.new("RGB", (2, 1), (250, 20, 10)).convert(mode)
-    assert picture(encoded(image)).mode == "RGB"
-    red, green, blue = np.asarray(picture(encoded(image)))[0, 0].astype(int)
+    assert decode_picture(encoded(image)).mode == "RGB"
+    red, green, blue = np.asarray(decode_picture(encoded(image)))[0, 0].astype(int)
     assert red > green + 150
     assert red > blue + 150
 
@@ -52,12 +59,12 @@ def test_black_and_white_pictures_become_0_and_255() -> None:
 
 
 def test_a_jpeg_is_known_by_its_content() -> None:
-    assert picture(encoded(Image.new("L", (3, 2), 77), "JPEG")).size == (3, 2)
+    assert decode_picture(encoded(Image.new("L", (3, 2), 77), "JPEG")).size == (3, 2)
 
 
 @pytest.mark.parametrize("size", [(10, 4), (4, 10), (7, 7), (300, 1)])
 def test_pictures_keep_their_aspect_ratio_inside_a_square(size: tuple[int, int]) -> None:
-    square = shaped(Image.new("L", size, 255), ImageForm(8, color=False, resize="pad"))
+    square = fit_to_form(Image.new("L", size, 255), ImageForm(8, color=False, resize="pad"))
     rows, columns = (square > 0).any(axis=1).sum(), (square > 0).any(axis=0).sum()
     assert max(rows, columns) == 8
     assert (columns, rows) == tuple(max(1, round(side * 8 / max(size))) for side in size)
@@ -65,23 +72,23 @@ def test_pictures_keep_their_aspect_ratio_inside_a_square(size: tuple[int, int])
 
 def test_images_of_the_wanted_size_are_not_copied() -> None:
     images = np.zeros((2, 5, 5), dtype=np.uint8)
-    assert resized(images, 5, "pad") is images
-    assert resized(images, None, "pad") is images
+    assert resize_images(images, 5, "pad") is images
+    assert resize_images(images, None, "pad") is images
 
 
 def test_skipped_pictures_leave_no_gap(tmp_path: Path) -> None:
     data = [encoded(Image.new("L", (2, 2), value)) for value in (10, 20, 30)]
     data.insert(1, b"")
-    decoded = decode_all(["a", "b", "c", "d"], data.__getitem__, ImageForm(2, color=False, resize="pad"))
+    decoded = decode_pictures(["a", "b", "c", "d"], data.__getitem__, ImageForm(2, color=False, resize="pad"))
     assert decoded.images[:, 0, 0].tolist() == [10, 20, 30]
-    assert decoded.kept.tolist() == [0, 2, 3]
+    assert decoded.rows.tolist() == [0, 2, 3]
     assert [skip.name for skip in decoded.skipped] == ["b"]
 
 
 def test_images_over_the_memory_budget_are_mapped_from_a_file_that_leaves_no_trace(tmp_path: Path) -> None:
     data = encoded(Image.new("L", (4, 4), 99))
     store = ImageStore(cache_dir=tmp_path, memory_budget_bytes=10)
-    decoded = decode_all(["a", "b"], lambda _: data, ImageForm(4, color=False, resize="pad"), store)
+    decoded = decode_pictures(["a", "b"], lambda _: data, ImageForm(4, color=False, resize="pad"), store)
     assert isinstance(decoded.images, np.memmap)
     assert (decoded.images == 99).all()
     assert list(tmp_path.iterdir()) == []
@@ -119,7 +126,7 @@ def test_the_first_window_is_taken_after_the_rescale() -> None:
     ],
 )
 def test_windows_follow_the_standards_functions(function: str, expected: list[float]) -> None:
-    np.testing.assert_allclose(windowed(np.array([8, 9, 10, 12]), 10, 4, function), expected)
+    np.testing.assert_allclose(apply_window(np.array([8, 9, 10, 12]), 10, 4, function), expected)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +142,7 @@ def test_windows_follow_the_standards_functions(function: str, expected: list[fl
 )
 def test_dicom_that_is_no_single_picture_is_refused_with_the_reason(elements: dict[str, Any], reason: str) -> None:
     data = dicom(RAMP, **elements)
-    decoded = decode_all(["x.dcm"], lambda _: data, ImageForm(4, color=False, resize="pad"))
+    decoded = decode_pictures(["x.dcm"], lambda _: data, ImageForm(4, color=False, resize="pad"))
     assert reason in decoded.skipped[0].reason
 
 
@@ -161,5 +168,5 @@ def test_a_camera_that_was_turned_makes_no_turned_picture(orientation: int, kind
     exif[0x0112] = orientation
     content = io.BytesIO()
     image.save(content, kind, exif=exif, **({"quality": 100} if kind == "JPEG" else {}))
-    found = np.asarray(picture(content.getvalue()))
+    found = np.asarray(decode_picture(content.getvalue()))
     assert np.abs(found.astype(int) - UPRIGHT[orientation](stored)).max() <= 1

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from common.data.base.image_set import Splits
 from common.data.base.spec import DataSpec, NihSpec
 from common.data.images.dicom import dicom_pixels
-from common.data.images.reading import ImageForm, picture, shaped
+from common.data.images.reading import ImageForm, decode_picture, fit_to_form
 from common.data.load import faults, load, open_table
 from common.data.partition.partition import partition
 from common.data.partition.spec import LabelSkewSpec, TasksSpec
@@ -160,7 +160,7 @@ def test_each_dicom_file_is_decoded(real_data: Path, name: str) -> None:
 
 def test_lungs_are_darker_than_the_spine_in_the_inverted_chest_radiograph(real_data: Path) -> None:
     data = (real_data / "dicom" / "chest_CR_RG1_j2k_lossy.dcm").read_bytes()
-    image = shaped(picture(data), ImageForm(64, color=False, resize="stretch"))
+    image = fit_to_form(decode_picture(data), ImageForm(64, color=False, resize="stretch"))
     assert image[10:25, 18:24].mean() < image[10:25, 30:34].mean() - 30
 
 

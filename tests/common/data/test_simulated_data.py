@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.config import Experiment
-from common.data.base.image_set import put_together, taken_apart
+from common.data.base.image_set import flatten, unflatten
 from common.data.partition.partition import partition
 from common.data.partition.spec import LabelSkewSpec, TasksSpec
 from common.simulation import SimulatedData, receive_data, simulated_data, simulated_site, whole_data
@@ -98,9 +98,9 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
 
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    wanted, facts_and_arrays = simulated_data(experiment, tmp_path), taken_apart(whole_data(experiment, tmp_path))
+    wanted, facts_and_arrays = simulated_data(experiment, tmp_path), flatten(whole_data(experiment, tmp_path))
     (tmp_path / "set.npz").unlink()
-    receive_data(experiment, tmp_path, put_together(*facts_and_arrays))
+    receive_data(experiment, tmp_path, unflatten(*facts_and_arrays))
     found = simulated_data(experiment, tmp_path)
     for site in range(2):
         one, other = simulated_site(wanted, site, "no"), simulated_site(found, site, "no")

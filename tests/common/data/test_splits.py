@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.base.image_set import UNKNOWN_PATIENT, are_known, own_patients
+from common.data.base.image_set import UNKNOWN_PATIENT, patients_known, unknown_patients
 from common.data.base.splits import (
     hold_out,
-    parts_of,
+    part_of_each,
     patient_split,
     shared_patient_faults,
     split_patients_over_sites,
@@ -127,12 +127,12 @@ def test_a_size_skew_of_one_gives_the_nth_site_an_nth_of_what_the_first_gets() -
 
 def test_images_of_unknown_patients_are_split_as_by_their_running_numbers() -> None:
     abnormal = np.random.default_rng(0).random(500) < 0.3
-    unknown, numbers = own_patients(500), np.arange(500).astype(np.str_)
+    unknown, numbers = unknown_patients(500), np.arange(500).astype(np.str_)
     split, same = patient_split(unknown, abnormal, 3), patient_split(numbers, abnormal, 3)
     for part in ("train", "validation", "test"):
         assert [name.removeprefix(UNKNOWN_PATIENT) for name in getattr(split, part)] == getattr(same, part).tolist()
-    assert not are_known(unknown)
-    assert are_known(numbers)
+    assert not patients_known(unknown)
+    assert patients_known(numbers)
 
 
 def test_ids_that_are_numbers_are_sorted_as_numbers() -> None:
@@ -154,7 +154,7 @@ def test_a_held_out_part_takes_whole_patients() -> None:
 
 def test_parts_are_named_for_each_image() -> None:
     patients = np.array([str(index) for index in range(10)])
-    parts = parts_of(patients, patient_split(patients, np.ones(10, dtype=np.bool_)))
+    parts = part_of_each(patients, patient_split(patients, np.ones(10, dtype=np.bool_)))
     assert sorted(parts.tolist()) == ["test"] * 2 + ["train"] * 7 + ["validation"]
 
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from common.data.base.spec import ChexpertSpec, DataSpec, MimicSpec, NihSpec
 from common.data.load import faults, load, open_table
-from common.data.tables.presets import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
+from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 
 WritePng = Callable[[str], None]
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)

@@ -1,0 +1,86 @@
+"""Names of classes: of public data sets, and checks of the names that a config file gives.
+
+Public npz files hold no names; theirs are those of MedMNIST 2D (Yang et al., 2023), MNIST and CIFAR-10, in label order.
+"""
+
+import re
+from collections.abc import Sequence
+
+from common.errors import Fault, did_you_mean, quoted
+
+
+def unknown_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
+    """Find names that are no class of the data."""
+    return [
+        Fault(
+            f"{where}[{place}]",
+            f'"{name}" is not a class of the data, whose classes are {quoted(class_names)}.',
+            did_you_mean(name, class_names),
+        )
+        for place, name in enumerate(names)
+        if name not in class_names
+    ]
+
+
+def repeated_faults(where: str, names: Sequence[str]) -> list[Fault]:
+    """Find names that are given more than once."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    return [Fault(where, f"{quoted(repeated)} stands there more than once.")] if repeated else []
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split("; "))
+
+
+_ORGANS = _names(
+    "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; lung-right; pancreas; spleen"
+)
+_CLASSES: dict[str, tuple[str, ...]] = {
+    "pathmnist": _names(
+        "adipose; background; debris; lymphocytes; mucus; smooth muscle; normal colon mucosa; cancer-associated "
+        "stroma; colorectal adenocarcinoma epithelium"
+    ),
+    "chestmnist": _names(
+        "Atelectasis; Cardiomegaly; Pleural Effusion; Infiltration; Mass; Nodule; Pneumonia; Pneumothorax; "
+        "Consolidation; Edema; Emphysema; Fibrosis; Pleural Thickening; Hernia"
+    ),
+    "dermamnist": _names(
+        "actinic keratoses and intraepithelial carcinoma; basal cell carcinoma; benign keratosis-like lesions; "
+        "dermatofibroma; melanoma; melanocytic nevi; vascular lesions"
+    ),
+    "octmnist": _names("choroidal neovascularization; diabetic macular edema; drusen; normal"),
+    "pneumoniamnist": _names("normal; pneumonia"),
+    "retinamnist": _names("grade 0; grade 1; grade 2; grade 3; grade 4"),
+    "breastmnist": _names("malignant; normal or benign"),
+    "bloodmnist": _names(
+        "basophil; eosinophil; erythroblast; immature granulocytes; lymphocyte; monocyte; neutrophil; platelet"
+    ),
+    "tissuemnist": _names(
+        "collecting duct, connecting tubule; distal convoluted tubule; glomerular endothelial cells; interstitial "
+        "endothelial cells; leukocytes; podocytes; proximal tubule segments; thick ascending limb"
+    ),
+    "organamnist": _ORGANS,
+    "organcmnist": _ORGANS,
+    "organsmnist": _ORGANS,
+    "mnist": tuple("0123456789"),
+    "cifar10": _names("airplane; automobile; bird; cat; deer; dog; frog; horse; ship; truck"),
+}
+
+
+def known_classes(stem: str) -> tuple[str, ...]:
+    """Return the class names of a public npz file by its stem, such as ``octmnist``, ``octmnist_64``, ``cifar10_jpeg``.
+
+    The result is empty for any other file.
+    """
+    return _CLASSES.get(re.sub(r"(_\d+|_jpeg)$", "", stem.lower()), ())
+
+
+NIH_CLASSES = _names(
+    "Atelectasis; Cardiomegaly; Consolidation; Edema; Emphysema; Fibrosis; Hernia; Infiltration; Mass; Nodule; "
+    "Pleural Effusion; Pleural Thickening; Pneumonia; Pneumothorax"
+)
+CHEXPERT_CLASSES = _names(
+    "Atelectasis; Cardiomegaly; Consolidation; Edema; Enlarged Cardiomediastinum; Fracture; Lung Lesion; Lung "
+    "Opacity; Pleural Effusion; Pleural Other; Pneumonia; Pneumothorax; Support Devices"
+)
+MIMIC_CLASSES = tuple(sorted({*NIH_CLASSES, *CHEXPERT_CLASSES}))
