@@ -3,7 +3,7 @@
 A label column holds 1, 0, -1 (uncertain) or nothing. A column of findings holds names with a separator between them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +91,7 @@ def part_column(values: Names, where: str) -> Names:
 
 def count_uncertain_and_blank(
     path: Path, names: Sequence[str], largest_mb: int = LARGEST_MB
-) -> Mapping[str, tuple[int, int]]:
+) -> dict[str, tuple[int, int]]:
     """Count the cells of -1 and the empty ones of each label column, by its name.
 
     Raises:

@@ -71,7 +71,7 @@ GOOD = LabelledImages(np.zeros((6, 8, 8), np.uint8), np.eye(6, 2, dtype=np.float
 
 
 def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Callable[..., object]) -> None:
-    monkeypatch.setattr(plugin, "loaded", lambda group, name: read)
+    monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: read)
     load(spec(), tmp_path)
 
 
@@ -113,7 +113,9 @@ def test_one_that_fails_or_returns_something_else_is_named(tmp_path: Path, monke
 
 def test_parts_of_its_own_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = ["test", "train", "train", "validation", "train", "test"]
-    monkeypatch.setattr(plugin, "loaded", lambda group, name: lambda folder, options: replace(GOOD, parts=parts))
+    monkeypatch.setattr(
+        plugin, "load_entry_point", lambda group, name: lambda folder, options: replace(GOOD, parts=parts)
+    )
     splits = load(spec(), tmp_path)
     assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [3, 1, 2]
 
@@ -124,5 +126,5 @@ def test_a_hospital_can_check_and_read_it(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "site.toml").write_text(f'name = "east"\n{text}')
     source = open_source(read_settings(tmp_path))
     assert (len(source), source.patients_known) == (100, True)
-    monkeypatch.setattr(plugin, "loaded", lambda group, name: lambda folder, options: GOOD)
+    monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: GOOD)
     assert not open_source(read_settings(tmp_path)).patients_known
