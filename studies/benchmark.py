@@ -1,12 +1,13 @@
 """``flwr-sim benchmark``: run what is missing, each run ends in a line of the results file; then write the page."""
 
+import math
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,22 +30,21 @@ from studies.benchmark_results import (
     read_lines,
     result_of,
 )
-from studies.runner import FailedRuns, held
+from studies.runner import FailedRuns, fork_server, locked, run_measured
 from studies.trial import Trial, check
-from studies.worker import fork_server, run_measured
 
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """What a person asks of the benchmark.
+    """The options of ``flwr-sim benchmark``.
 
     Attributes:
         folder: Folder with ``benchmark.toml``.
         results: The file of finished runs.
         out: Folder for the page.
         workers: Runs at a time.
-        minutes: No run begins later than this; None for all of them. 0 only writes the page.
-        again: Run anew what was made with other code.
+        minutes: Time after which no run begins; None for no limit. 0 only writes the page.
+        again: Whether runs of another version of the code are made again.
     """
 
     folder: Path
@@ -57,10 +57,10 @@ class BenchmarkOptions:
 
 
 def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResult:
-    """Run what is missing, as far as the time goes, and write ``benchmark.md`` and ``report.html`` into the folder.
+    """Run the missing runs as far as the time allows; write ``benchmark.md`` and ``report.html`` into the folder.
 
     Raises:
-        BadInput: With the faults of the benchmark's files; or if another process is at work on the results.
+        BadInput: With the faults of the benchmark's files; or if another process runs the same results file.
         FailedRuns: If a run fails; the others are finished and the page is written first.
     """
     plan = FormPlan.of(options.folder, options.form)
@@ -70,21 +70,21 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         result = write_pages(plan, options)
     else:
         options.results.parent.mkdir(parents=True, exist_ok=True)
-        with options.results.open("ab") as file, held(file, f"--results {options.results}", "on this file"):
+        with options.results.open("ab") as file, locked(file, f"--results {options.results}", "on this file"):
             refuse_unfit(plan, options.out)
             try:
                 runs.run()
             finally:
                 result = write_pages(plan, options)
     for text in (as_markdown(result), f"Report: {options.out / 'report.html'}"):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        _print(console, text)
     if runs.failures:
         raise FailedRuns("\n".join(runs.failures))
     return result
 
 
 def refuse_unfit(plan: FormPlan, out: Path) -> None:
-    """Refuse what is wrong with a row, a pattern or a data set before the first run, not hours later.
+    """Refuse a wrong row, pattern or data set before the first run, not hours later.
 
     Raises:
         BadInput: With the faults of all of them, and with rows of the same settings, whose runs would be the same.
@@ -105,9 +105,9 @@ def refuse_unfit(plan: FormPlan, out: Path) -> None:
 
 
 def write_pages(plan: FormPlan, options: BenchmarkOptions) -> BenchmarkResult:
-    """Write the page of what is there, as Markdown and as HTML."""
+    """Write the page of the finished runs, as Markdown and as HTML."""
     lines = lines_by_block(plan, read_lines(options.results))
-    result = result_of(plan, options.form, lines, wanted_runs(plan))
+    result = result_of(plan, options.form, lines, planned_count(plan))
     (options.out / "benchmark.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
     write_benchmark_report(result, options.out / "report.html")
     return result
@@ -116,7 +116,7 @@ def write_pages(plan: FormPlan, options: BenchmarkOptions) -> BenchmarkResult:
 def lines_by_block(plan: FormPlan, lines: Mapping[str, ResultLine]) -> dict[str, ResultLine]:
     """Return the finished runs of the plan, by block and key.
 
-    One run stands in every block that has its settings: with all labels at all sites some patterns are the same.
+    A run is in every block that has its settings, because some patterns are the same with all labels at all sites.
     """
     return {
         f"{run.pattern} {run.key}": lines[run.key].model_copy(update={"pattern": run.pattern})
@@ -126,7 +126,7 @@ def lines_by_block(plan: FormPlan, lines: Mapping[str, ResultLine]) -> dict[str,
 
 
 def all_runs(plan: FormPlan, lines: Mapping[str, ResultLine]) -> Iterator[PlannedRun]:
-    """Yield the runs of the plan, as far as they are known: results need the learning rates that the lines choose."""
+    """Yield the runs of the plan; those of results only for methods whose learning rate the lines choose already."""
     for data in plan.data_sets():
         tuning = list(plan.tuning(data))
         yield from tuning
@@ -135,25 +135,24 @@ def all_runs(plan: FormPlan, lines: Mapping[str, ResultLine]) -> Iterator[Planne
             yield from plan.results(data, pattern, rates)
 
 
-def wanted_runs(plan: FormPlan) -> int:
+def planned_count(plan: FormPlan) -> int:
     """Return the number of all runs, with those whose learning rate is not chosen yet."""
     return sum(times * len(plan.methods(data)) for data, times in _times(plan))
 
 
 def _times(plan: FormPlan) -> Iterator[tuple[str, int]]:
-    """Yield how often each method is run on a data set: to choose its learning rate, then block by block."""
+    """Yield data sets with the number of runs of each method: to choose its learning rate, then block by block."""
     yield from ((data, len(plan.benchmark.learning_rates)) for data in plan.data_sets())
     yield from ((data, plan.form.seeds) for data, _ in plan.form.blocks)
 
 
 def estimate(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
-    """Say what the whole form costs by the CPU seconds of the runs that are there, method by method.
+    """Return the cost of the whole form in sentences, estimated from the CPU seconds of the finished runs.
 
-    A run is taken to cost what the method's runs on the same data set cost on average; where there is none, the mean
-    of all runs.
+    A run costs the mean of the method's finished runs on the same data set, else the mean of all finished runs.
     """
     if not lines:
-        return [f"{wanted_runs(plan)} runs. No run was measured yet: run some, and ask again."]
+        return [f"{planned_count(plan)} runs. No run was measured yet: run some, and ask again."]
     costs: dict[tuple[str, str], list[float]] = {}
     for line in lines:
         costs.setdefault((line.data, line.method), []).append(line.cpu_seconds / line.rounds)
@@ -168,7 +167,7 @@ def estimate(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
     sized = [data for data in plan.data_sets() if plan.form.sizes.get(data)]
     about = "at least" if sized else "about"
     sentences = [
-        f"{wanted_runs(plan)} runs of {plan.form.rounds} rounds: {about} {hours:.1f} core-hours on this machine.",
+        f"{planned_count(plan)} runs of {plan.form.rounds} rounds: {about} {hours:.1f} core-hours on this machine.",
         f"Rates are of {len(lines)} runs; {unmeasured} of the runs have the mean rate of all others.",
     ]
     if sized:
@@ -178,7 +177,7 @@ def estimate(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
 
 
 def print_estimate(options: BenchmarkOptions, console: Console) -> None:
-    """Print what the form costs, by the rates of finished runs in the results files beside each other.
+    """Print the cost of the form, by the rates of finished runs in all results files of the folder.
 
     Raises:
         BadInput: With the faults of the benchmark's files.
@@ -187,21 +186,23 @@ def print_estimate(options: BenchmarkOptions, console: Console) -> None:
     files = sorted({options.results, *options.folder.glob("*.jsonl")})
     lines = [line for path in files for line in read_lines(path).values()]
     for sentence in estimate(plan, lines):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        _print(console, sentence)
 
 
-@dataclass
 class _MissingRuns:
-    """Runs what is missing, some at a time."""
+    """The runs that have no line in the results file yet.
 
-    plan: FormPlan
-    options: BenchmarkOptions
-    console: Console
-    failures: list[str] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
+    Attributes:
+        failures: Text of each failed run.
+    """
+
+    def __init__(self, plan: FormPlan, options: BenchmarkOptions, console: Console) -> None:
+        self.plan, self.options, self.console = plan, options, console
+        self.failures: list[str] = []
+        self._began = time.monotonic()
 
     def run(self) -> None:
-        """Go through the data sets: first the runs that choose learning rates, then block by block, seed by seed."""
+        """Run data set by data set: first the runs that choose learning rates, then block by block, seed by seed."""
         with fork_server(), _scratch() as scratch:
             for data in self.plan.data_sets():
                 tuning = list(self.plan.tuning(data))
@@ -215,20 +216,20 @@ class _MissingRuns:
         options, code = self.options, code_version()
         finished = {key for key, line in read_lines(options.results).items() if not options.again or line.code == code}
         todo = iter([run for run in runs if run.key not in finished])
+        end = math.inf if options.minutes is None else self._began + 60 * options.minutes
+        active: dict[Future[tuple[str, ResultLine | None]], PlannedRun] = {}
         with ThreadPoolExecutor(options.workers) as pool:
-            active: dict[Future[tuple[str, ResultLine | None]], PlannedRun] = {}
             while True:
-                while len(active) < options.workers and self._time_left() and (run := next(todo, None)) is not None:
+                while (
+                    len(active) < options.workers and time.monotonic() < end and (run := next(todo, None)) is not None
+                ):
                     active[pool.submit(_finished, run, scratch / run.key)] = run
                 if not active:
                     return
                 for future in wait(active, return_when=FIRST_COMPLETED).done:
-                    self._settle(active.pop(future), *future.result())
+                    self._record(active.pop(future), *future.result())
 
-    def _time_left(self) -> bool:
-        return self.options.minutes is None or time.monotonic() - self.began < 60 * self.options.minutes
-
-    def _settle(self, run: PlannedRun, failure: str, line: ResultLine | None) -> None:
+    def _record(self, run: PlannedRun, failure: str, line: ResultLine | None) -> None:
         """Write the run's line, or note its failure; print either."""
         name = f"{run.data} {run.pattern} {run.method} lr {run.lr:g} seed {run.seed}"
         if line is None:
@@ -237,12 +238,16 @@ class _MissingRuns:
         else:
             append_line(self.options.results, line)
             text = f"{name}: validation AUROC {line.validation_auroc}, {duration(line.cpu_seconds)} of CPU time"
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        _print(self.console, text)
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make a folder for runs under way, which is removed also where the program is stopped."""
+    """Make a folder for active runs, which is removed also where a signal stops the program."""
     folder = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     try:
@@ -253,7 +258,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _finished(run: PlannedRun, folder: Path) -> tuple[str, ResultLine | None]:
-    """Run one in a process of its own; return why it failed, or its line. Its folder is not kept."""
+    """Run a run in a process of its own; return its failure, or its line. The folder is removed."""
     trial = Trial(run.experiment, folder, run.overrides, run.method, pages=False)
     try:
         failure, seconds = run_measured(trial)

@@ -1,4 +1,4 @@
-"""``benchmark.toml``: data sets, label patterns, methods and forms; and the runs that a form asks for."""
+"""``benchmark.toml``: data sets, label patterns, methods and forms; and the runs of a form."""
 
 import hashlib
 import json
@@ -25,9 +25,9 @@ class BenchmarkMethod(Section):
     """One row of the table.
 
     Attributes:
-        title: Where it is not the method's name.
+        title: Name in the table; the method's name where empty.
         set: Overrides; ``{third}`` is a third of the rounds.
-        beyond: What it has that hospitals with unlike labels do not; such a method is shown and not ranked.
+        beyond: The advantage over hospitals with unlike labels, for which a method is shown and not ranked.
         all_labels: Every site annotates every class.
         own_images: The coordinator has images of its own: the data set's ``own`` part of the sites'.
     """
@@ -46,10 +46,10 @@ class BenchmarkMethod(Section):
 
 
 class Pattern(Section):
-    """Who has what.
+    """The distribution of images and labels over sites.
 
     Attributes:
-        set: Keys of the partition beside ``sites`` and ``size_skew``.
+        set: Keys of the experiment's partition beside ``sites`` and ``size_skew``.
     """
 
     name: str
@@ -63,7 +63,7 @@ class DataSet(Section):
     """A data set of the benchmark: an experiment file beside this one, ``NAME.toml``.
 
     Attributes:
-        own: Keys of ``[data]`` that make the coordinator's own images of it; it has none where this is empty.
+        own: Keys of ``[data]`` for the coordinator's own images; the coordinator has none where this is empty.
     """
 
     name: str
@@ -75,9 +75,9 @@ class Form(Section):
     """One size of the benchmark.
 
     Attributes:
-        blocks: Pairs of a data set and a pattern, in the order in which they are run.
-        set: Overrides in all of its runs.
-        sizes: Data set -> overrides in its runs.
+        blocks: Pairs of a data set and a pattern, in the order of their runs.
+        set: Overrides in all runs.
+        sizes: Data set -> overrides in the runs on it.
     """
 
     title: str
@@ -89,13 +89,13 @@ class Form(Section):
 
 
 class Benchmark(Section):
-    """The whole file.
+    """The content of ``benchmark.toml``.
 
     Attributes:
         reference: Label of the method that the others are tested against.
         fewest_positives: A class with fewer positives or negatives in the test part is trained, and not scored.
-        learning_rates: Each method has the one with the best validation AUROC, data set by data set.
-        tuning_seed: Of the runs that choose it; no result is of this seed.
+        learning_rates: Rates to choose from by the validation AUROC, for each method and data set.
+        tuning_seed: Seed of the runs that choose a rate; no result has this seed.
     """
 
     title: str
@@ -148,7 +148,7 @@ class PlannedRun:
     """One run of the benchmark.
 
     Attributes:
-        tuning: Whether it only helps to choose the learning rate.
+        tuning: Whether the run only helps to choose the learning rate.
     """
 
     data: str
@@ -162,12 +162,12 @@ class PlannedRun:
 
     @cached_property
     def file(self) -> ExperimentFile:
-        """Read the experiment as this run has it."""
+        """Read the experiment with the overrides of this run."""
         return read_experiment(self.experiment, self.overrides)
 
     @cached_property
     def settings(self) -> str:
-        """Return a text that is equal for two runs of the same settings; a key with its default is not in it."""
+        """Return a text that is equal for two runs of the same settings, without keys that have their default."""
         experiment = self.file.experiment
         return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
@@ -182,7 +182,7 @@ class FormPlan:
     """The runs of one form.
 
     Attributes:
-        folder: With ``benchmark.toml`` and the data sets' experiment files.
+        folder: Folder with ``benchmark.toml`` and the experiment files of the data sets.
     """
 
     benchmark: Benchmark
@@ -191,10 +191,10 @@ class FormPlan:
 
     @classmethod
     def of(cls, folder: Path, form: str) -> "FormPlan":
-        """Read the benchmark in a folder, in this form.
+        """Read the benchmark in a folder, and choose one of its forms.
 
         Raises:
-            BadInput: If there is none, or it has no such form.
+            BadInput: If the folder has no benchmark, or the benchmark no such form.
         """
         benchmark = read_benchmark(folder)
         if form not in benchmark.forms:
@@ -216,14 +216,14 @@ class FormPlan:
         return [pattern for name, pattern in self.form.blocks if name == data]
 
     def rows(self) -> Iterator[tuple[PlannedRun, str]]:
-        """Yield one run of each method on each data set, and of each pattern that is left; and a name for it."""
-        rate, seed, seen = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
+        """Yield a run of each method on each data set, and of one method for each further pattern, with a name."""
+        rate, seed, complete = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
         for data, pattern in self.form.blocks:
             methods = self.methods(data)
-            for method in methods[:1] if data in seen else methods:
+            for method in methods[:1] if data in complete else methods:
                 run = self.run(data, pattern, method, rate, seed)
                 yield run, f"{FILE_NAME}: {method.label} on {data}, {pattern}"
-            seen.add(data)
+            complete.add(data)
 
     def tuning(self, data: str) -> Iterator[PlannedRun]:
         """Yield the runs that choose each method's learning rate on a data set, by its first pattern."""

@@ -1,4 +1,4 @@
-"""The benchmark as Markdown and as a page; both take their sentences and cells from here."""
+"""The benchmark as Markdown and as a page, with the same sentences and cells."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from studies.comparison_report import TEMPLATES
 from studies.statistics import Ranking
 
 BEYOND = "each has more than hospitals with unlike labels have"
-"""Why some methods are not ranked."""
+"""The reason why some methods are not ranked."""
 COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference}", "CPU s a run", "MB a run")
 
 
@@ -42,7 +42,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
-    """Write the benchmark as one HTML file; ``destination`` is the file, and is returned."""
+    """Write the benchmark as one HTML file and return its path, ``destination``."""
     return write_page(
         "benchmark.html.j2",
         destination,
@@ -60,12 +60,16 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
 
 
 def done_sentence(result: BenchmarkResult) -> str:
-    """Say how many of the form's runs are done."""
-    return f"{result.done:,} of {counted(result.wanted, 'run')}."
+    """Return how many of the form's runs are done, as a sentence."""
+    return f"{result.done:,} of {counted(result.planned, 'run')}."
 
 
 def ranks_sentence(ranking: Ranking, kind: str) -> str:
-    """Say what Friedman's and Nemenyi's tests say of blocks, or of another kind of thing."""
+    """Return the outcome of Friedman's and Nemenyi's tests in a sentence.
+
+    Args:
+        kind: Noun for one value that methods are ranked by, such as ``"block"``.
+    """
     if not ranking.blocks:
         return "No block has a seed that every ranked method was run with: there are no ranks yet."
     if ranking.p is None or ranking.critical_difference is None:
@@ -81,9 +85,9 @@ def ranks_sentence(ranking: Ranking, kind: str) -> str:
 
 
 def notes(result: BenchmarkResult) -> Iterator[str]:
-    """Yield what the figures rest on, a sentence or two a line."""
+    """Yield the conditions under which the figures were made, one or two sentences a line."""
     size = f"Form {result.form}: {result.rounds} rounds, {counted(result.seeds, 'seed')}"
-    blocks = f"{counted(result.ranking.blocks, 'block')} of {result.blocks_wanted} (data set and pattern)"
+    blocks = f"{counted(result.ranking.blocks, 'block')} of {result.blocks_planned} (data set and pattern)"
     yield f"{size}; model, order, partition and owners of classes follow the seed."
     yield "Each method has the learning rate with the best validation AUROC of a run with another seed, by data set."
     yield "The round is the one with the best validation AUROC; no test image chooses anything."
@@ -145,9 +149,9 @@ def block_cell(entry: Entry | None) -> str:
 
 
 def critical_difference_picture(ranking: Ranking, name: str) -> Markup:
-    """Draw methods on a line by mean rank, the best at the top left, and bars over those that the test does not part.
+    """Draw methods by mean rank, the best at the top left, and bars over methods that the test does not separate.
 
-    After Demsar, JMLR 2006, figure 1. Empty where the ranks have no critical difference.
+    After Demsar, JMLR 2006, figure 1. The picture is empty where the ranks have no critical difference.
     """
     if (critical := ranking.critical_difference) is None:
         return Markup("")

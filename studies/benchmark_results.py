@@ -1,4 +1,4 @@
-"""The benchmark's results file, one JSON line a finished run; and what the lines say: quality, ranks, tests, cost."""
+"""The benchmark's results file, one JSON line a finished run; and its evaluation: quality, ranks, tests, cost."""
 
 import ast
 import hashlib
@@ -22,12 +22,12 @@ NORMAL = 1.96
 Interval = tuple[float, float]
 _ROOT = Path(__file__).parents[1]
 DECIDE = ("common/data", "common/metrics", "common/models", "strategies", "client/training")
-"""Folders with the code that decides what a run ends with."""
+"""Folders with the code that decides the result of a run."""
 MEASURES = ("auroc", "average_precision", "balanced_accuracy")
 
 
 class ClassResult(BaseModel):
-    """One class of one run, on the test part."""
+    """The figures of one class of one run, on the test part."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -44,8 +44,8 @@ class ResultLine(BaseModel):
 
     Attributes:
         key: Key of the run's settings.
-        code: Version of the code that decides what a run ends with.
-        validation_auroc: The best round's mean over the sites; a learning rate is chosen by it.
+        code: Version of the code that decides the result of a run.
+        validation_auroc: Mean over the sites in the best round, by which a learning rate is chosen.
         interval: Interval of the mean AUROC over all classes, over the test part's patients; None where sites have
             own models.
         cpu_seconds: CPU time of the run's process.
@@ -115,10 +115,10 @@ def _rounded_ends(interval: Interval | None) -> Interval | None:
 
 
 def read_lines(path: Path) -> dict[str, ResultLine]:
-    """Return the finished runs by key, of two with one key the later; half a line that a kill left is no run.
+    """Return the finished runs by key, of two with one key the later; ignore half a line at the end, left by a kill.
 
     Raises:
-        BadInput: If another line than the last is no result.
+        BadInput: If any other line is no result.
     """
     if not path.exists():
         return {}
@@ -153,7 +153,7 @@ def append_line(path: Path, line: ResultLine) -> None:
 
 @cache
 def code_version() -> str:
-    """Return part of the SHA-256 of the code that decides what a run ends with, without comments and docstrings."""
+    """Return part of the SHA-256 of the code that decides a run's result, without comments and docstrings."""
     digest = hashlib.sha256()
     for path in (path for folder in DECIDE for path in sorted((_ROOT / folder).rglob("*.py"))):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -177,7 +177,7 @@ class Entry:
         auroc: Mean over scored classes and seeds.
         seed_sd: Sample standard deviation over seeds; None with one.
         patient_error: Standard error over the test part's patients; None where sites have models of their own.
-        lr: The learning rate that validation chose.
+        lr: The learning rate chosen by validation.
     """
 
     seeds: int
@@ -194,8 +194,8 @@ class BlockResult:
     """One data set with one pattern.
 
     Attributes:
-        scored: Class -> test positives, of those with enough; the others are in ``unscored``.
-        common_seeds: Seeds that every ranked method has; ranks are of these alone.
+        scored: Class -> test positives, of the classes with enough of them; ``unscored`` has the other classes.
+        common_seeds: Seeds that every ranked method has, which alone count for ranks.
         entries: By method's label.
     """
 
@@ -213,9 +213,9 @@ class MethodOverBlocks:
 
     Attributes:
         half_width: Half the width of the 95 % interval of the mean AUROC, over patients and seeds; None if unknown.
-        test: The method against the reference, paired over blocks; None for the reference, and for what is not ranked.
+        test: The method against the reference, paired over blocks; None for the reference and for unranked methods.
         cpu_seconds, megabytes: Mean of a run.
-        beyond: What it has that hospitals do not; empty for ranked methods.
+        beyond: The advantage over hospitals that keeps a method from being ranked; empty for ranked methods.
     """
 
     label: str
@@ -231,13 +231,13 @@ class MethodOverBlocks:
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """Everything on the benchmark's page.
+    """The content of the benchmark's page.
 
     Attributes:
-        done, wanted: Number of runs, with those that choose learning rates.
+        done, planned: Number of finished and of all runs, with those that choose learning rates.
         ranking_of_data: The ranking with one value a data set, the mean over its blocks, which share their test part.
         codes: Version of the code -> runs made with it.
-        untrained: Method -> its runs that are tested by the initial model, because no round was better by validation.
+        untrained: Method -> number of its runs whose initial model is tested, because no round was better.
     """
 
     title: str
@@ -246,9 +246,9 @@ class BenchmarkResult:
     seeds: int
     reference: str
     done: int
-    wanted: int
+    planned: int
     blocks: tuple[BlockResult, ...]
-    blocks_wanted: int
+    blocks_planned: int
     methods: tuple[MethodOverBlocks, ...]
     ranking: Ranking
     ranking_of_data: Ranking
@@ -259,7 +259,7 @@ class BenchmarkResult:
     @property
     def partial(self) -> bool:
         """Return whether runs are missing."""
-        return self.done < self.wanted
+        return self.done < self.planned
 
 
 def rates_of(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
@@ -271,12 +271,12 @@ def rates_of(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
     return {method: min(rates)[1] for method, rates in tried.items()}
 
 
-def result_of(plan: FormPlan, form: str, by_block: Mapping[str, ResultLine], wanted: int) -> BenchmarkResult:
-    """Return everything that the lines say, as far as they go.
+def result_of(plan: FormPlan, form: str, by_block: Mapping[str, ResultLine], planned: int) -> BenchmarkResult:
+    """Return the content of the page for the finished runs.
 
     Args:
         by_block: Finished runs of this plan, by block and key.
-        wanted: Number of runs of the whole plan.
+        planned: Number of runs of the whole plan.
     """
     lines, benchmark = list(by_block.values()), plan.benchmark
     blocks = [_block(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
@@ -294,12 +294,12 @@ def result_of(plan: FormPlan, form: str, by_block: Mapping[str, ResultLine], wan
         seeds=plan.form.seeds,
         reference=benchmark.reference,
         done=len(lines),
-        wanted=wanted,
+        planned=planned,
         blocks=tuple(block for block in blocks if block.entries),
-        blocks_wanted=len(plan.form.blocks),
+        blocks_planned=len(plan.form.blocks),
         methods=_tested(benchmark.reference, [_method(plan, label, shared, lines) for label in ordered], shared),
         ranking=ranks,
-        ranking_of_data=_ranking(ranked, [of_one for of_one in of_data if of_one]),
+        ranking_of_data=_ranking(ranked, [group for group in of_data if group]),
         codes=dict(Counter(line.code for line in lines)),
         untrained=dict(Counter(line.method for line in lines if line.best_round == 0 and not line.tuning)),
         not_run=tuple(label for label in labels if label not in run),
@@ -337,7 +337,7 @@ def _block(plan: FormPlan, data: str, pattern: str, lines: Iterable[ResultLine])
 
 
 def _entry(lines: Sequence[ResultLine], scored: Sequence[str]) -> Entry:
-    """Average the scored classes, of which every one has an owner, so that every model has them."""
+    """Average the runs over the scored classes, which every model has, because every class has an owner."""
     means: dict[str, list[float]] = {name: [] for name in MEASURES}
     for line in lines:
         for name, of_lines in means.items():
@@ -356,8 +356,8 @@ def _entry(lines: Sequence[ResultLine], scored: Sequence[str]) -> Entry:
 def patient_error(line: ResultLine, scored: Sequence[str]) -> float | None:
     """Return the standard error of the mean AUROC over the scored classes, over the test part's patients.
 
-    It comes from the run's bootstrap intervals. Those of single classes would give it if classes were independent; the
-    interval of the mean over all classes shows how far they are not, and its ratio is taken over to the scored ones.
+    It is computed from the run's bootstrap intervals. The intervals of single classes would give it if classes were
+    independent. The interval of the mean over all classes shows by which factor they are not.
     """
 
     def error(interval: Interval) -> float:

@@ -1,4 +1,4 @@
-"""What several runs side by side support, in words; a verdict needs three seeds and an interval without zero."""
+"""Sentences on several runs side by side; a verdict needs three seeds and an interval without zero."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
@@ -19,7 +19,7 @@ _PHRASES: Mapping[Standing, str] = {
     "not tested": "could not be tested against",
 }
 LARGE = 0.05
-"""Difference of two means from which a measure beside the deciding one gets a sentence."""
+"""Difference of two means from which a measure beside the mean AUROC gets a sentence."""
 LISTED = 5
 """Sites named in one sentence; more are counted."""
 MEASURE_NAMES: dict[Measure, str] = {
@@ -58,7 +58,7 @@ def interval(test: PairedTest) -> str:
 
 
 def deciding_test(test: PairedTest) -> str:
-    """Return which test decides, and the Shapiro-Wilk p-value of its differences."""
+    """Return the name of the test that decides, and the Shapiro-Wilk p-value of its differences."""
     if test.normality_p is None:
         return test.reason
     if test.wilcoxon_p is None:
@@ -75,7 +75,7 @@ def markdown_rows(rows: Iterable[Sequence[str]]) -> str:
 
 
 def standing(test: PairedTest) -> Standing:
-    """Return where the reference stands; "better" and "worse" only where seeds and interval carry them."""
+    """Return how the reference compares; "better" and "worse" need enough seeds and an interval without zero."""
     if test.holm_p is None or test.mean_difference is None or test.interval is None:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:
@@ -86,7 +86,7 @@ def standing(test: PairedTest) -> Standing:
 
 
 def headline(comparison: Comparison) -> str:
-    """Say in one sentence where the reference stands against all others, over all classes."""
+    """Return how the reference compares with all other methods over all classes, in one sentence."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
     for method in comparison.methods[1:]:
         test = comparison.contrast(method.label).result
@@ -100,7 +100,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """Return one sentence for each other method, over all classes, with the figures that it rests on."""
+    """Return a sentence for each other method, over all classes, with the figures of the test."""
     others = [method.label for method in comparison.methods[1:]]
     return [_verdict(comparison.reference, other, comparison.contrast(other).result) for other in others]
 
@@ -122,9 +122,9 @@ def _verdict(reference: str, other: str, test: PairedTest) -> str:
 
 
 def large_effects(comparison: Comparison) -> list[str]:
-    """Return a sentence for each other method whose means differ by :data:`LARGE` or more, beside the AUROC of all.
+    """Return a sentence for each other method with a mean that differs by :data:`LARGE` or more.
 
-    It says what the paired test says of each difference, or that there is no test.
+    The mean AUROC of all classes is left out. Each difference has the outcome of its paired test, or "not tested".
     """
     reference, *others = comparison.methods
     subsets: tuple[Subset, ...] = ("shared", "unique")
@@ -150,7 +150,7 @@ def large_effects(comparison: Comparison) -> list[str]:
 
 
 def _means(method: MethodResult) -> dict[str, Spread]:
-    """Return the means that methods are compared by beside the AUROC of all classes."""
+    """Return the means by which methods are compared, without the AUROC of all classes."""
     return {
         "AUROC on shared classes": method.auroc["shared"],
         "AUROC on unique classes": method.auroc["unique"],
@@ -160,7 +160,7 @@ def _means(method: MethodResult) -> dict[str, Spread]:
 
 
 def gain_sentences(comparison: Comparison) -> list[str]:
-    """Say what the sites gain over each other method, and what could not be compared and why."""
+    """Return the gains of the sites over each other method, and what could not be compared, in sentences."""
     by_other: dict[str, list[SiteGain]] = {}
     for gain in comparison.site_gains:
         by_other.setdefault(gain.other, []).append(gain)

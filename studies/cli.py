@@ -378,11 +378,11 @@ def evaluate(
     from server.export.preflight import LabelledInput, refuse_early, refuse_unlabelled
 
     refuse_early(folder, data, out)
-    given = LabelledInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
-    refuse_unlabelled(folder, given)  # before torch is imported
+    labelled = LabelledInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
+    refuse_unlabelled(folder, labelled)  # before torch is imported
     from server.export import evaluation
 
-    result = evaluation.evaluate_on(folder, given)
+    result = evaluation.evaluate_on(folder, labelled)
     if out is not None:
         write_atomically(out, evaluation.as_csv(result))
     if as_json:
@@ -390,7 +390,7 @@ def evaluate(
     else:
         from server.reporting.tables import limits_of_model
 
-        console.print(evaluation.shown(result))
+        console.print(evaluation.terminal_view(result))
         console.print(limits_of_model(folder), end="")
 
 
@@ -456,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def line_to_go_on(words: list[str]) -> str:
-    """Return the line that goes on with a command that was stopped: the same, of a run begun with ``--resume``."""
+    """Return the command that continues a stopped one: the same command, with ``--resume`` for a run that began."""
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     out = next((after for before, after in pairwise(apart) if before == "--out"), "")
     begun = words[0] == "run" and Path(out, "events.jsonl").is_file()

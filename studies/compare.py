@@ -31,14 +31,14 @@ def run_comparison(
     track: Track | None = None,
     progress: ProgressForm = ProgressForm.auto,
 ) -> None:
-    """Run every experiment with every seed, then compare them.
+    """Run every experiment with every seed, then compare the runs.
 
-    A run that is there already, finished and of the same experiment, is kept.
+    A finished run of the same experiment that is in the folder already is not run again.
 
     Args:
-        jobs: Runs at a time; None for what fits.
-        track: Where figures go beside the run folders.
-        progress: How it is shown how far the runs are; never on a quiet console.
+        jobs: Runs at a time; None for as many as fit.
+        track: Service that receives the figures beside the run folders.
+        progress: Form in which progress is shown; a quiet console shows none.
 
     Raises:
         BadInput: With the faults of all experiments, before anything runs; or if a folder holds another experiment.
@@ -63,7 +63,7 @@ def run_comparison(
 
 
 def _same_labels(trials: Sequence[Trial]) -> list[Fault]:
-    """Return the faults of experiments that tables would call by one name."""
+    """Return the faults of experiments that would have the same name in tables."""
     labels: dict[str, set[Path]] = {}
     for trial in trials:
         try:
@@ -83,7 +83,7 @@ def _same_labels(trials: Sequence[Trial]) -> list[Fault]:
 
 
 def _write_comparison(folders: Sequence[Path], out: Path, console: Console) -> None:
-    """Read the runs; write their comparison as JSON, Markdown and HTML, and print it."""
+    """Write the comparison of run folders as JSON, Markdown and HTML, and print it."""
     from server.runs.reader import read_run
     from studies.claims import headline
     from studies.comparison import compare, write_comparison
@@ -101,7 +101,7 @@ def _write_comparison(folders: Sequence[Path], out: Path, console: Console) -> N
 
 
 def run_demo(out: Path, backend: str, console: Console) -> None:
-    """Train surgical aggregation and vanilla FL on synthetic radiographs; print who annotates what and who learned it.
+    """Train surgical aggregation and vanilla FL on synthetic radiographs; print a table of annotations and AUROCs.
 
     Raises:
         BadInput: If ``out`` exists and is not a demo's folder.

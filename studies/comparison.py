@@ -1,4 +1,4 @@
-"""Run folders side by side: each method over its seeds, the first against the others, and what each site gains."""
+"""Comparison of runs: each method over its seeds, the first method against the others, the gains of each site."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,10 +25,10 @@ from studies.statistics import (
 )
 
 ENSEMBLE = "ensemble"
-"""Name of the method of an ensemble of local models, which no method has trained."""
+"""Method name of an ensemble of the models that sites trained alone."""
 
 FEWEST_IMAGES = 10
-"""A class with fewer images of a kind is named beside the means that it weighs in."""
+"""A class with fewer positive or negative test images is named beside the means."""
 
 Subset = Literal["all", "shared", "unique"]
 Pairing = Literal["classes", "classes x seeds"]
@@ -61,7 +61,7 @@ class MethodResult:
         per_class: Class -> AUROC averaged over the seeds in which it is defined.
         intervals: Class -> 95 % bootstrap interval over the test set's patients, its ends averaged over the seeds;
             only where the coordinator has scored one model.
-        measures: The measures of a task with one class an image that at least one seed has.
+        measures: Measures of a task with one class an image, as far as at least one seed has them.
     """
 
     label: str
@@ -77,7 +77,7 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The reference against one other method. Holm's family is all other methods at this subset and pairing."""
+    """The test of the reference against one other method. Holm's family is all methods with this subset and pairing."""
 
     other: str
     subset: Subset
@@ -92,11 +92,11 @@ class SiteGain:
     Attributes:
         gain: Mean over seeds of the mean difference in AUROC over the site's classes; None where nothing compares.
         sd: Sample SD over seeds; None with one.
-        auroc, other_auroc: The two values whose difference the gain is.
+        auroc, other_auroc: Mean AUROC with the reference and with the other method.
         classes: The classes compared in at least one seed.
-        losses: How many of them have a lower AUROC with the reference, averaged over seeds.
+        losses: Number of classes with a lower AUROC with the reference, averaged over seeds.
         seeds: The seeds compared.
-        reason: Why nothing compares, or why a seed was left out; empty where all was compared.
+        reason: Why nothing compares, or why a seed was left out; empty where all seeds were compared.
         p: P-value of a two-sided t-test that the gain is zero, over seeds, after Holm's correction over the sites
             compared with the other method; None with fewer than three seeds, or where all seeds have the same gain.
     """
@@ -115,7 +115,7 @@ class SiteGain:
 
     @property
     def verdict(self) -> Verdict:
-        """Return ``gains`` or ``loses`` only where that is more than the seeds' spread explains."""
+        """Return ``gains`` or ``loses`` only where the spread over seeds does not explain the difference."""
         if self.gain is None or self.p is None or self.p >= ALPHA:
             return "open"
         return "gains" if self.gain > 0 else "loses"
@@ -123,16 +123,16 @@ class SiteGain:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that the comparison's tables and report say.
+    """The content of the comparison's tables and report.
 
     Attributes:
         methods: The reference first, then in the order of the runs.
         class_groups: ``"shared"``, ``"some"``, ``"unique"`` or ``"varies"`` (by seed) -> class names.
-        contrasts: Per subset and pairing, one for every other method.
-        cautions: Sentences on what makes the comparison less than even.
+        contrasts: One for every other method, subset and pairing.
+        cautions: Sentences on what makes the comparison uneven.
         site_gains: The reference against every other method, site by site.
         kinds: Label -> name of the method.
-        external: The same on the external test set; None unless every run has one.
+        external: The comparison on the external test set; None unless every run has one.
     """
 
     reference: str
@@ -150,7 +150,7 @@ class Comparison:
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
 
     def contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> Contrast:
-        """Return one contrast; the default is the one that decides."""
+        """Return the contrast with one other method; by default the one that decides."""
         key = (other, subset, pairing)
         return next(each for each in self.contrasts if (each.other, each.subset, each.pairing) == key)
 
@@ -158,9 +158,9 @@ class Comparison:
 def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
     """Average each method over its seeds and test the first one against every other.
 
-    Which classes are shared or unique may differ by seed, as the partition is drawn from it; it is read from the
+    Shared and unique classes may differ by seed, because the partition is drawn from it. They are those of the
     reference's run of the same seed, so that a method that pools all data is judged on the same classes. Where sites
-    trained alone, the ensemble of their models stands as a method of its own after theirs.
+    trained alone, the ensemble of their models is a method of its own.
 
     Raises:
         BadInput: If there is no run, or a method has the same seed twice.
@@ -201,7 +201,7 @@ def write_comparison(comparison: Comparison, destination: Path) -> Path:
 
 
 def _ensemble(run: Run) -> Iterator[Run]:
-    """Yield the ensemble that a run holds, as if it were a run."""
+    """Yield the ensemble of a run as a run of its own, if there is one."""
     if (ensemble := run.summary.ensemble) is not None:
         own = {"method": ENSEMBLE, "name": f"{run.summary.label} (ensemble)", "ensemble": None, "client_accuracy": None}
         changes = {**own, "test": ensemble.test, "per_site": ensemble.per_site}
@@ -243,7 +243,7 @@ def _members(by_method: ByMethod) -> Members:
 
 
 def auroc_scores(runs: Iterable[Run]) -> Scores:
-    """Return AUROC by seed and class; None where it is not exact, because a difference of two may be their errors."""
+    """Return AUROC by seed and class; None where it has an error, which could explain a difference."""
     return {
         (run.summary.seed, name): result.exact("auroc")
         for run in runs
@@ -339,7 +339,7 @@ def _absences(by_method: ByMethod) -> Iterator[str]:
 
 
 def _undefined(by_method: ByMethod) -> dict[tuple[str, ...], list[str]]:
-    """Return the classes without an AUROC in some run -> the methods that lack just these."""
+    """Return the classes without an AUROC in some run -> the methods that lack exactly these classes."""
     grouped: dict[tuple[str, ...], list[str]] = {}
     for label, seeds in by_method.items():
         names = {name for run in seeds.values() for name in run.summary.classes}
@@ -404,7 +404,7 @@ def _gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGa
 
 
 def _why_incomparable(site: str, reference: Run, other: Run) -> str:
-    """Return why the two cannot be compared at this site, or an empty string."""
+    """Return why two runs cannot be compared at this site, or an empty string."""
     ours, theirs = reference.summary, other.summary
     if site not in theirs.sites:
         return "it has no such site"

@@ -1,4 +1,4 @@
-"""A comparison of several runs as a page with figures, and as tables for the terminal and for a README."""
+"""A comparison of several runs as a page with figures, and as tables for the terminal and in Markdown."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,19 +36,19 @@ from studies.comparison import SUBSETS, Comparison, Contrast, MethodResult, Site
 TEMPLATES = Path(__file__).parent / "templates"
 SITES_SHOWN = 60
 NAMED_SITES = 24
-"""Of more sites the figure of gains shows ranks, not names."""
+"""Number of sites up to which the figure of gains shows names; of more sites it shows ranks."""
 NEAR_CHANCE = 0.7
-"""The axis of methods reaches to chance only where a value lies below this: else all dots were one column."""
+"""The AUROC axis reaches to 0.5 only where a value lies below this, so that other dots do not crowd."""
 LANE = 0.5
 """Height of the lane of one method, as a share of a row."""
 TESTED: tuple[Subset, ...] = ("all", "unique")
 
 
 def write_comparison_report(comparison: Comparison, destination: Path, runs: Sequence[Run] = ()) -> Path:
-    """Write the comparison as one HTML file; ``destination`` is the file, and is returned.
+    """Write the comparison as one HTML file and return its path, ``destination``.
 
     Args:
-        runs: The runs compared, whose own reports are linked where they lie below the file's folder.
+        runs: The compared runs; their own reports are linked where they lie below the file's folder.
     """
     groups = [ClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
     deciding = _deciding(comparison)
@@ -113,7 +113,7 @@ def gains_by_site(comparison: Comparison) -> dict[str, list[SiteGain]]:
 
 
 def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassGroup]) -> Markup:
-    """Draw for each class one marker a method, at its AUROC averaged over seeds, with its interval where it has one."""
+    """Draw the AUROC of each class averaged over seeds, a marker a method, with its interval where it has one."""
     with theme():
         height = class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
         figure, (axes,) = canvas(9, height)
@@ -180,7 +180,7 @@ def shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
 
 
 def gains_figure(comparison: Comparison) -> Markup:
-    """Draw gains by site, a marker for each other method; many sites are ranked instead of named. Empty without any."""
+    """Draw gains by site, a marker for each other method; empty without gains. Many sites are ranked, not named."""
     by_other: dict[str, list[tuple[str, float, float | None]]] = {}
     for gain in comparison.site_gains:
         if gain.gain is not None:
@@ -241,7 +241,7 @@ def _ruled_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def comparison_table(comparison: Comparison, title: str = "AUROC") -> Group:
-    """Return the AUROC of each method over its seeds, and where the reference stands; below, what else a run has."""
+    """Return tables for the terminal: AUROC with the reference's lead, further measures, the external test set."""
     contrasts = _contrasts(comparison)
     rows = [
         [method.label, *(spread(method.auroc[subset]) for subset in SUBSETS), *cells]
@@ -268,7 +268,7 @@ def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -
 def markdown_table(comparison: Comparison) -> str:
     """Return one Markdown table, with average precision and balanced accuracy, ending in a line feed.
 
-    Results on an external test set follow below a heading, as a second one.
+    Results on an external test set follow below a heading, as a second table.
     """
     headings = ["method", *(f"AUROC, {subset}" for subset in SUBSETS), "average precision", "balanced accuracy"]
     headings += [*(MEASURE_NAMES[measure] for measure in comparison.measures), *_against(comparison)]

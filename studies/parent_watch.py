@@ -1,4 +1,4 @@
-"""The first import of the fork server of ``studies.worker``, by which that process ends with the program, at any time.
+"""The first import of the fork server of :mod:`studies.runner`, by which that process ends with the program, at any time.
 
 Python itself ends a fork server whose program has ended, but only after all imports, seconds later.
 """

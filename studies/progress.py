@@ -1,4 +1,4 @@
-"""How far several runs are and how long the rest will take: a table on a terminal, lines in a log, or JSON objects."""
+"""Progress of several runs with the time left: a table on a terminal, lines in a log, or JSON objects."""
 
 import statistics
 import sys
@@ -16,13 +16,13 @@ from common.system.plain_text import counted, duration, shortened
 from common.system.terminal import PlainConsole, ProgressForm, event_printer, json_printer, progress_form
 
 EVERY_S = 30.0
-"""Seconds between two lines, or objects, on the progress of the runs at work."""
+"""Seconds between two lines, or objects, on the progress of active runs."""
 MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
 class ActiveRun:
-    """A run at work, for so many seconds and rounds.
+    """A run that is active now, with its seconds and rounds so far.
 
     Attributes:
         label: Name of its experiment.
@@ -37,19 +37,19 @@ class ActiveRun:
 
     @property
     def whole(self) -> float | None:
-        """Estimate the seconds that it will have taken, by its rounds so far."""
+        """Estimate the length of the whole run in seconds, by its rounds so far; None before the first round."""
         return self.seconds / self.rounds_done * self.rounds if self.rounds_done else None
 
 
 @dataclass
 class Pace:
-    """How many runs are done, and how long runs take.
+    """The number of finished runs, and the length of runs.
 
     Attributes:
         totals: Label -> runs.
-        done: Label -> finished runs, with those that were there before.
+        done: Label -> finished runs, with those of an earlier call.
         jobs: Runs at a time.
-        active: Returns the runs at work.
+        active: Returns the active runs.
         lengths: Label -> seconds of the runs that finished here.
     """
 
@@ -60,7 +60,7 @@ class Pace:
     lengths: dict[str, list[float]] = field(default_factory=dict)
 
     def finished(self, label: str, seconds: float) -> None:
-        """Note a run that ended well."""
+        """Count a run that ended without a failure."""
         self.done[label] = self.done.get(label, 0) + 1
         self.lengths.setdefault(label, []).append(seconds)
 
@@ -70,7 +70,7 @@ class Pace:
         return statistics.median(lengths) if lengths else None
 
     def left(self) -> float | None:
-        """Estimate the seconds until all is done; None before the first run or the first rounds say anything."""
+        """Estimate the seconds until all runs are done; None before the first finished run or round."""
         active = self.active()
         waiting = [label for label, total in self.totals.items() for _ in range(total - self.done.get(label, 0))]
         for run in active:
@@ -81,23 +81,23 @@ class Pace:
         for run in active:
             length = run.whole or self.typical(run.label)
             rest.append(None if length is None else max(length - run.seconds, 0.0))
-        known = [seconds for seconds in rest if seconds is not None]
-        if not rest or not known:
+        estimates = [seconds for seconds in rest if seconds is not None]
+        if not rest or not estimates:
             return None if rest else 0.0
-        return statistics.fmean(known) * len(rest) / min(self.jobs, len(rest))
+        return statistics.fmean(estimates) * len(rest) / min(self.jobs, len(rest))
 
     def counts(self) -> tuple[int, int]:
         """Return the number of finished runs and of all."""
         return sum(self.done.values()), sum(self.totals.values())
 
     def sentence(self) -> str:
-        """Say how many runs are done, and the time left."""
+        """Return the number of finished runs and the time left, in a sentence."""
         (done, total), left = self.counts(), self.left()
         return f"{done} of {total} runs" + ("" if left is None or done == total else f", about {duration(left)} left")
 
 
 class GridProgress:
-    """Shows nothing; the other forms of progress derive from it."""
+    """Shows no progress; base class of the other forms."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
@@ -110,16 +110,16 @@ class GridProgress:
         """Do nothing at the end."""
 
     def started(self, run: str, label: str, rounds: int) -> None:
-        """Say that a run begins."""
+        """Show that a run begins."""
 
     def update(self) -> None:
-        """Show the progress of the runs at work, if it is time; called often."""
+        """Show the progress of active runs, if the last time is long enough ago."""
 
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
-        """Say that a run has ended."""
+        """Show that a run has ended."""
 
     def is_due(self) -> bool:
-        """Return whether :data:`EVERY_S` have passed since it was last due."""
+        """Check that :data:`EVERY_S` have passed since this was true the last time."""
         now = time.monotonic()
         if now - self._last < EVERY_S:
             return False
@@ -128,7 +128,7 @@ class GridProgress:
 
 
 class GridTable(GridProgress):
-    """Shows the time left in all, and a line for each experiment that is at work or waits."""
+    """Shows the time left, and a line for each experiment with active or waiting runs."""
 
     def __init__(self, console: Console, pace: Pace) -> None:
         super().__init__(pace)
@@ -143,7 +143,7 @@ class GridTable(GridProgress):
         self._live.stop()
 
     def update(self) -> None:
-        # Of a long table the end is cut.
+        # The terminal cuts the end of a long table.
         self._live.update(Group(Text(self.pace.sentence()), self.table()), refresh=True)
 
     def table(self) -> Table:
@@ -162,7 +162,7 @@ class GridTable(GridProgress):
 
 
 class GridLines(GridProgress):
-    """Prints a line where a run begins or ends, and now and then one on those at work: for logs.
+    """Prints a line where a run begins or ends, and every :data:`EVERY_S` a line on active runs.
 
     Args:
         tell: Prints one line.
@@ -191,7 +191,7 @@ class GridLines(GridProgress):
 
 
 class GridObjects(GridProgress):
-    """Writes an object an event: for programs. docs/simulation.md says what the fields are.
+    """Writes a JSON object for each event, for programs. docs/simulation.md explains the fields.
 
     Args:
         tell: Writes one object.
@@ -226,7 +226,7 @@ class GridObjects(GridProgress):
 
 
 def progress_of_grid(form: ProgressForm, console: Console, pace: Pace) -> GridProgress:
-    """Return what shows the progress: the table on the console, lines and objects on standard error.
+    """Return the progress in the chosen form: a table on the console, lines or objects on standard error.
 
     Raises:
         BadInput: If a bar is asked for where there is no terminal.

@@ -1,35 +1,60 @@
-"""Run trials, each in a process of its own, several at a time."""
+"""Trials, each in a process of its own, several at a time.
+
+The processes are forked from one that has everything imported, because the imports take seconds.
+"""
 
 import fcntl
+import gc
 import math
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import shutil
+import sys
+import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
 from rich.console import Console
 
+from common.config import read_experiment
 from common.errors import BadInput, CannotGoOn, Fault
 from common.models.gpu import visible_gpus
-from common.system.stopping import removed_if_stopped
+from common.system.files import disk_full_message
+from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from common.system.terminal import ProgressForm
+from server.simulation.simulate import simulate
+from strategies.engine.events import RunStopped
 from studies.progress import ActiveRun, Pace, progress_of_grid
 from studies.trial import Trial
-from studies.worker import fork_server, run_measured
 
 LOOK_S = 0.5
 RUNS_PER_GPU = 4
+CONTEXT = multiprocessing.get_context("forkserver")
+FIRST_USED_IN_A_RUN = (
+    *("client.simulation", "client.app", "server.reporting.run_report", "server.reporting.model_card"),
+)
+"""Modules that a run imports when it needs them, which each run would pay again."""
+CONTEXT.set_forkserver_preload(["studies.parent_watch", __name__, *FIRST_USED_IN_A_RUN])
+
+_STARTING = threading.Lock()
+_ASSIGNING = threading.Lock()
+_RUNS = Counter[int]()
+"""GPU -> number of runs of this process that use it."""
 
 
 class FailedRuns(CannotGoOn):
-    """Some runs failed; names each with its reason."""
+    """Some runs failed; the message names each with its reason."""
 
 
 def fitting_jobs(trials: Sequence[Trial]) -> int:
@@ -48,16 +73,16 @@ def fitting_jobs(trials: Sequence[Trial]) -> int:
 
 
 @contextmanager
-def held(file: BinaryIO, option: str, what: str) -> Iterator[None]:
-    """Keep other processes from a file that this one has open: two would make each run twice.
+def locked(file: BinaryIO, option: str, where: str) -> Iterator[None]:
+    """Lock an open file within the context, because two processes would make each run twice.
 
     Raises:
-        BadInput: If another process holds it.
+        BadInput: If another process has locked it.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        problem = f"another flwr-sim is at work {what}."
+        problem = f"another flwr-sim is at work {where}."
         raise BadInput([Fault(option, problem, "Wait for it, or name another.")]) from None
     yield
 
@@ -65,14 +90,14 @@ def held(file: BinaryIO, option: str, what: str) -> Iterator[None]:
 def run_trials(
     trials: Sequence[Trial], out: Path, jobs: int, console: Console, progress: ProgressForm = ProgressForm.auto
 ) -> None:
-    """Run what is not there yet, ``jobs`` at a time; a folder that several trials share is run once.
+    """Run the trials that are not finished yet, ``jobs`` at a time; a folder that several trials share is run once.
 
     Raises:
-        BadInput: If another process is at work in this folder.
+        BadInput: If another process runs trials in this folder.
         FailedRuns: If a run fails; the others are finished first.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("wb") as lock, held(lock, f"--out {out}", "in this folder"):
+    with (out / ".lock").open("wb") as lock, locked(lock, f"--out {out}", "in this folder"):
         runs = list({trial.folder: trial for trial in trials}.values())
         todo = [trial for trial in runs if not trial.is_done()]
         if len(todo) < len(runs):
@@ -84,13 +109,13 @@ def run_trials(
 def _failures(
     runs: Sequence[Trial], todo: Sequence[Trial], jobs: int, console: Console, progress: ProgressForm
 ) -> list[str]:
-    """Run what is to do; return a text for each failed run."""
+    """Run the unfinished trials; return a text for each failed run."""
     started, begun = dict[Path, tuple[Trial, float]](), SimpleQueue[Trial]()
 
     def active() -> list[ActiveRun]:
         now = time.monotonic()
         return [
-            ActiveRun(trial.label, now - since, _rounds_in(trial), _rounds_of(trial), trial.folder.name)
+            ActiveRun(trial.label, now - since, _rounds_in(trial), trial.file.experiment.run.rounds, trial.folder.name)
             for trial, since in list(started.values())
         ]
 
@@ -119,10 +144,10 @@ def _failures(
                     shown.ended(trial.folder.name, trial.label, failure, seconds)
                 while not begun.empty():  # after the ends, which made room for them
                     trial = begun.get()
-                    shown.started(trial.folder.name, trial.label, _rounds_of(trial))
+                    shown.started(trial.folder.name, trial.label, trial.file.experiment.run.rounds)
                 shown.update()
         except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)  # those at work got the signal too
+            pool.shutdown(cancel_futures=True)  # active runs got the signal too
             raise
     return failures
 
@@ -138,14 +163,103 @@ def _run_process(trial: Trial) -> str:
     return failure
 
 
-def _rounds_of(trial: Trial) -> int:
-    return trial.file.experiment.run.rounds
-
-
 def _rounds_in(trial: Trial) -> int:
-    """Count the rounds that a run at work has done."""
+    """Count the finished rounds of an active run."""
     try:
         with (trial.unfinished / "rounds.jsonl").open("rb") as file:
             return sum(1 for _ in file)
     except OSError:
         return 0
+
+
+@contextmanager
+def _callers_script_hidden() -> Iterator[None]:
+    """Hide the caller's script within the context, because a process started here would run it once more."""
+    main = sys.modules["__main__"]
+    file, spec = main.__dict__.pop("__file__", None), main.__spec__
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+        if file is not None:
+            main.__file__ = file
+
+
+@contextmanager
+def fork_server() -> Iterator[None]:
+    """Start the process that runs are forked from, so that any thread may start runs within the context.
+
+    That process ends with the thread that starts it, which has to be the main thread. Its sockets lie in a folder that
+    Python removes at the end of a program, and that a program stopped by a signal has to remove itself.
+    """
+    os.environ[PROGRAM] = str(os.getpid())
+    with _STARTING, _callers_script_hidden():
+        multiprocessing.forkserver.ensure_running()
+    with removed_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):
+        yield
+
+
+def run_measured(trial: Trial) -> tuple[str, float]:
+    """Run a trial into its unfinished folder; return its failure, or an empty string, and its CPU seconds.
+
+    The seconds are 0 where the run's process ended without a report.
+    """
+    receiving, sending = CONTEXT.Pipe(duplex=False)
+    with gpus_of(trial) as gpus:
+        process = CONTEXT.Process(target=_run, args=(trial, sending, gpus))
+        with _STARTING, _callers_script_hidden():
+            process.start()
+        sending.close()
+        try:
+            failure, seconds = receiving.recv()
+            return str(failure), float(seconds)
+        except EOFError:
+            process.join()
+            return f"the run's process ended with exit code {process.exitcode}", 0.0
+        finally:
+            process.join()
+            receiving.close()
+
+
+@contextmanager
+def gpus_of(trial: Trial) -> Iterator[str | None]:
+    """Yield the GPUs with the fewest runs, as ``CUDA_VISIBLE_DEVICES`` names them; None where any GPU will do.
+
+    A run without Ray takes the first GPU that it sees, so that several runs would take the same.
+    """
+    section, visible = trial.file.experiment.simulation, visible_gpus()
+    if visible < 2 or section.backend == "ray" or section.gpus_per_site == 0:
+        yield None
+        return
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    with _ASSIGNING:
+        chosen = sorted(range(visible), key=lambda gpu: _RUNS[gpu])[: section.gpus_a_batch]
+        _RUNS.update(chosen)
+    try:
+        yield ",".join(names[gpu].strip() if len(names) >= visible else str(gpu) for gpu in chosen)
+    finally:
+        with _ASSIGNING:
+            _RUNS.subtract(chosen)
+
+
+def _run(trial: Trial, sending: Connection, gpus: str | None) -> None:
+    """Run a trial in a process of its own, without its output, which would break the table of progress."""
+    end_with_parent()
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing has looked for GPUs in this process yet
+    gc.freeze()  # a collection would copy every page that is shared with the process it is forked from
+    if (program := multiprocessing.parent_process()) is not None and not program.is_alive():
+        return  # it ended before end_with_parent was called
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    failure, began = "", time.process_time()  # a forked process counts from its parent's
+    try:
+        file, quiet = read_experiment(trial.experiment, trial.overrides), Console(quiet=True)
+        simulate(file, trial.unfinished, quiet, trial.track, pages=trial.pages)
+    except (BadInput, RunStopped) as error:
+        failure = str(error)
+    except Exception as error:  # a process's edge
+        failure = disk_full_message(error) or traceback.format_exc()
+    sending.send((failure, time.process_time() - began))

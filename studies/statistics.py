@@ -1,7 +1,7 @@
-"""Whether one method is better than another, by paired tests over classes; and how many methods rank over many blocks.
+"""Paired tests of two methods over classes, and ranks of several methods over blocks.
 
 The test is that of Kulkarni et al., ML4H 2024: a paired t-test over per-class AUROCs at alpha .05, with Shapiro-Wilk on
-the differences. We add what makes the answer safe to read: Wilcoxon's signed-rank test where the differences are not
+the differences. We add Wilcoxon's signed-rank test where the differences are not
 normal, Holm's correction over several comparisons, and a bootstrap interval for the mean difference.
 
 Ranks follow Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006: methods are ranked in
@@ -28,7 +28,7 @@ Scores = Mapping[tuple[int, str], float | None]  # (seed, class name) -> AUROC
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Reference minus other, pair by pair; ``None`` marks what the pairs do not allow, and ``reason`` says why.
+    """The test of the reference minus another method, pair by pair; a value that the pairs do not allow is None.
 
     Attributes:
         pairs: Number of pairs in which both methods have a value.
@@ -37,7 +37,7 @@ class PairedTest:
         t_test_p: Two-sided p-value of the paired t-test.
         normality_p: Shapiro-Wilk p-value of the differences.
         wilcoxon_p: Two-sided signed-rank p-value, only where normality is rejected.
-        reason: Why nothing could be tested; empty where it could.
+        reason: Why no test was possible; empty where there is a test.
         holm_p: The deciding p-value after Holm's correction, once :func:`corrected` has set it.
         seeds: Number of seeds in which both methods have a value.
     """
@@ -54,12 +54,12 @@ class PairedTest:
 
     @property
     def p(self) -> float | None:
-        """Return the p-value that decides: Wilcoxon's where normality is rejected, else the t-test's."""
+        """Return the deciding p-value: Wilcoxon's where normality is rejected, else the t-test's."""
         return self.t_test_p if self.wilcoxon_p is None else self.wilcoxon_p
 
 
 def paired_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
-    """Average each class over the seeds that both methods have, then pair over classes: the paper's test."""
+    """Test pairs of class means over the seeds that both methods have, as the paper does."""
     by_class: dict[str, list[tuple[float, float]]] = {}
     pairs = _pairs(reference, other)
     for (_, name), pair in pairs.items():
@@ -69,7 +69,7 @@ def paired_over_classes(reference: Scores, other: Scores, generator: np.random.G
 
 
 def paired_over_classes_and_seeds(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
-    """Pair every class in every seed. Seeds of one class are not independent, so p-values come out too small."""
+    """Test pairs of every class in every seed; p-values are too small, as seeds of one class are not independent."""
     pairs = _pairs(reference, other)
     test = paired_test(np.array(list(pairs.values()), np.float64).reshape(-1, 2), generator)
     return replace(test, seeds=len({seed for seed, _ in pairs}))
@@ -114,7 +114,7 @@ def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> P
 
 
 def without_spread(differences: NDArray[np.float64]) -> bool:
-    """Return whether all differences are equal but for rounding."""
+    """Check that all differences are equal but for rounding."""
     return bool(np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())))
 
 
@@ -136,14 +136,14 @@ def corrected(tests: Sequence[PairedTest]) -> list[PairedTest]:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How methods rank over blocks.
+    """The ranks of methods over blocks.
 
     Attributes:
         ranks: Method -> average rank, 1 for the best; in the order of the ranks.
         p: P-value of Friedman's test that all methods are alike; None with fewer than three blocks or methods.
         critical_difference: The smallest difference of two average ranks that counts; None as above.
-        cliques: Groups of methods, in the order of ranks, that the critical difference does not part; none within
-            another.
+        cliques: Groups of methods, in the order of ranks, that differ by less than the critical difference; no group
+            is part of another.
     """
 
     blocks: int
@@ -154,7 +154,7 @@ class Ranking:
 
 
 def ranking(scores: Mapping[str, Sequence[float]]) -> Ranking:
-    """Rank methods by a score of which more is better.
+    """Rank methods by a score; the highest has rank 1.
 
     Args:
         scores: Method -> score in each block; all methods have the same blocks.

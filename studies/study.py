@@ -30,14 +30,14 @@ def run_study(
     quick: bool = False,
     progress: ProgressForm = ProgressForm.auto,
 ) -> "StudyResult":
-    """Run what is not there yet, and write ``study.md``, ``study.json`` and ``report.html`` into ``out``.
+    """Run the study's unfinished runs; write ``study.md``, ``study.json`` and ``report.html`` into ``out``.
 
     Args:
         folder: Folder with ``study.toml``.
         seeds: Number of seeds of every experiment; None for the study's own.
-        jobs: Runs at a time; None for what fits.
+        jobs: Runs at a time; None for as many as fit.
         quick: Run only the part of the study that ends in minutes.
-        progress: How it is shown how far the runs are; never on a quiet console.
+        progress: Form in which progress is shown; a quiet console shows none.
 
     Raises:
         BadInput: With the faults of the study or of all its experiments, before anything runs.
@@ -68,7 +68,7 @@ def run_study(
 
 
 def trials_of(study: Study, folder: Path, out: Path, overrides: Sequence[str], seeds: range) -> list[TrialGrid]:
-    """Return the trials by table, method, setting and seed; two that are the same run share a folder.
+    """Return the trials by table, method, setting and seed; two trials of the same run share a folder.
 
     Args:
         folder: Folder that the study's experiments are named from.

@@ -1,4 +1,4 @@
-"""``study.toml``: which experiments make which table, what the paper has there, and what differs."""
+"""``study.toml``: the experiments of each table, the paper's numbers, and the differences from the paper."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ MEASURES: Mapping[str, tuple[str, Reading]] = {
     "megabytes": ("MB sent and received", lambda run: run.summary.traffic_bytes / 1e6),
     "seconds": ("seconds", lambda run: run.summary.seconds.get("total")),
 }
-"""Name in a ``study.toml`` -> heading, and how it is read off a run; None where the run has none."""
+"""Measure in a ``study.toml`` -> heading, and function that reads its value from a run, which may be None."""
 
 
 def slug(title: str) -> str:
@@ -50,8 +50,8 @@ class StudyPart(Section):
 
     Attributes:
         part: Takes the place of ``{method}`` or ``{setting}`` in the table's ``experiment`` and ``set``.
-        x: The setting as a number, along a sweep.
-        set: Overrides, as after ``--set``.
+        x: The number of a setting along a sweep.
+        set: Overrides in the form of ``--set``.
     """
 
     title: str
@@ -61,7 +61,7 @@ class StudyPart(Section):
 
 
 class OfClasses(Section):
-    """A measure over some classes: their mean AUROC."""
+    """The mean AUROC over some classes, as a measure of a table."""
 
     title: str
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -80,14 +80,14 @@ class Table(Section):
     Attributes:
         experiment: Path from the study's folder, with ``{method}`` and ``{setting}``.
         measures: Names, or means over named classes.
-        reference: The method that the others are tested against; none is tested where it is empty.
+        reference: The method that the others are tested against; empty for no tests.
         paper: Method -> setting by setting, the numbers in the order of ``measures``; shorter where the paper has less.
         paper_unit: Unit of those numbers; ours are fractions.
         tests: Pairs of the tests against the reference: ``settings``, on the first measure, or ``classes`` in each
             setting, on AUROC.
         figures: ``sweep``: measures along ``x``; ``curves``: accuracy at the sites by round; ``density``: over sites.
-        quick: Titles of the settings, or of the methods, that stay at the quick scale; all where none is named.
-        differs: What differs from the paper, beside what the study says of all its tables.
+        quick: Titles of the settings, or of the methods, that the quick scale runs; all where none is named.
+        differs: Differences from the paper in this table alone.
     """
 
     title: str
@@ -128,7 +128,7 @@ class Table(Section):
 
     @property
     def readings(self) -> list[Reading]:
-        """Return how to read the measures."""
+        """Return the functions that read the measures from a run."""
         return [MEASURES[each][1] if isinstance(each, str) else each.read for each in self.measures]
 
     def of_paper(self, method: str, setting: int, measure: int) -> float | None:
@@ -138,22 +138,22 @@ class Table(Section):
         return value if value is None or self.paper_unit == "fraction" else value / 100
 
     def at_quick_scale(self) -> "Table":
-        """Return the table with the settings and methods alone that stay at the quick scale."""
-        kept = [index for index, setting in enumerate(self.settings) if setting.title in self.quick]
-        kept = kept or list(range(len(self.settings)))
+        """Return the table with only the settings and methods of the quick scale."""
+        indices = [index for index, setting in enumerate(self.settings) if setting.title in self.quick]
+        indices = indices or list(range(len(self.settings)))
         methods = tuple(method for method in self.methods if method.title in self.quick) or self.methods
         names = {method.title for method in methods}
-        paper = {name: tuple(rows[index] for index in kept) for name, rows in self.paper.items() if name in names}
-        settings = tuple(self.settings[index] for index in kept)
+        paper = {name: tuple(rows[index] for index in indices) for name, rows in self.paper.items() if name in names}
+        settings = tuple(self.settings[index] for index in indices)
         return self.model_copy(update={"settings": settings, "methods": methods, "paper": paper})
 
 
 class Quick(Section):
-    """The quick scale, which ends in minutes: on top of the experiments' own [small] tables.
+    """The quick scale, which ends in minutes, on top of the experiments' own [small] tables.
 
     Attributes:
         set: Overrides of all experiments.
-        differs: What to say of it.
+        differs: Differences from the paper at this scale.
     """
 
     seeds: Count = 1
@@ -162,11 +162,11 @@ class Quick(Section):
 
 
 class Study(Section):
-    """The whole file.
+    """The content of ``study.toml``.
 
     Attributes:
         paper: Authors, year, venue.
-        differs: What differs from the paper in data and scale, in all tables.
+        differs: Differences from the paper in data and scale, in all tables.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""A study's outcome in a sentence, as JSON, as Markdown and as a page with figures."""
+"""A study's result in a sentence, as JSON, as Markdown and as a page with figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -32,12 +32,12 @@ PANELS = 3
 
 
 def as_json(result: StudyResult) -> str:
-    """Return everything as JSON, with a line feed at the end."""
+    """Return the study as JSON, with a line feed at the end."""
     return json_text(asdict(result), indent=1, allow_nan=True) + "\n"
 
 
 def as_markdown(result: StudyResult) -> str:
-    """Return all tables, ours and the paper's in one cell, and what differs."""
+    """Return all tables as Markdown, our number and the paper's in one cell, and the differences from the paper."""
     parts = [
         f"# {result.title}",
         study_headline(result),
@@ -49,7 +49,7 @@ def as_markdown(result: StudyResult) -> str:
 
 
 def write_study_report(result: StudyResult, destination: Path) -> Path:
-    """Write the study as one HTML file; ``destination`` is the file, and is returned."""
+    """Write the study as one HTML file and return its path, ``destination``."""
     return write_page(
         "study.html.j2",
         destination,
@@ -65,7 +65,7 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
 
 
 def study_headline(result: StudyResult) -> str:
-    """Say how many of the paper's numbers the study reproduced, beyond the spread of its own seeds."""
+    """Return how many of the paper's numbers lie within the spread of ours over the seeds, in a sentence."""
     every = [e for table in result.tables for row in table.entries for cells in row for e in cells]
     published = [entry for entry in every if entry.paper is not None]
     if not published:
@@ -93,7 +93,7 @@ def _side(entry: PublishedNumber, seeds: int) -> int | None:
 
 
 def shown(entry: PublishedNumber) -> str:
-    """Format ours over the seeds: three decimals for shares, fewer for amounts."""
+    """Format our number with its spread: three decimals for shares, fewer for amounts."""
     mean = entry.ours.mean
     if mean is None or abs(mean) < 10:
         return spread(entry.ours)
@@ -102,14 +102,14 @@ def shown(entry: PublishedNumber) -> str:
 
 
 def run_here(table: TableResult) -> list[str]:
-    """Return what was run, one line where all settings had the same."""
+    """Return the size of our runs: one line where all settings have the same, else a line a setting."""
     if len(set(table.scale)) == 1:
         return [table.scale[0]]
     return [f"{setting}: {scale}" for setting, scale in zip(table.settings, table.scale, strict=True)]
 
 
 def untrained_sentence(table: TableResult) -> str:
-    """Say which figures are of a model without training; empty where none is."""
+    """Return which figures are of a model without training, in a sentence; empty where none is."""
     if not table.untrained:
         return ""
     named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
@@ -148,7 +148,7 @@ def _listing(title: str, lines: Iterable[str]) -> str:
 
 
 def _figures(table: TableResult, name: str) -> Mapping[str, Markup]:
-    """Return heading -> figure, as far as the runs have what it shows."""
+    """Return heading -> figure, as far as the runs have its data."""
     drawn: dict[str, Markup] = {}
     if "sweep" in table.figures and len(table.settings) > 1:
         drawn["Along the sweep"] = sweep(table, f"{name}-sweep")

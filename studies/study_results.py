@@ -1,4 +1,4 @@
-"""A study's tables: our numbers beside the paper's, tests, and what the figures need."""
+"""A study's tables: our numbers and the paper's, tests, and the data of the figures."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ RunGrid = Sequence[Sequence[Sequence[Run]]]  # method, setting, seed
 
 @dataclass(frozen=True)
 class PublishedNumber:
-    """One number: ours over the seeds, and the paper's; None where there is none."""
+    """Our number over the seeds, and the paper's, which may be None."""
 
     ours: Spread
     paper: float | None
@@ -24,7 +24,7 @@ class PublishedNumber:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """The reference against another method; ``setting`` is empty where settings are the pairs."""
+    """The test of the reference against another method; ``setting`` is empty where settings are the pairs."""
 
     other: str
     setting: str
@@ -36,7 +36,7 @@ class Curves:
     """The accuracy of one method in one setting.
 
     Attributes:
-        rounds: The rounds of which there are accuracies.
+        rounds: The rounds with accuracies.
         accuracy: Mean over sites and seeds, by round.
         sites: Accuracy of every site in the best round of every seed.
     """
@@ -50,14 +50,14 @@ class Curves:
 
 @dataclass(frozen=True)
 class TableResult:
-    """One table.
+    """One table of a study.
 
     Attributes:
         positions: The settings along a sweep.
         entries: By method, setting and measure.
-        scale: What was run here, setting by setting.
-        untrained: Runs that are tested by the initial model, because no round was better by validation: method,
-            setting and number of seeds.
+        scale: Size of our runs, setting by setting.
+        untrained: Method, setting and number of seeds whose initial model is tested, because no round was better by
+            validation.
     """
 
     title: str
@@ -83,7 +83,7 @@ class TableResult:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The whole study."""
+    """The tables of a whole study."""
 
     title: str
     paper: str
@@ -93,7 +93,7 @@ class StudyResult:
 
 
 def result_of(study: Study, runs: Sequence[RunGrid]) -> StudyResult:
-    """Gather what the runs say.
+    """Return the tables of a study from its runs.
 
     Args:
         runs: By table, method, setting and seed.
@@ -180,7 +180,7 @@ def _curves(method: str, setting: str, runs: Sequence[Run]) -> Curves:
 
 
 def _scale(summary: RunSummary) -> str:
-    """Describe one run's size, for the reader who sets our numbers beside the paper's."""
+    """Return the size of a run in words, for a comparison with the paper."""
     samples = sum(site.train_samples or 0 for site in summary.sites.values())
     test = next(iter(summary.test.per_class.values()))
     tested = summary.test.multi_class.images if summary.test.multi_class else test.images

@@ -1,4 +1,4 @@
-"""One experiment with one seed, of several that are run side by side, and the folder that it ends in."""
+"""One experiment with one seed, of several that are run side by side, and its folder."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ class Trial:
 
     Attributes:
         experiment: The experiment's file.
-        folder: Folder of the finished run; while it is at work it is in :attr:`unfinished`.
-        overrides: Settings as after ``--set``, with the seed.
+        folder: Folder of the finished run; an active run is in :attr:`unfinished`.
+        overrides: Settings in the form of ``--set``, with the seed.
         label: The experiment's name in the table of progress.
-        track: Where the run's figures go beside its folder.
+        track: Service that receives the run's figures beside its folder.
         pages: Whether the run writes its report and its model card.
     """
 
@@ -36,23 +36,23 @@ class Trial:
 
     @cached_property
     def file(self) -> ExperimentFile:
-        """Read the experiment as this trial runs it."""
+        """Read the experiment with the overrides of this trial."""
         return read_experiment(self.experiment, self.overrides)
 
     @cached_property
     def identity(self) -> str:
-        """Return a text that is equal for two trials of the same run; its name does not count."""
+        """Return a text that is equal for two trials of the same run, whatever its name."""
         experiment = self.file.experiment.model_dump(mode="json")
         experiment["run"].pop("name")
         return json.dumps(experiment, sort_keys=True)
 
     @property
     def unfinished(self) -> Path:
-        """Return the run's folder until it is finished; a run that broke off leaves it, and the next removes it."""
+        """Return the folder of the unfinished run; an interrupted run leaves it, and the next one removes it."""
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
     def is_done(self) -> bool:
-        """Return whether the folder holds this experiment, finished; a key that it did not know had its default."""
+        """Check that the folder holds this experiment, finished; a key that is not in its summary has its default."""
         summary = self.folder / "summary.json"
         if not summary.is_file():
             return False
@@ -66,13 +66,13 @@ class Trial:
 
 
 def refuse_seed(overrides: Iterable[str], remedy: str) -> None:
-    """Refuse a seed among the settings, because the caller sets it."""
+    """Refuse a seed among the overrides, because the caller sets the seeds."""
     if any(override.partition("=")[0].strip() == "run.seed" for override in overrides):
         raise BadInput([Fault("--set run.seed", remedy, "Leave it out.")])
 
 
 def check(trials: Sequence[Trial]) -> None:
-    """Check every experiment with every seed, for partitions depend on it; and folders that hold something else.
+    """Check every experiment with every seed, and the folders, which must not hold another experiment.
 
     Raises:
         BadInput: With all faults.
@@ -84,7 +84,7 @@ def check(trials: Sequence[Trial]) -> None:
         return json.dumps([*keys, experiment["run"]["seed"]])
 
     runs = {trial.folder: trial for trial in trials}
-    # Experiments that cut a data set alike follow one another, because the last one cut is kept.
+    # Experiments with the same partition follow one another, because the last partition is cached.
     faults = {trial.folder: _faults(trial) for trial in sorted(runs.values(), key=data_key)}
     stop_on(list(dict.fromkeys(fault for folder in runs for fault in faults[folder])))
 

@@ -33,26 +33,24 @@ from server.runs.reader import read_run
 TOLERANCE = 1e-4
 INPUT, OUTPUT = "images", "probabilities"
 METADATA = "polyclinic.json"
-"""In a TorchScript file."""
+"""File of the metadata inside a TorchScript file."""
 Pixels = NDArray[np.uint8]
 Scores = NDArray[np.float32]
-
-
 IMAGES, BATCH = 256, 64
-"""Compared at most, spread evenly over what there is; at a time."""
+"""Images compared at most, spread evenly over those that there are; images in a batch."""
 SIZES = ((0, 0), (13, 40), (200, 170))
-"""Of synthetic images: more pixels high and wide than the model's own size."""
+"""Pixels that synthetic images are higher and wider than the model's own size."""
 LUMINANCE = (0.299, 0.587, 0.114)
 NEEDS = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
 
 
 class OutputsDiffer(CannotGoOn):
-    """The exported model says something else than ours; it was not kept."""
+    """The exported model gives other probabilities than ours, and its file was removed."""
 
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """An exported model, compared with ours on ``images`` images."""
+    """The comparison of an exported model with ours, on ``images`` images."""
 
     path: Path
     images: int
@@ -60,7 +58,7 @@ class ExportCheck:
 
 
 class FromPixels(nn.Module):
-    """Pixels as they are in a file to probabilities: resize, normalisation, network, sigmoid or softmax."""
+    """Turns the pixels of a file into probabilities: resize, normalisation, network, sigmoid or softmax."""
 
     def __init__(self, network: SplitNetwork) -> None:
         super().__init__()
@@ -69,7 +67,7 @@ class FromPixels(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return probabilities ``(batch, classes)`` of pixels 0..255, ``(batch, channels, height, width)`` of any size.
 
-        Always resizes, which leaves images of the right size as they are: a graph cannot ask as the network does.
+        It resizes images of every size, because an exported graph has no branches; the right size stays as it is.
         """
         size = self.network.spec.image_size
         resized = functional.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)
@@ -77,10 +75,10 @@ class FromPixels(nn.Module):
 
 
 def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportCheck:
-    """Write the model of ``folder`` to a new file, if it says the same there.
+    """Write the model of ``folder`` to a new file, if the file gives the same probabilities.
 
     Args:
-        destination: Is there only when all is well.
+        destination: The new file, which is there only if the probabilities are the same.
         pixels: Images to compare on, batches ``(n, channels, height, width)`` with the model's channels.
 
     Raises:
@@ -96,18 +94,19 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     merge_low_rank(network.backbone)
     model = FromPixels(network).eval().requires_grad_(False)
     part = partial_path(destination)
+    write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
     with atomic_outputs(destination, part):
-        run = _WRITERS[form](model, metadata(saved), part)
-        worst = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays
-        if not worst <= TOLERANCE:
-            problem = f"the exported model's probabilities differ from ours by up to {worst:.2g}"
+        run = write(model, metadata(saved), part)
+        largest = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays
+        if not largest <= TOLERANCE:
+            problem = f"the exported model's probabilities differ from ours by up to {largest:.2g}"
             raise OutputsDiffer(f"{problem}, more than {TOLERANCE:g}; {destination} was not written")
         part.replace(destination)
-    return ExportCheck(destination, sum(map(len, pixels)), worst)
+    return ExportCheck(destination, sum(map(len, pixels)), largest)
 
 
 def metadata(saved: SavedModel) -> dict[str, str]:
-    """Return what the file says of itself, by key."""
+    """Return the metadata of an exported file."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
@@ -125,13 +124,13 @@ def metadata(saved: SavedModel) -> dict[str, str]:
 
 def largest_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
     """Return the largest difference of two probabilities, the first image also by itself; NaN if one is not finite."""
-    pairs = [(ours(model, some), run(some)) for some in (batch[:1], batch)]
-    if any(one.shape != other.shape for one, other in pairs):
+    pairs = [(probabilities_of(model, images), run(images)) for images in (batch[:1], batch)]
+    if any(ours.shape != exported.shape for ours, exported in pairs):
         return float("inf")
-    return float(np.max([np.abs(one - other).max() for one, other in pairs]))
+    return float(np.max([np.abs(ours - exported).max() for ours, exported in pairs]))
 
 
-def ours(model: nn.Module, batch: Pixels) -> Scores:
+def probabilities_of(model: nn.Module, batch: Pixels) -> Scores:
     """Return the probabilities of the model in this process."""
     with torch.no_grad():
         scores: Scores = model(torch.from_numpy(batch)).numpy()
@@ -169,74 +168,58 @@ def _write_torchscript(model: FromPixels, facts: dict[str, str], path: Path) -> 
         torch.jit.save(traced, whole, _extra_files={METADATA: json.dumps(facts, ensure_ascii=False)})
         path.write_bytes(whole.getbuffer())
         loaded = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
-    return lambda batch: ours(loaded, batch)
+    return lambda batch: probabilities_of(loaded, batch)
 
 
 def _example(model: FromPixels) -> Tensor:
-    """Two images of a size that the model does not have, so that no dimension is taken for constant."""
+    """Return two images of another size than the model's, so that no dimension counts as constant."""
     size = model.network.spec.image_size
     return torch.zeros(2, model.network.spec.channels, size + 5, size + 3, dtype=torch.uint8)
-
-
-_WRITERS: dict[ExportFormat, Callable[[FromPixels, dict[str, str], Path], Callable[[Pixels], Scores]]] = {
-    ExportFormat.onnx: _write_onnx,
-    ExportFormat.torchscript: _write_torchscript,
-}
-
-
-@dataclass(frozen=True)
-class ComparisonImages:
-    """Images to compare on, ``(n, channels, height, width)`` each, and what they are, in words."""
-
-    batches: tuple[Pixels, ...]
-    source: str
 
 
 def export(
     folder: Path, form: ExportFormat, out: Path | None, check: Path | None
 ) -> tuple[ExportCheck, str, Path | None]:
-    """Export a run's model beside a model card; return the result, what it was compared on, and the card's path.
+    """Export a run's model with a model card; return the check, a description of its images, and the card's path.
 
     Args:
-        out: Of the file; ``model.onnx`` or ``model.pt`` in the folder by default.
+        out: The new file; by default ``model.onnx`` or ``model.pt`` in the folder.
         check: npz file, picture, folder of pictures or experiment; by default the test images of the run's own
             experiment where they are within reach, else synthetic ones.
 
     Raises:
         BadInput: If something cannot be read or written.
-        OutputsDiffer: If the exported model does not say the same.
+        OutputsDiffer: If the exported model gives other probabilities.
     """
     destination = out or file_of(folder, form)
     spec = load_model(folder).spec
-    card = _card(folder, destination.parent)
-    sample = sample_for(folder, spec, check)
-    done = export_model(folder, form, destination, sample.batches)
-    if card is not None:
-        write_atomically(destination.parent / CARD, card.encode())
-    return done, sample.source, None if card is None else destination.parent / CARD
+    card, path = _card(folder, destination.parent), destination.parent / CARD
+    batches, source = check_images(folder, spec, check)
+    done = export_model(folder, form, destination, batches)
+    if card is None:
+        return done, source, None
+    write_atomically(path, card.encode())
+    return done, source, path
 
 
-def sample_for(folder: Path, spec: ModelSpec, check: Path | None) -> ComparisonImages:
-    """Read the images to compare on."""
-    if check is not None:
-        return ComparisonImages(_batches(_given(folder, check), spec), f"images of {check}")
-    if (own := _own_test_images(folder)) is not None and len(own):
-        return ComparisonImages(_batches(own.images, spec), "test images of the run's own experiment")
-    return ComparisonImages(tuple(_synthetic(spec)), "synthetic images, noise: for real ones name --check")
-
-
-def _given(folder: Path, check: Path) -> Pixels:
+def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
+    """Return the images to compare on, in batches ``(n, channels, height, width)``, and a description of them."""
+    if check is None:
+        own = _own_test_images(folder)
+        if own is not None and len(own):
+            return _batches(own.images, spec), "test images of the run's own experiment"
+        return list(_synthetic(spec)), "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
-        spec, base = data_of_experiment(check)
-        return load(spec, base).test.images
+        data, base = data_of_experiment(check)
+        return _batches(load(data, base).test.images, spec), f"images of {check}"
     pictures = read_pictures(check, form_for(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
-    return pictures.images
+    return _batches(pictures.images, spec), f"images of {check}"
 
 
 def _own_test_images(folder: Path) -> ImageSet | None:
-    """Load the test images of the experiment in ``summary.json``; data files of another machine are not looked for."""
+    """Load the test images of the experiment in ``summary.json``; None where its files are on another machine."""
     try:
         experiment = Experiment.model_validate(read_run(folder).summary.experiment)
         spec = experiment.data or experiment.server_data
@@ -245,7 +228,7 @@ def _own_test_images(folder: Path) -> ImageSet | None:
         return None
 
 
-def _batches(images: Pixels, spec: ModelSpec) -> tuple[Pixels, ...]:
+def _batches(images: Pixels, spec: ModelSpec) -> list[Pixels]:
     """Return batches of some of ``(n, height, width[, 3])``, in the model's channels, channels first."""
     rows = np.unique(np.linspace(0, len(images) - 1, min(IMAGES, len(images))).round().astype(np.int64))
     pixels = images[rows]
@@ -253,7 +236,7 @@ def _batches(images: Pixels, spec: ModelSpec) -> tuple[Pixels, ...]:
         pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)
     first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     whole = np.ascontiguousarray(np.repeat(first, spec.channels // first.shape[1], axis=1))
-    return tuple(whole[start : start + BATCH] for start in range(0, len(whole), BATCH))
+    return [whole[start : start + BATCH] for start in range(0, len(whole), BATCH)]
 
 
 def _synthetic(spec: ModelSpec) -> Iterator[Pixels]:
@@ -264,11 +247,11 @@ def _synthetic(spec: ModelSpec) -> Iterator[Pixels]:
 
 
 def _card(folder: Path, beside: Path) -> str | None:
-    """Return the model card, where the folder is a run's; refuse to take the place of another model's."""
+    """Return the model card, where the folder is a run's; refuse to replace the card of another model."""
     if not (folder / "summary.json").is_file():
         return None
-    card, there = model_card(folder), beside / CARD
-    if beside.resolve() != folder.resolve() and there.is_file() and there.read_text(encoding="utf-8") != card:
+    card, path = model_card(folder), beside / CARD
+    if beside.resolve() != folder.resolve() and path.is_file() and path.read_text(encoding="utf-8") != card:
         problem = "is another model's card, and nothing is written over."
-        raise BadInput([Fault(str(there), problem, "Name an --out in another folder.")])
+        raise BadInput([Fault(str(path), problem, "Name an --out in another folder.")])
     return card

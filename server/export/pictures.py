@@ -1,4 +1,4 @@
-"""Images without labels, as ``predict`` and ``export --check`` take them: npz files, pictures, folders of pictures."""
+"""Images without labels for ``predict`` and ``export --check``: npz files, pictures, folders of pictures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from common.system.files import is_file
 
 NPZ_PARTS = ("test", "val", "train")
 _KINDS = "PNG, JPEG, DICOM, NIfTI"
-LOOKED_AT = 100
-"""Of a folder with more files, none is looked at before the model is read."""
+MOST_EXAMINED = 100
+"""No file of a folder with more files is examined before the model is read."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Pictures:
 
 
 def refuse_no_pictures(data: Path) -> None:
-    """Refuse what holds no image for certain: by names, first bytes and headers, without decoding anything.
+    """Refuse data that certainly holds no image, by names, first bytes and headers, without decoding anything.
 
     Raises:
-        BadInput: If there is nothing of the kind that :func:`read_pictures` takes.
+        BadInput: If there is nothing that :func:`read_pictures` can read.
     """
     if _is_npz(data):
         _images_key(data)
         return
     files = _files(data)
-    if len(files) <= LOOKED_AT and not any(map(_may_be_picture, files)):
+    if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         empty = not files[0].stat().st_size
         stop_on([nothing_readable(data, name, "empty" if empty else NOT_A_PICTURE)])
@@ -59,10 +59,11 @@ def _may_be_picture(file: Path) -> bool:
 
 
 def nothing_readable(data: Path, name: str, reason: str) -> Fault:
-    """The fault of images of which none can be read.
+    """Return the fault of images that cannot be read.
 
     Args:
-        name: Of one of them.
+        name: Name of an image among them.
+        reason: Why that image cannot be read.
     """
     problem = f"holds no image that can be read ({name}: {reason})."
     return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_KINDS}).")
@@ -88,7 +89,7 @@ def _is_npz(data: Path) -> bool:
 
 
 def _files(data: Path) -> list[Path]:
-    """The picture, or those of the folder by their names."""
+    """Return the picture, or the pictures of the folder sorted by name."""
     files = (
         sorted(
             p for p in data.rglob("*") if p.is_file() and (not p.suffix or p.name.lower().endswith(PICTURE_SUFFIXES))
@@ -102,7 +103,7 @@ def _files(data: Path) -> list[Path]:
 
 
 def _npz_pictures(data: Path, largest_mb: int) -> Pictures:
-    """The test part, or the one there is, named by row; or an array called ``images``."""
+    """Read the array that :func:`_images_key` names; its images are named by their rows."""
     key = _images_key(data)
     stop_on(size_faults(data, read_headers(data, str(data))[key].size, largest_mb, str(data)))
     with open_arrays(data, str(data)) as arrays:
@@ -111,7 +112,7 @@ def _npz_pictures(data: Path, largest_mb: int) -> Pictures:
 
 
 def _images_key(data: Path) -> str:
-    """The array of images, by the headers alone.
+    """Return the key of an npz file's images, by the headers alone: ``images``, else those of the first part there is.
 
     Raises:
         BadInput: If there is none, or it is no array of images.

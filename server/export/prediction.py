@@ -1,4 +1,4 @@
-"""flwr-sim predict: a saved model and images; and csv files in which no text is a formula in any spreadsheet."""
+"""``flwr-sim predict``, and csv files in which no text is a formula in any spreadsheet."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ from server.runs.reader import read_run
 
 
 class _RunsRendering(BaseModel):
-    """The keys of a run's ``[data]`` that say how a file becomes a picture."""
+    """The keys of a run's ``[data]`` by which a file becomes a picture."""
 
     resize: Resize = "pad"
     frame: Frame | None = None
@@ -41,7 +41,7 @@ def form_for(folder: Path, network: SplitNetwork, rendering: Rendering | None = 
     """Return the form of pictures for a saved model: that of the run's own data, where the folder is a run's.
 
     Args:
-        rendering: What a person names in its place; None for nothing.
+        rendering: The rendering of a person's options instead of the run's; None without such options.
     """
     shown = _RunsRendering()
     if is_file(folder / "summary.json"):
@@ -52,12 +52,12 @@ def form_for(folder: Path, network: SplitNetwork, rendering: Rendering | None = 
 
 
 def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rendering | None = None) -> tuple[int, int]:
-    """Write one row an image and one column a class, probabilities; return how many could be read, and how many not.
+    """Write a csv of probabilities, one row an image; return the number of images read, and of those unreadable.
 
     An image that cannot be read has a row with empty cells and the reason in the last column.
 
     Args:
-        rendering: Of DICOM files of several frames and of volumes; None for the run's own.
+        rendering: Rendering of DICOM files of several frames and of volumes; None for the run's own.
 
     Raises:
         BadInput: If the model or no image at all can be read, or the destination exists.
@@ -86,7 +86,7 @@ def scores_of_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple
 
 
 def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Probabilities ``(n, classes)`` of uint8 images; on the GPU where there is one."""
+    """Return probabilities ``(n, classes)`` of uint8 images; on the GPU where there is one."""
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -96,8 +96,8 @@ def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[
 Cell = str | float | None
 
 _FORMULA = re.compile(r'(?<![^,;|"])(?=\s*[=+\-@＝＋－＠﹦﹢﹣﹫−])')
-"""The place before a formula (wide signs count as the plain ones): at the start of a cell, or where another separator
-starts one. A German spreadsheet cuts a line at ``;``, also within quotes that do not open the line."""
+"""The place before a formula, whose sign may be a wide one: at the start of a cell, or after another separator. German
+spreadsheets cut a line at ``;``, also within quotes that do not open the line."""
 
 
 def table_text(rows: Iterable[Iterable[Cell]]) -> bytes:

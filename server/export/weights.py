@@ -11,10 +11,10 @@ FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 
 
 def make_weights(architecture: str, checkpoint: Path | None, destination: Path, image_size: int = 224) -> str:
-    """Convert weights into a safetensors file; return its SHA-256.
+    """Convert pre-trained weights into a safetensors file; return its SHA-256.
 
     Args:
-        image_size: As ``model.image_size``; of networks whose weights depend on it, such as vision transformers.
+        image_size: ``model.image_size``, for networks whose weights depend on it, such as vision transformers.
 
     Raises:
         BadInput: If the architecture has no known source, a file is missing, or the destination exists.
@@ -41,7 +41,7 @@ def make_weights(architecture: str, checkpoint: Path | None, destination: Path, 
 
 
 def _checkpoint_faults(path: Path) -> list[Fault]:
-    """Why a file holds no tensors, as far as its first bytes say."""
+    """Return the fault of a file that holds no tensors, by its first bytes."""
     if not is_file(path):
         return [missing_input_fault(path)]
     try:
@@ -51,15 +51,15 @@ def _checkpoint_faults(path: Path) -> list[Fault]:
         return [Fault(str(path), f"cannot be read: {error.strerror}.")]
     if _is_safetensors(head, path.stat().st_size) if path.suffix == ".safetensors" else _is_of_torch(head):
         return []
-    remedy = "A .pth or .pt file of torch.save is wanted, or .safetensors."
+    remedy = "Name a .pth or .pt file of torch.save, or a .safetensors file."
     return [Fault(str(path), "is no file of tensors.", remedy)]
 
 
 def _is_safetensors(head: bytes, size: int) -> bool:
-    """Whether the eight bytes before the table of tensors give its length."""
+    """Check that the eight bytes before the table of tensors give its length."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
 
 
 def _is_of_torch(head: bytes) -> bool:
-    """Whether a file begins as ``torch.save`` writes it: a zip file, before 1.6 a pickle, before 0.1.10 a tar file."""
+    """Check that a file begins as ``torch.save`` writes it: as a zip file, before 1.6 a pickle, before 0.1.10 a tar."""
     return head.startswith((b"PK\x03\x04", b"\x80")) or head[257:262] == b"ustar"

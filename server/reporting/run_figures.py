@@ -37,15 +37,15 @@ from server.runs.reader import Prototypes, RoundLine, SiteRecord
 
 CHANCE = 0.5
 BAND = 0.76
-"""Share of a row that is drawn in."""
+"""Share of a row's height that markers may use."""
 MANY = 24
 """Number of sites or classes beyond which the table of annotations alone is hard to read."""
 LETTERED = 10
 """Number of classes or rounds up to which a heat map has its numbers in the cells."""
 CELLS = 1200
-"""Cells of one heat map at most; of more rounds only some are drawn."""
+"""Largest number of cells of a heat map; of more rounds only some are drawn."""
 ORDERED = 40
-"""More sites than this have no lines in the figure of their order."""
+"""Number of sites up to which the figure of their order is drawn."""
 
 _FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"), "varies": (GREEN, "xxx")}
 _STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "test": (GREEN, "-.", "^")}

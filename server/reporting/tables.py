@@ -16,7 +16,7 @@ from server.reporting.run_claims import prominent_limits, run_result
 from server.runs.reader import Run, RunSummary, read_run
 
 SITES_MARKED = 12
-"""More sites than this have no column each, for which there would be no room; they are counted."""
+"""Number of sites up to which each has a column; more are counted, because there would be no room."""
 BEST = "★"
 
 

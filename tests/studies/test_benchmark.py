@@ -12,7 +12,7 @@ from rich.console import Console
 
 from common.errors import BadInput
 from strategies.registry import STRATEGIES, method_of
-from studies.benchmark import BenchmarkOptions, all_runs, estimate, lines_by_block, run_benchmark, wanted_runs
+from studies.benchmark import BenchmarkOptions, all_runs, estimate, lines_by_block, planned_count, run_benchmark
 from studies.benchmark_file import FormPlan, PlannedRun
 from studies.benchmark_report import as_markdown, write_benchmark_report
 from studies.benchmark_results import BenchmarkResult, ResultLine, append_line, rates_of, read_lines, result_of
@@ -153,7 +153,7 @@ def made_up(without: int = 0) -> tuple[FormPlan, Mapping[str, ResultLine]]:
 
 def page(without: int = 0) -> BenchmarkResult:
     plan, lines = made_up(without)
-    return result_of(plan, "small", lines, wanted_runs(plan))
+    return result_of(plan, "small", lines, planned_count(plan))
 
 
 def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
@@ -170,7 +170,7 @@ def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
             lines.setdefault(run.key, a_line(**{name: getattr(run, name) for name in names}))
     found = lines_by_block(plan, lines)
     assert [pattern for _, pattern in blocks] == ["one7", "drawn7"]
-    assert (len(lines), len(found)) == (wanted_runs(plan) - 3, wanted_runs(plan))
+    assert (len(lines), len(found)) == (planned_count(plan) - 3, planned_count(plan))
     assert {line.pattern for line in found.values() if not line.tuning} == {"one7", "drawn7"}
 
 
@@ -185,7 +185,7 @@ def test_figures_of_the_initial_model_are_counted_without_the_runs_that_choose_a
     of_method = [line for line in lines.values() if line.method == "surgical"]
     chosen = [line for line in of_method if line.tuning][:1] + [line for line in of_method if not line.tuning][:1]
     changed = {line.key: line.model_copy(update={"best_round": 0}) for line in chosen}
-    said = as_markdown(result_of(plan, "small", {**lines, **changed}, wanted_runs(plan)))
+    said = as_markdown(result_of(plan, "small", {**lines, **changed}, planned_count(plan)))
     assert "surgical: in 1 run validation was best before round 1; the initial model is tested." in said
     assert said.count("validation was best before round 1") == 1
     assert "initial model is tested" not in as_markdown(page())
@@ -202,7 +202,7 @@ def test_a_page_of_missing_runs_says_that_it_is_partial_in_both_forms(tmp_path: 
 def test_only_seeds_that_every_ranked_method_has_are_compared() -> None:
     plan, lines = made_up()
     some = {key: line for key, line in lines.items() if (line.method, line.seed) != ("fednoro", 1)}
-    block = result_of(plan, "small", some, wanted_runs(plan)).blocks[0]
+    block = result_of(plan, "small", some, planned_count(plan)).blocks[0]
     assert block.common_seeds == (0,)
     assert {entry.seeds for entry in block.entries.values()} == {1}
 
@@ -210,7 +210,7 @@ def test_only_seeds_that_every_ranked_method_has_are_compared() -> None:
 def test_the_estimate_is_the_measured_rate_times_the_runs() -> None:
     """Ten CPU seconds for two rounds; the small form has four rounds, so 20 s a run."""
     plan, lines = made_up()
-    hours = wanted_runs(plan) * 20 / 3600
+    hours = planned_count(plan) * 20 / 3600
     assert f"about {hours:.1f} core-hours" in estimate(plan, list(lines.values()))[0]
 
 
@@ -231,9 +231,9 @@ def test_the_page_says_how_far_methods_are_told_apart_where_each_data_set_counts
     }
     twice = replace(plan, form=plan.form.model_copy(update={"blocks": blocks}))
     assert "With the mean over its blocks as a data set's one value: 1 data set cannot" in as_markdown(
-        result_of(twice, "small", both, 2 * wanted_runs(plan))
+        result_of(twice, "small", both, 2 * planned_count(plan))
     )
-    assert "a data set's one value" not in as_markdown(result_of(plan, "small", lines, wanted_runs(plan)))
+    assert "a data set's one value" not in as_markdown(result_of(plan, "small", lines, planned_count(plan)))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_finished_run_is_a_line_and_is_not_run_again(tmp_path: Path) -> None:
     quiet = Console(quiet=True)
     options = BenchmarkOptions(tmp_path, "small", results, tmp_path / "out", 1, None, again=False)
     made = run_benchmark(options, quiet)
-    assert (made.done, made.wanted, made.partial) == (5, 5, False)
+    assert (made.done, made.planned, made.partial) == (5, 5, False)
     before = results.read_bytes()
     assert all(0.5 < json.loads(line)["validation_auroc"] <= 1 for line in before.splitlines())
     assert run_benchmark(options, quiet).done == 5

@@ -10,11 +10,10 @@ import pytest
 from rich.console import Console
 
 from common.errors import BadInput
-from studies import worker
+from studies import runner
 from studies.progress import ActiveRun, GridTable, Pace
-from studies.runner import FailedRuns, fitting_jobs, run_trials
+from studies.runner import FailedRuns, fitting_jobs, gpus_of, run_trials
 from studies.trial import Trial, check
-from studies.worker import gpus_of
 from tests.federations import DIGITS
 
 SILENT = Console(quiet=True)
@@ -193,10 +192,10 @@ def test_runs_at_a_time_are_dealt_out_over_the_gpus(tmp_path: Path, monkeypatch:
 def test_a_run_sees_the_gpus_that_were_dealt_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, told = list[str](), list[tuple[str, float]]()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    monkeypatch.setattr(worker, "end_with_parent", lambda: None)
+    monkeypatch.setattr(runner, "end_with_parent", lambda: None)
     monkeypatch.setattr("os.dup2", lambda old, new: new)
-    monkeypatch.setattr(worker, "simulate", lambda *given, **named: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr(runner, "simulate", lambda *given, **named: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     for gpus in ("1,2", None):
-        worker._run(trial(tmp_path, "a"), SimpleNamespace(send=told.append), gpus)  # type: ignore[arg-type]
+        runner._run(trial(tmp_path, "a"), SimpleNamespace(send=told.append), gpus)  # type: ignore[arg-type]
     assert seen == ["1,2", "1,2"]  # None leaves what is there
     assert [failure for failure, _ in told] == ["", ""]

@@ -1,4 +1,4 @@
-"""What the live view shows, gathered from files alone: nobody who takes part is asked, so nobody is disturbed."""
+"""The state of a run for the live view, read from files alone, so that no part of the run is disturbed."""
 
 import datetime as dt
 import json
@@ -20,7 +20,7 @@ from server.runs.reader import RoundLine
 
 EVENTS_SHOWN = 12
 LONGEST = 240
-"""Characters of an event's sentence."""
+"""Longest sentence of an event, in characters."""
 
 SENTENCES = {
     "begun": "the run began",
@@ -53,14 +53,14 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """One line of the table of sites.
+    """One row of the table of sites.
 
     Attributes:
         link: ``connected``, ``not connected``, ``revoked``, ``not known``, or empty in a simulation.
-        part: What the site does in the run now.
+        part: The site's current part in the run.
         rounds: Number of rounds in which its update counted.
-        seconds: How long it trained when it last did.
-        missed: Why it was last absent, with the round.
+        seconds: Length of its last training.
+        missed: Reason of its last absence, with the round.
     """
 
     name: str
@@ -77,9 +77,9 @@ class Snapshot:
 
     Attributes:
         title: Name of the federation, or of the program in a simulation.
-        link: What ``flwr-server start`` does; empty in a simulation.
-        present: None where no run began yet.
-        events: The last ones, newest first: time and text.
+        link: State of ``flwr-server start``; empty in a simulation.
+        present: Current state of the run; None before the first run.
+        events: Time and text of the last events, newest first.
         summary: ``summary.json`` of a run that is done.
     """
 
@@ -94,12 +94,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the state of a run is read.
+    """The places from which the state of a run is read.
 
     Attributes:
         state: Folder of ``present.json``.
         links: Returns the sites that belong to the federation with their connections.
-        link: Returns what ``flwr-server start`` does.
+        link: Returns the state of ``flwr-server start``.
     """
 
     title: str
@@ -109,16 +109,16 @@ class Source:
 
 
 def source_of(coordinator: Coordinator) -> Source:
-    """Return where a coordinator's present run is read."""
+    """Return the source of a coordinator's current run."""
 
     def links() -> dict[str, str]:
         online, signed_off = read_connections(coordinator.state), read_sign_offs(coordinator.state)
-        found = {}
+        states = {}
         for name, site in admitted_sites(coordinator).items():
             away = stopped_at(signed_off[name]) if name in signed_off else "not connected"
             connection = "not known" if online is None else "connected" if online.get(name) else away
-            found[name] = "revoked" if site.revoked else connection
-        return found
+            states[name] = "revoked" if site.revoked else connection
+        return states
 
     def link() -> str:
         if read_connections(coordinator.state) is None:
@@ -129,7 +129,7 @@ def source_of(coordinator: Coordinator) -> Source:
 
 
 class FileWatcher:
-    """Reads a run's files; remembers what it has read of those that grow."""
+    """Reads a run's files, of those that grow only the new lines."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -137,7 +137,7 @@ class FileWatcher:
         self._records: tuple[RoundLine, ...] = ()
 
     def look(self) -> Snapshot:
-        """Return everything as it is now."""
+        """Return the current state."""
         source, links = self._source, self._source.links()
         if (present := read_present(source.state)) is None:
             sites = tuple(SiteStatus(name, link, "") for name, link in links.items())
@@ -185,10 +185,10 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 class LineReader:
-    """Reads a jsonl file that another process appends to; begins anew where it was replaced, as by ``--resume``.
+    """Reads the new lines of a jsonl file; begins again where the file was replaced, as ``--resume`` does.
 
     Attributes:
-        all: Every whole line so far that is a JSON object.
+        all: The JSON object of every complete line so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -197,7 +197,7 @@ class LineReader:
         self._offset, self._inode = 0, -1
 
     def look(self) -> bool:
-        """Read on; return whether anything changed. A file that is not there has no lines."""
+        """Read the new lines and return True where there were any. A missing file has no lines."""
         before = len(self.all), self._inode
         try:
             with self.path.open("rb") as file:
@@ -235,7 +235,7 @@ def event_text(event: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _moment(text: str) -> str:
-    """Return the time of day, or the date and the time where it was not today; empty for what is no time."""
+    """Return the time of a moment of today, the date and time of another one; empty for a text that is no time."""
     try:
         moment = dt.datetime.fromisoformat(text).astimezone()
     except ValueError:

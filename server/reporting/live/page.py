@@ -1,4 +1,4 @@
-"""The page of the live view, whole or only the part that changes."""
+"""The page of the live view, as a whole or only the part that changes."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ from server.runs.live_status import PHASES, Present
 
 SITES_SHOWN = 60
 POINTS_SHOWN = 300
-"""Points of one curve at most."""
+"""Largest number of points of a curve."""
 MARKED = 40
 """Rounds up to which each point of a curve has a dot."""
 WIDTH, HEIGHT = 480, 220
@@ -39,7 +39,7 @@ _SUMMARY = TypeAdapter(Summary)
 
 
 def page(snapshot: Snapshot) -> str:
-    """Return the whole page, which needs no script to be read."""
+    """Return the whole page, which can be read without scripts."""
     style, script = Markup(_asset("live.css")), Markup(_asset("live.js"))
     return _environment().get_template("live.html.j2").render(shown=view(snapshot), style=style, script=script)
 
@@ -57,14 +57,14 @@ def _environment() -> Environment:
 
 
 def _mark(site: SiteStatus) -> str:
-    """Return the style of a site's connection."""
+    """Return the CSS class of a site's connection."""
     marks = {"connected": "good", "revoked": "bad", "not connected": "away"}
     return "away" if site.link.startswith("stopped by") else marks.get(site.link, "")
 
 
 @cache
 def content_security_policy() -> str:
-    """Allow our own style and script, by their hashes, and requests to our own address, nothing else."""
+    """Return a policy that allows our style and script, by their hashes, and requests to our address, nothing else."""
     style, script = (
         base64.b64encode(hashlib.sha256(_asset(name).encode()).digest()).decode() for name in ("live.css", "live.js")
     )
