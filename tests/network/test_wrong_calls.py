@@ -253,7 +253,7 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
             words,
         )
         for name, words in {
-            "a.png": "is no file of tensors. A .pth or .pt file of torch.save is wanted, or .safetensors.",
+            "a.png": "is no file of tensors. Name a .pth or .pt file of torch.save, or a .safetensors file.",
             "labels.csv": "is no file of tensors.",
             "empty.csv": "is no file of tensors.",
             "cut.safetensors": "is no file of tensors.",
