@@ -1,4 +1,4 @@
-"""The first import of the fork server of :mod:`studies.runner`, by which that process ends with the program, at any time.
+"""The first import of the fork server of :mod:`studies.runner`, which makes that process end with the program.
 
 Python itself ends a fork server whose program has ended, but only after all imports, seconds later.
 """
