@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from rich.console import Console
 
 from client.app import SiteOf, answer_roll_call
-from client.connection.service import Service, alone_in
+from client.connection.service import Service, exclusive
 from client.connection.status import Status
 from client.gate.gate import gate
 from client.site.settings import open_site, read_settings
@@ -74,7 +74,7 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
 def serve(folder: Path) -> None:
     settings = read_settings(folder)
     site, kit = open_site(settings), read_credentials(settings)
-    with alone_in(settings.state):
+    with exclusive(settings.state):
         Service(settings, kit, site, event_printer(Console()), Status(site.name), idle_app).run()
 
 

@@ -45,7 +45,7 @@ from rich.table import Table
 
 from common.system.toml import read_toml
 from server.coordinator.folder import Coordinator, read_coordinator
-from server.deployment.superlink.control.client import flower_key
+from server.deployment.superlink.control_client import flower_key
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent

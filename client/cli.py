@@ -144,14 +144,14 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another wire version, 18 labels contradict those of the others.
     """
-    from client.connection.before_start import refuse_to_start
+    from client.connection.preflight import check_start
     from common.errors import BadInput
     from common.system.preflight import delayed_exit
 
     tell = event_printer(console)
     try:
         with delayed_exit(folder, tell, (BadInput, Refused), held=restarted):
-            refuse_to_start(folder)  # before torch is imported
+            check_start(folder)  # before torch is imported
             _take_part(folder, tell)
     except SystemExit:
         tell("stopped on request; unfinished work resumes at the next start")
@@ -160,7 +160,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
 def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     with uncollected_imports():
-        from client.connection.service import DROP_SIGNAL, Service, alone_in
+        from client.connection.service import DROP_SIGNAL, Service, exclusive
         from client.connection.status import Status, status_file
         from client.gate.gate import begin
         from client.site.settings import open_site, read_settings
@@ -171,7 +171,7 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     settings = read_settings(folder)
     kit = read_credentials(settings)
     status = Status(site=settings.file.name, coordinator=kit.coordinator)
-    with alone_in(settings.state), status_file(status, settings.state):
+    with exclusive(settings.state), status_file(status, settings.state):
         site = replace(open_site(settings), tell=tell)
         status.privacy = privacy_status(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"

@@ -91,7 +91,7 @@ def admit(
     Admit a site again to change what it may claim, or edit sites/NAME.toml; it counts from the next roll call.
     """
     from common.security.identity import fingerprint, read_request
-    from server.coordinator.admission import Lists, admission_faults
+    from server.coordinator.admission import ClaimLimits, admission_faults
     from server.coordinator.admission import admit as admitted
     from server.coordinator.folder import read_coordinator
 
@@ -102,7 +102,7 @@ def admit(
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
         _ask("Is it the same, and is this site to be admitted?")
-    kit = admitted(coordinator, wanted, Lists(classes, max_images))
+    kit = admitted(coordinator, wanted, ClaimLimits(classes, max_images))
     console.print(f"Admitted. Send {kit} to {wanted.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
 
@@ -113,8 +113,8 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     Example: flwr-server start trial
     """
     from common.system.preflight import delayed_exit
-    from server.coordinator.before_start import faults_of_start
     from server.coordinator.folder import read_coordinator
+    from server.coordinator.preflight import faults_of_start
 
     tell = event_printer(console)
     try:
@@ -169,8 +169,8 @@ def run(
         *(part for one in overrides for part in ("--set", one)),
     ]
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
-    from server.coordinator.before_start import expected_sites, faults_of_run
     from server.coordinator.folder import read_coordinator
+    from server.coordinator.preflight import expected_sites, faults_of_run
     from server.federation.fast_validation import read_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
@@ -182,9 +182,9 @@ def run(
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
     with uncollected_imports():
+        from server.deployment.network import exit_with_code
         from server.deployment.network import run as lead
-        from server.deployment.processes.exit_codes import led
-        from server.deployment.processes.supervisor import RunExit
+        from server.deployment.supervisor import RunExit
         from server.reporting.tables import result_of
         from server.runs.reader import read_run
 
@@ -193,7 +193,7 @@ def run(
     tell = event_printer(console)
     again = ["flwr-server", *arguments, "--resume"]
     with graceful_shutdown(int(RunExit.ON_REQUEST)):
-        led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
+        exit_with_code(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
     if log_format is LogForm.json:
         tell(f"done; report: {out / 'report.html'}")
         return
@@ -214,7 +214,7 @@ def _ask(question: str) -> None:
 
 def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
     """Lead in a process of its own, begun again where it dies; what happened stands in the run folder too."""
-    from server.deployment.processes.supervisor import rounds_done, supervise
+    from server.deployment.supervisor import rounds_done, supervise
     from server.runs.folder import RunFolder
 
     tell = event_printer(console)
@@ -291,7 +291,7 @@ def status(
 
 @app.command()
 def runs(folder: Folder, as_json: AsJson = False) -> None:
-    """List the runs that this coordinator has led: when, how far, how each ended, and where its folder lies.
+    """List the runs that this coordinator has exit_with_code: when, how far, how each ended, and where its folder lies.
 
     Example: flwr-server runs trial
     """
@@ -321,16 +321,16 @@ def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) 
 
 @app.command()
 def health(folder: Folder) -> None:
-    """Exit with 0 if the SuperLink answers, else with 1: for health checks of containers.
+    """Exit with 0 if the SuperLink superlink_answers, else with 1: for health checks of containers.
 
     Example: flwr-server health trial
     """
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
-    from server.deployment.superlink.control.client import answers
+    from server.deployment.superlink.control_client import superlink_answers
 
-    well = answers(coordinator)
+    well = superlink_answers(coordinator)
     print("healthy" if well else "not healthy: the SuperLink does not answer")
     raise SystemExit(0 if well else 1)
 

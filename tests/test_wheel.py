@@ -89,7 +89,7 @@ def test_a_superlink_starts_there_too(installed: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_text("raise SystemExit('the wrong file was imported')\n")
     program = [sys.executable, "-P", "-m", "server.deployment.superlink.program"]
     from server.coordinator.folder import Coordinator, CoordinatorFile
-    from server.deployment.superlink.local.process import command
+    from server.deployment.superlink.process import command
 
     file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9)
     started = command(Coordinator(tmp_path, file))

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.check.findings import Area
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
-from client.connection.fleet_client import Link
+from client.connection.fleet_client import FleetClient
 from client.connection.tls import EXEMPTIONS, PROXY_VARIABLES, any_certificate, days_valid, proxy_for
 from client.site.site_file import Settings, read_credentials
 from common import __version__
@@ -191,7 +191,7 @@ def _protocol_spoken(host: str, port: int) -> str:
 
 def _call_coordinator(area: Area, kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> None:
     try:
-        with Link(kit.address, kit.ca_certificate.encode(), key) as link:
+        with FleetClient(kit.address, kit.ca_certificate.encode(), key) as link:
             # An admission may be on its way, as at flwr-client start. The first call also opens the connection, so
             # that the next one is timed without it.
             patience_ends = time.monotonic() + KEY_PATIENCE_S

@@ -1,10 +1,10 @@
-"""Refusals: final, explained, each with an exit code of its own; trying again would not help."""
+"""Exit codes of ``flwr-client``, and the refusals that end it, each with a remedy."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How ``flwr-client`` ends: ``start`` with one of those below 20, ``check`` with any."""
+    """Exit codes of ``flwr-client``: ``start`` uses those below 20, ``check`` all of them."""
 
     STOPPED = 0
     FAILED = 1
@@ -34,14 +34,14 @@ class ExitCode(IntEnum):
 
 
 class Unreachable(Exception):
-    """The coordinator does not answer, for now; trying again may help."""
+    """The coordinator does not answer now; trying again may help."""
 
 
 class Refused(Exception):
     """One side does not accept the other.
 
     Attributes:
-        may_pass: Whether it may be accepted in a moment: an admission may be on its way.
+        may_pass: Whether the refusal may pass in a moment, because an admission may be on its way.
     """
 
     def __init__(self, exit_code: ExitCode, problem: str, remedy: str, *, may_pass: bool = False) -> None:
@@ -50,13 +50,13 @@ class Refused(Exception):
 
     @classmethod
     def key(cls, why: str) -> "Refused":
-        """The coordinator does not take this site's key."""
+        """Refusal because the coordinator does not accept this site's key."""
         remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
         return cls(ExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy, may_pass=True)
 
     @classmethod
     def superseded(cls, why: str) -> "Refused":
-        """A later process has signed on with this site's key."""
+        """Refusal because a later process has signed on with this site's key."""
         remedy = (
             "Only one may run: keep one copy of the site's folder and remove the others. If nobody here started"
             " another one, the key is stolen: have the coordinator revoke it."
@@ -65,6 +65,6 @@ class Refused(Exception):
 
     @classmethod
     def clock(cls) -> "Refused":
-        """Signatures carry the time; Flower takes none older than 5 minutes, or from the future."""
+        """Refusal because the clocks differ: Flower accepts no signature older than 5 minutes, or from the future."""
         remedy = "Set the clock (NTP) here or there."
         return cls(ExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)

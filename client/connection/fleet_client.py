@@ -1,8 +1,8 @@
 """The site's end of Flower's Fleet API: gRPC over TLS, every call signed with the site's key.
 
-It speaks the protocol of Flower's SuperNode 1.39 from within the process that trains, for three reasons, each measured
-or read: SuperNode sleeps 3 s between messages; it ends the process on a refusal instead of saying why; and it would
-hold the model a second time, in a process of its own, with a second port.
+The process that trains speaks the protocol of Flower's SuperNode 1.39 itself, for three measured reasons: SuperNode
+sleeps 3 s between messages, ends the process on a refusal instead of giving the reason, and would hold the model a
+second time, in a process of its own, with a second port.
 """
 
 import hashlib
@@ -70,12 +70,12 @@ BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
 MOST_TIMES, MORE_BYTES = 4, 2**30
-"""A request may take so many times the memory of what has come, and so much more: parts of an array may be equal."""
+"""Largest memory of a request: so many times the bytes received, because parts of an array may be equal, and more."""
 TRANSFERS = 2
-"""At once, either way: on a slow line each must end before the call's time is over."""
+"""Objects transferred at a time: on a slow line each must end before the call's time is over."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
-"""Between two tries to fetch an object that the coordinator is still writing."""
-_ANSWERS = {
+"""Pauses between two tries to fetch an object that the coordinator is still writing: the first, and the longest."""
+RESPONSES = {
     "ActivateNode": ActivateNodeResponse,
     "DeactivateNode": DeactivateNodeResponse,
     "SendNodeHeartbeat": SendNodeHeartbeatResponse,
@@ -87,7 +87,7 @@ _ANSWERS = {
 }
 T = TypeVar("T")
 
-_CODES_OF_A_BAD_LINE = {
+_LINE_ERRORS = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -103,12 +103,12 @@ class RunOver(Exception):
 
 
 class RequestRefused(Exception):
-    """A request that this site does not even look at.
+    """A request that this site refuses to read.
 
     Attributes:
-        reason: For the coordinator and for the site's own log.
-        message: For the reply.
-        ends: Why the site stops; None where it goes on.
+        reason: Explanation for the coordinator and for the site's own log.
+        message: The request, for the reply.
+        ends: Reason why the site stops; None where the site goes on.
     """
 
     def __init__(self, reason: str, message: Message, ends: Refused | None = None) -> None:
@@ -116,20 +116,20 @@ class RequestRefused(Exception):
         self.reason, self.message, self.ends = reason, message, ends
 
 
-class NotTaken(Exception):
-    """The coordinator did not take a reply; says why."""
+class ReplyRejected(Exception):
+    """The coordinator rejected a reply, for the reason in the text."""
 
 
-class NotThere(Exception):
-    """A message's content is gone from the coordinator: it expired, or was taken back."""
+class ContentGone(Exception):
+    """The coordinator no longer has a message's content: the message expired or was withdrawn."""
 
 
-class Link:
-    """One connection. Made anew after every loss; holds no state that matters but the node's number.
+class FleetClient:
+    """A site's connection to the coordinator, made anew after every loss.
 
     Args:
-        statements: Signs what is sent and checks what comes; None for a connection that takes no part in runs.
-        process: Identifies the process that connects; the coordinator lets one of a site take part.
+        statements: Signs replies and verifies requests; None for a connection that takes no part in runs.
+        process: Id of this process; the coordinator lets one process of a site take part.
     """
 
     def __init__(
@@ -153,7 +153,14 @@ class Link:
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
         self._key = key
-        self._fleet = _calls(self._raw)
+        self._fleet = {  # the calls that bring no object
+            name: self._raw.unary_unary(
+                f"/{FLEET}/{name}",
+                request_serializer=lambda request: request.SerializeToString(),
+                response_deserializer=response.FromString,
+            )
+            for name, response in RESPONSES.items()
+        }
         self._push_object = self._raw.unary_unary(
             f"/{FLEET}/PushObject", request_serializer=bytes, response_deserializer=PushObjectResponse.FromString
         )
@@ -169,10 +176,10 @@ class Link:
         )
         self._public_key = key_bytes(key.public_key())
         self._bundles: dict[int, str] = {}
-        self._came_along: Mapping[str, bytes] = {}  # objects that came in the call that announced the last message
+        self._small: Mapping[str, bytes] = {}  # small objects of the last message, which came with its announcement
         self.node_id = 0
 
-    def __enter__(self) -> "Link":
+    def __enter__(self) -> "FleetClient":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -181,7 +188,7 @@ class Link:
     # ------------------------------------------------------------------ presence
 
     def hello(self) -> Hello | None:
-        """What the coordinator says of itself, without signing on; None of one that cannot be asked.
+        """Ask the coordinator for its time, release and whether the key is admitted; None if it does not know the call.
 
         Raises:
             Unreachable: If nobody answers.
@@ -194,14 +201,14 @@ class Link:
                     return None
                 raise
 
-    def activate(self, known_node_id: int) -> int:
-        """Sign on; return the number that the coordinator's SuperLink has for this key.
+    def activate(self, node_id: int) -> int:
+        """Sign on; return the node number that the coordinator's SuperLink has for this key.
 
-        A site whose process was killed is still online there for a while, and cannot sign on again; it takes its place
-        up by a sign of life, for which it must know its number.
+        A site whose process was killed still counts as connected for a while and cannot sign on again; it goes on by a
+        heartbeat, for which it needs its node number.
 
         Args:
-            known_node_id: From an earlier connection; 0 for none.
+            node_id: Node number of an earlier connection; 0 for none.
 
         Raises:
             Refused: If the key is not admitted.
@@ -212,14 +219,14 @@ class Link:
             with _translated(admitted_only=True):
                 self.node_id = self._call(self._fleet["ActivateNode"], request).node_id
         except Refused:
-            if not known_node_id:
+            if not node_id:
                 raise
-            self.node_id = known_node_id
+            self.node_id = node_id
             self.heartbeat()
         return self.node_id
 
     def heartbeat(self) -> None:
-        """Give a sign of life."""
+        """Send a heartbeat."""
         with _translated():
             request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
             answer = self._call(self._fleet["SendNodeHeartbeat"], request, timeout=10)
@@ -227,7 +234,7 @@ class Link:
             raise Refused.key("the coordinator no longer knows it")
 
     def sign_off(self) -> None:
-        """Tell the coordinator that this site leaves now; a missing answer does not matter."""
+        """Sign off; a missing answer does not matter."""
         try:
             self._call(self._fleet["DeactivateNode"], DeactivateNodeRequest(node_id=self.node_id), timeout=3)
         except grpc.RpcError:
@@ -236,26 +243,26 @@ class Link:
     # ------------------------------------------------------------------ messages
 
     def receive(self, wait_s: float = 0.0) -> bytes | None:
-        """The next message for this site, without its content, in the form that :meth:`message` takes; or None.
+        """Return the next message for this site without its content, in the form that :meth:`message` takes; or None.
 
-        Only a process that has no message asks: one that was handed out before and is not answered comes again.
+        A message that was handed out before and is not answered comes again, because only a process without one asks.
 
         Args:
-            wait_s: How long the coordinator may hold the call until there is a message.
+            wait_s: Time for which the coordinator may hold the call until there is a message.
         """
         request, wait = PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
         with _translated():
             answer = self._call(self._fleet["PullMessages"], request, more_headers=wait)
-        self._came_along = by_sha256(answer.small_contents)
+        self._small = by_sha256(answer.small_contents)
         answer.ClearField(SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
     def message(self, received: bytes) -> Message:
-        """Fetch what belongs to a received message.
+        """Fetch the content of a received message.
 
         Raises:
             RunOver: If its run has ended.
-            NotThere: If its content is gone, or cannot be read.
+            ContentGone: If the content is gone, or cannot be read.
             RequestRefused: If its run's app bundle carries code, or the coordinator did not sign it for this site.
         """
         metadata, tree = _first(received)
@@ -266,96 +273,75 @@ class Link:
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
                 message = join_message(message_id, contents, most)
             except ValueError as error:
-                raise NotThere(str(error)) from None
+                raise ContentGone(str(error)) from None
         set_identity(self.node_id, run_id)
         if fault := self._bundle_fault(run_id):
             raise RequestRefused(fault, message)
-        self._refuse_unsigned(message)
-        return message
-
-    def _refuse_unsigned(self, message: Message) -> None:
-        """Raise :class:`RequestRefused` unless the coordinator sent this message to this site."""
-        if self._statements is None:
-            return
         try:
-            self._statements.accept(message.content, message.metadata.message_id)
+            if self._statements is not None:
+                self._statements.accept(message.content, message_id)
         except OtherName as fault:
             problem = f"the coordinator does not take this site: {fault}"
             raise RequestRefused(str(fault), message, Refused(ExitCode.NAME, problem, "")) from None
         except SignatureFault as fault:
             reason = f"the coordinator did not sign this request for this site: {fault}"
             raise RequestRefused(reason, message) from None
+        return message
 
-    def refuse_if_over(self, run_id: int) -> None:
-        """Ask whether anybody still leads a run.
+    def check_run_active(self, run_id: int) -> None:
+        """Ask whether a process still leads a run.
 
         Raises:
-            RunOver: If nobody does.
+            RunOver: If none does.
         """
         with _translated():
             self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id), timeout=10)
 
-    def reply(self, received: bytes, reply: Message, seconds: float) -> None:
-        """Send a reply, then let go of the message that it answers.
+    def reply(self, received: bytes, reply: Message) -> None:
+        """Send a reply, then release the message that it answers.
 
-        Its time runs out when that of the message does, by the coordinator's clock: the site's may go otherwise.
-
-        Args:
-            seconds: Time that the site worked on it.
+        The reply expires with the message, by the coordinator's clock, from which the site's may differ.
 
         Raises:
-            NotTaken: If the coordinator refuses it.
-            RunOver: If nobody waits for it any more.
-            NotThere: If it cannot be sent whole.
+            ReplyRejected: If the coordinator rejects the reply.
+            RunOver: If nobody waits for the reply any more.
+            ContentGone: If the reply cannot be sent completely.
         """
         run_id = reply.metadata.run_id
-        asked = PullMessagesResponse.FromString(received).messages_list[0].metadata
-        reply.metadata.created_at, reply.metadata.ttl = asked.created_at, asked.ttl
+        answered = PullMessagesResponse.FromString(received).messages_list[0].metadata
+        reply.metadata.created_at, reply.metadata.ttl = answered.created_at, answered.ttl
         # A reply that is sent again after a lost connection keeps its signature: it is the same reply.
         if self._statements and reply.has_content() and not is_signed(reply.content):
-            reply.content = self._statements.signed(reply.content, asked.message_id)
+            reply.content = self._statements.signed(reply.content, answered.message_id)
         tree, contents = split_message(reply)
+        small = choose_small_objects((name, len(content)) for name, content in contents.items())
         request = PushMessagesRequest(
             node=self._node,
             messages_list=[envelope(reply)],
             message_object_trees=[tree],
-            small_contents=[
-                contents[name] for name in choose_small_objects((name, len(one)) for name, one in contents.items())
-            ],
+            small_contents=[contents[name] for name in small],
         )
         with _translated():
-            answer = self._announced(request)
-            wanted = set(answer.objects_to_push)
+            try:
+                answer = self._call(self._fleet["PushMessages"], request)
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
+                    raise ReplyRejected(grpc_words(error.details())) from None
+                raise
+            names = set(answer.objects_to_push)
             push = partial(self._push, run_id, answer.session_id)
-            _at_once(push, [(name, content) for name, content in contents.items() if name in wanted])
+            _transfer(push, [(name, content) for name, content in contents.items() if name in names])
             if self._statements and reply.has_content():
-                self._statements.was_taken(reply.content, asked.message_id)
-            self.let_go(received)
-
-    def _announced(self, request: Any) -> Any:
-        """Announce a reply.
-
-        Raises:
-            NotTaken: If it is refused.
-        """
-        try:
-            return self._call(self._fleet["PushMessages"], request)
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
-                raise NotTaken(grpc_words(error.details())) from None
-            raise
+                self._statements.was_taken(reply.content, answered.message_id)
+            self.release(received)
 
     def _fetched(self, run_id: int, names: Sequence[str]) -> Mapping[str, memoryview]:
-        """The contents of these objects.
-
-        Raises:
-            NotThere: If one is gone, or is not written in time.
-        """
-        here = {name: memoryview(self._came_along[name]) for name in names if name in self._came_along}
-        wanted = [name for name in dict.fromkeys(names) if name not in here]
+        """Return the contents of these objects; raise :class:`ContentGone` if one is gone or not written in time."""
+        contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
+        missing = [name for name in dict.fromkeys(names) if name not in contents]
         until = time.monotonic() + CALL_TIMEOUT_S
-        contents = _at_once(lambda name: self._pulled(run_id, name, until), [(name,) for name in wanted])
-        return here | dict(zip(wanted, contents, strict=True))
+        pulled = _transfer(lambda name: self._pulled(run_id, name, until), [(name,) for name in missing])
+        return contents | dict(zip(missing, pulled, strict=True))
 
     def _pulled(self, run_id: int, name: str, until: float) -> memoryview:
         request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
@@ -366,7 +352,7 @@ class Link:
             if answer.object_available:
                 return cast(memoryview, content)
             if not answer.object_found or time.monotonic() > until:
-                raise NotThere(f"object {name} could not be found")
+                raise ContentGone(f"object {name} could not be found")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
@@ -374,10 +360,10 @@ class Link:
         request = PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
         data = append_field(request.SerializeToString(), CONTENT_OF_PUSH, content)
         if not self._call(self._push_object, data).stored:
-            raise NotThere(f"the coordinator does not need object {name} any more")
+            raise ContentGone(f"the coordinator does not need object {name} any more")
 
-    def let_go(self, received: bytes) -> None:
-        """Tell the coordinator that a message's content is not needed any more."""
+    def release(self, received: bytes) -> None:
+        """Tell the coordinator that this site no longer needs a message's content."""
         metadata, _ = _first(received)
         request = ConfirmMessageReceivedRequest(
             node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
@@ -386,7 +372,7 @@ class Link:
             self._call(self._fleet["ConfirmMessageReceived"], request)
 
     def _bundle_fault(self, run_id: int) -> str:
-        """Why this run's app bundle is refused, or an empty string: a hospital runs what its own image holds."""
+        """Explain why this run's app bundle is refused; empty where the bundle carries no code."""
         if run_id not in self._bundles:
             with _translated():
                 run = self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id)).run
@@ -406,37 +392,21 @@ class Link:
         timeout: float = CALL_TIMEOUT_S,
         more_headers: tuple[tuple[str, str], ...] = (),
     ) -> Any:
-        said = (*signed_headers(self._key, self._public_key, self._process), *more_headers)
-        return method(request, timeout=timeout, metadata=said)
+        metadata = (*signed_headers(self._key, self._public_key, self._process), *more_headers)
+        return method(request, timeout=timeout, metadata=metadata)
 
 
-def _calls(channel: grpc.Channel) -> Mapping[str, Any]:
-    """The calls of the Fleet API that bring no object, by name."""
-    return {
-        name: channel.unary_unary(
-            f"/{FLEET}/{name}",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=answer.FromString,
-        )
-        for name, answer in _ANSWERS.items()
-    }
-
-
-def _at_once(transfer: Callable[..., T], each: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Make :data:`TRANSFERS` of these transfers at a time; none is begun after one has failed.
-
-    Raises:
-        Exception: What the first one raised that failed.
-    """
+def _transfer(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
+    """Make these transfers, :data:`TRANSFERS` at a time; after the first one that fails, none is begun."""
     pool = ThreadPoolExecutor(TRANSFERS)
     try:
-        return list(pool.map(lambda arguments: transfer(*arguments), each))
+        return list(pool.map(lambda each: transfer(*each), arguments))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def bundle_fault(content: bytes, fab_hash: str) -> str:
-    """Say why an app bundle is not a mere name, or return an empty string. Nothing in it is ever run or unpacked."""
+    """Explain why an app bundle is not a mere name; empty where it is. Nothing in a bundle is ever run or unpacked."""
     if hashlib.sha256(content).hexdigest() != fab_hash:
         return "the app bundle is not the one that the run names"
     if len(content) > BUNDLE_MAX_BYTES:
@@ -451,44 +421,40 @@ def bundle_fault(content: bytes, fab_hash: str) -> str:
 
 
 def error_reply(message: Message, code: int, reason: str) -> Message:
-    """A reply that says what went wrong."""
+    """Return a reply that reports an error."""
     return Message(Error(code, reason), reply_to=message)
 
 
 def expired(received: bytes, now: float) -> bool:
-    """Whether nobody waits for a reply any more, as far as two clocks can tell.
+    """Return whether a received message has expired, as far as two clocks agree.
 
     Raises:
-        NotThere: If that is no message.
+        ContentGone: If the bytes are no message.
     """
     metadata, _ = _first(received)
     return bool(metadata.created_at + metadata.ttl + CLOCKS_DIFFER_S <= now)
 
 
 def _first(received: bytes) -> tuple[Any, Any]:
-    """Metadata of the received message, and the tree of its objects.
-
-    Raises:
-        NotThere: If either is lacking.
-    """
+    """Return metadata and tree of objects of a received message; raise :class:`ContentGone` if one is missing."""
     try:
         answer = PullMessagesResponse.FromString(received)
         return answer.messages_list[0].metadata, answer.message_object_trees[0]
     except (DecodeError, IndexError):
-        raise NotThere("what the coordinator sent is no message") from None
+        raise ContentGone("what the coordinator sent is no message") from None
 
 
 @contextmanager
 def _translated(admitted_only: bool = False) -> Iterator[None]:
-    """gRPC's errors as the few that matter to a site."""
+    """Translate gRPC's errors into the few that matter to a site."""
     try:
         yield
     except DecodeError:
         raise Unreachable("an answer of the coordinator cannot be decoded") from None
     except grpc.RpcError as error:
         code, details = error.code(), grpc_words(error.details())
-        if code in _CODES_OF_A_BAD_LINE:
-            raise Unreachable(_in_words(code, details)) from None
+        if code in _LINE_ERRORS:
+            raise Unreachable(_description(code, details)) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise Refused.clock() from None
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
@@ -501,7 +467,7 @@ def _translated(admitted_only: bool = False) -> Iterator[None]:
         raise Unreachable(f"{code.name.lower()}: {details}") from None
 
 
-_WORDS_OF_A_BAD_LINE = {
+DESCRIPTIONS = {
     "connection refused": "Connection refused",
     "connection reset": "Connection reset by peer",
     "broken pipe": "the connection was closed",
@@ -514,19 +480,19 @@ _WORDS_OF_A_BAD_LINE = {
     "timeout": "no answer in time",
     "deadline exceeded": "no answer in time",
 }
-"""Words of gRPC's errors -> what a person is told: of a refusal as a plain connection is, which is tried first."""
+"""Words in gRPC's errors -> description for a person, the same as that of a failed plain connection."""
 
 _WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
 
 
-def _in_words(code: grpc.StatusCode, details: str) -> str:
-    """An error of the line without gRPC's wrapping, which repeats the address; words that are not known stay."""
-    known = [said for words, said in _WORDS_OF_A_BAD_LINE.items() if words in details.lower()]
-    return known[0] if known else _WRAPPING.sub("", details) or code.name.lower().replace("_", " ")
+def _description(code: grpc.StatusCode, details: str) -> str:
+    """Describe an error of the line without gRPC's wrapping, which repeats the address; other words stay."""
+    known_words = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]
+    return known_words[0] if known_words else _WRAPPING.sub("", details) or code.name.lower().replace("_", " ")
 
 
 def read_node_id(path: Path) -> int:
-    """The number of an earlier connection, 0 where there was none."""
+    """Return the node number of an earlier connection, 0 where there is none."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

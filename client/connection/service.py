@@ -1,9 +1,10 @@
-"""``flwr-client start``: connect, answer, reconnect; one process that keeps torch, the device and the data loaded."""
+"""``flwr-client start``: connect, answer messages, reconnect, with torch, the device and the data kept loaded."""
 
 import _thread
 import contextlib
 import datetime as dt
 import fcntl
+import hashlib
 import secrets
 import signal
 import threading
@@ -18,21 +19,20 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.app import SiteOf, client_app
-from client.connection.before_start import of_second
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.connection.fleet_client import (
     BUNDLE_REFUSED,
     SITE_RAISED,
-    Link,
-    NotTaken,
-    NotThere,
+    ContentGone,
+    FleetClient,
+    ReplyRejected,
     RequestRefused,
     RunOver,
     error_reply,
     expired,
     read_node_id,
 )
-from client.connection.pending_message import MAX_ATTEMPTS, InHand
+from client.connection.preflight import already_running
 from client.connection.status import Status
 from client.connection.tls import days_valid
 from client.gate.gate import note_refused
@@ -54,15 +54,16 @@ from common.wire.records import Refusal
 from strategies.privacy.secure_aggregation.site import Identity
 
 WAIT_S = 5.0
-"""How long the coordinator may hold a call for a message; what the thread that gives signs of life has heard is looked
-at afterwards."""
+"""Time for which the coordinator may hold a call for a message; after it, what the heartbeat thread learned counts."""
 POLL_S, MAX_POLL_S = 0.03, 1.0
-"""Between two calls for a message where the coordinator holds none: its room is full, or it is an older one."""
-BEAT_ENDS_S = 0.5
-"""How long a closing connection waits for a sign of life that is on its way; its thread ends with the process."""
+"""Pauses between two calls for a message where the coordinator holds none, because it is too busy or an older one."""
+HEARTBEAT_ENDS_S = 0.5
+"""Time for which a closing connection waits for a heartbeat in progress; the thread ends with the process."""
 DROP_SIGNAL = signal.SIGUSR1
-"""By which the thread that gives signs of life interrupts the one that computes."""
+"""Signal by which the heartbeat thread interrupts the thread that computes."""
 CERTIFICATE_WARNING_DAYS = 30
+MAX_ATTEMPTS = 3
+"""Processes that may die at the same message before the site gives the message up."""
 EXIT_CODES = {"name": ExitCode.NAME, "version": ExitCode.VERSION, "labels": ExitCode.LABELS}
 Tell = Callable[[str], None]
 
@@ -71,14 +72,57 @@ class WorkDropped(BaseException):
     """The run that this process works for has ended; all computation stops."""
 
 
+class PendingMessage:
+    """The message that a site is working on, in a file: after a kill, the next process resumes the work.
+
+    The coordinator keeps a message's content until the reply has arrived, so the file needs the message alone, a few
+    hundred bytes. They follow their SHA-256, because damaged ones would end every process that resumes the work.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, received: bytes, attempts: int = 0) -> bool:
+        """Store a message as it was received, with the number of unfinished attempts.
+
+        Returns:
+            False where the disk is full: if the process dies, the next one does not resume the work.
+        """
+        content = bytes([attempts]) + received
+        try:
+            write_atomically(self._path, hashlib.sha256(content).digest() + content)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            self.remove()
+            return False
+        return True
+
+    def read(self) -> tuple[int, bytes] | None:
+        """Return attempts and message that an earlier process stored; None where there is no intact file."""
+        try:
+            data = self._path.read_bytes()
+        except OSError:
+            return None
+        size = hashlib.sha256().digest_size
+        digest, content = data[:size], data[size:]
+        if len(content) < 2 or hashlib.sha256(content).digest() != digest:
+            return None
+        return content[0], content[1:]
+
+    def remove(self) -> None:
+        """Forget the message: it is answered, or nobody waits for the reply."""
+        self._path.unlink(missing_ok=True)
+
+
 @dataclass
 class Service:
-    """One site at work.
+    """The service of one site: connects to the coordinator and answers its messages.
 
     Attributes:
         tell: Prints one line for a person.
-        status: The present, shared with the health server.
-        make_app: Builds what answers messages; benchmarks measure the rest with one that does not train.
+        status: The site's status, which ``flwr-client status`` shows.
+        make_app: Builds the app that answers messages; benchmarks use an app that does not train.
     """
 
     settings: Settings
@@ -88,15 +132,15 @@ class Service:
     status: Status
     make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = client_app
     _refusal: Refused | None = None
-    _unsent: tuple[bytes, Message, float] | None = None
-    _left_out: str = ""  # why the last reply did not count, as told with the last message
-    _works_for: int = 0  # the run whose message is being answered
-    _over: int = 0  # a run that ended meanwhile
-    _first: tuple[str, int, float] | None = None  # run, round and time of the first round that this process saw
+    _unsent: tuple[bytes, Message] | None = None
+    _left_out: str = ""  # reason why the last reply did not count, from the last message
+    _current_run: int = 0  # the run whose message is being answered
+    _ended_run: int = 0  # a run that ended meanwhile
+    _first: tuple[str, int, float] | None = None  # run, number and time of the first round in this process
 
     def __post_init__(self) -> None:
         self._app = self.make_app(lambda context: self.site, self._note_refusal, self.tell)
-        self._in_hand = InHand(self.settings.state / "in-hand")
+        self._pending = PendingMessage(self.settings.state / "in-hand")
         self._node_id_file = self.settings.state / "node-id"
         self._key = read_key(self.settings.key_path)
         self._process = secrets.token_hex(8)
@@ -107,7 +151,7 @@ class Service:
     # ------------------------------------------------------------------ connections
 
     def run(self) -> None:
-        """Connect, work, reconnect; for ever.
+        """Connect, answer messages and reconnect, for ever.
 
         Raises:
             Refused: If one side does not accept the other.
@@ -133,10 +177,10 @@ class Service:
                 wait_s = min(wait_s * 1.5, MAX_RETRY_S)
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[Link]:
+    def _connected(self) -> Iterator[FleetClient]:
         self.status.certificate_days = days = days_valid(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
-        with Link(self.kit.address, authority, self._key, self._statements, self._process) as link:
+        with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
             node_id = link.activate(read_node_id(self._node_id_file))
             self._note_node_id(node_id)
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
@@ -146,29 +190,28 @@ class Service:
             stop = threading.Event()
             beat = threading.Thread(target=self._beat, args=(link, stop), name="heartbeat", daemon=True)
             beat.start()
+
+            def sign_off() -> None:  # a heartbeat in progress must not arrive afterwards
+                stop.set()
+                beat.join(timeout=HEARTBEAT_ENDS_S)
+                link.sign_off()
+
             try:
                 yield link
             except (KeyboardInterrupt, SystemExit):
-                self._sign_off(link, stop, beat)
+                sign_off()
                 raise
             except Refused as refusal:
                 if refusal.exit_code is not ExitCode.KEY:  # a newer process may have signed on by this key
                     with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the refusal is what has to be told
-                        self._sign_off(link, stop, beat)
+                        sign_off()
                 raise
             finally:
                 stop.set()
-                beat.join(timeout=BEAT_ENDS_S)
+                beat.join(timeout=HEARTBEAT_ENDS_S)
 
-    @staticmethod
-    def _sign_off(link: Link, stop: threading.Event, beat: threading.Thread) -> None:
-        """Leave; a sign of life that is still under way must not arrive after that."""
-        stop.set()
-        beat.join(timeout=BEAT_ENDS_S)
-        link.sign_off()
-
-    def _note_release(self, link: Link) -> None:
-        """Note the coordinator's release, and whether it will refuse this one: it does so with its first request."""
+    def _note_release(self, link: FleetClient) -> None:
+        """Record the coordinator's release, and warn if its wire version differs: no run will accept this site then."""
         with contextlib.suppress(Unreachable, RunOver):  # the next call says what is wrong with the line
             if (hello := link.hello()) is None:
                 return
@@ -178,7 +221,7 @@ class Service:
                 self._failed(f"{theirs}, this site's {__version__} wire version {WIRE_VERSION}: no run will take it")
 
     def _note_node_id(self, node_id: int) -> None:
-        """Keep the node id, so that a process started after a kill is the same node."""
+        """Store the node number, so that a process started after a kill is the same node."""
         if node_id != read_node_id(self._node_id_file):
             try:
                 write_atomically(self._node_id_file, str(node_id).encode())
@@ -186,140 +229,143 @@ class Service:
                 if not is_disk_full(error):
                     raise
 
-    def _beat(self, link: Link, stop: threading.Event) -> None:
-        """Signs of life while the main thread trains; what they learn, it reads."""
+    def _beat(self, link: FleetClient, stop: threading.Event) -> None:
+        """Send heartbeats while the main thread trains, and interrupt that thread when its run has ended."""
         while not stop.wait(HEARTBEAT_PAUSE_S):
             try:
                 link.heartbeat()
                 self.status.last_contact = time.time()
-                self._ask_whether_over(link)
+                if run_id := self._current_run:
+                    self._check_run(link, run_id)
             except Unreachable:
                 continue  # the main thread will notice
             except Refused as refusal:
                 self._refusal = refusal
                 return
 
-    def _ask_whether_over(self, link: Link) -> None:
-        """Interrupt the main thread where nobody waits for what it does."""
-        if run_id := self._works_for:
-            try:
-                link.refuse_if_over(run_id)
-            except RunOver:
-                self._over = run_id
-                _thread.interrupt_main(DROP_SIGNAL)
+    def _check_run(self, link: FleetClient, run_id: int) -> None:
+        """Interrupt the main thread if no process leads its run any more."""
+        try:
+            link.check_run_active(run_id)
+        except RunOver:
+            self._ended_run = run_id
+            _thread.interrupt_main(DROP_SIGNAL)
 
     def drop(self, number: int, frame: object) -> None:
-        """Let go of the work on a run that has ended: the handler of ``DROP_SIGNAL``, which the main thread runs.
+        """Drop the work on a run that has ended: the main thread's handler of :data:`DROP_SIGNAL`.
 
         Raises:
             WorkDropped: Wherever the main thread is in that work.
         """
-        if self._works_for and self._works_for == self._over:
+        if self._current_run and self._current_run == self._ended_run:
             raise WorkDropped
 
     # ------------------------------------------------------------------ messages
 
-    def _work(self, link: Link) -> None:
-        """Answer message after message, beginning with what an earlier process or connection left."""
+    def _work(self, link: FleetClient) -> None:
+        """Answer messages, beginning with the one that an earlier process or connection left; never returns."""
         if self._unsent:
             self._send(link, *self._unsent)
-        elif left := self._in_hand.left():
-            self._take_up(link, *left)
+        elif left := self._pending.read():
+            self._resume(link, *left)
         wait_s = POLL_S
         while True:
             if self._refusal:
                 raise self._refusal
             self.status.state, self.status.phase = "waiting", ""
-            asked = time.monotonic()
+            began = time.monotonic()
             received = link.receive(WAIT_S)
             self.status.last_contact = time.time()
             if received is None:
-                if time.monotonic() - asked < WAIT_S / 2:
+                if time.monotonic() - began < WAIT_S / 2:
                     time.sleep(wait_s)
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
                 continue
-            if not self._in_hand.take(received):
+            if not self._pending.write(received):
                 self._failed(f"no room on the disk of {self.settings.state}: free some")
             self._answer(link, received)
             wait_s = POLL_S
 
-    def _take_up(self, link: Link, attempts: int, received: bytes) -> None:
-        """Do again what an earlier process was killed at."""
+    def _resume(self, link: FleetClient, attempts: int, received: bytes) -> None:
+        """Repeat the work at which an earlier process was killed."""
         try:
             late = expired(received, time.time())
-        except NotThere:
+        except ContentGone:
             late = True
         if late:
-            self._in_hand.done()
+            self._pending.remove()
         elif attempts >= MAX_ATTEMPTS:
             self._answer(link, received, attempts, f"the site's process died {attempts} times while working on this")
         else:
             self.tell("taking up again the work that was interrupted")
             self._answer(link, received, attempts)
 
-    def _answer(self, link: Link, received: bytes, attempts: int = 0, give_up: str = "") -> None:
-        began = time.monotonic()
+    def _answer(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
+        """Fetch, answer and release one message.
+
+        Args:
+            give_up: Reason for an error in place of the work; empty to do the work.
+        """
         self.status.state = "working"
         try:
             message = link.message(received)
-            reply = error_reply(message, SITE_RAISED, give_up) if give_up else self._worked(message, received, attempts)
+            if give_up:
+                reply = error_reply(message, SITE_RAISED, give_up)
+            else:
+                self._pending.write(received, attempts + 1)  # counts this process as dead, should it die
+                try:
+                    reply = self._reply_to(message)
+                except (KeyboardInterrupt, SystemExit):
+                    self._pending.write(received, attempts)  # stopped on request, not dead
+                    raise
         except RequestRefused as refused:
             reason, message = refused.reason, refused.message
             self._refusal = refused.ends or self._refusal
             note_refused(self.site, message, reason)
             self._failed(f"refused a message of run {message.metadata.run_id}: {reason}")
             reply = error_reply(message, BUNDLE_REFUSED, reason)
-        except (RunOver, NotThere) as error:
+        except (RunOver, ContentGone) as error:
             self._failed(f"a message is no longer wanted: {error}")
-            self._in_hand.done()
-            with contextlib.suppress(NotThere):
-                link.let_go(received)  # else it would come again
+            self._pending.remove()
+            with contextlib.suppress(ContentGone):
+                link.release(received)  # else the message would come again
             return
         except WorkDropped:
             self.tell(f"run {self.status.run} ended; the work on it is dropped")
-            self._works_for = 0
-            self._in_hand.done()
+            self._current_run = 0
+            self._pending.remove()
             return
-        self._send(link, received, reply, time.monotonic() - began)
+        self._send(link, received, reply)
 
-    def _send(self, link: Link, received: bytes, reply: Message, seconds: float) -> None:
-        """Send a reply; what cannot be sent now is sent after the next connection."""
-        self._unsent = (received, reply, seconds)
+    def _send(self, link: FleetClient, received: bytes, reply: Message) -> None:
+        """Send a reply; a reply that cannot be sent now is sent after the next connection."""
+        self._unsent = (received, reply)
         try:
-            link.reply(received, reply, seconds)
-        except NotTaken as error:
+            link.reply(received, reply)
+        except ReplyRejected as error:
             self._failed(f"the coordinator did not take the reply: {error}")
-        except (RunOver, NotThere) as error:
+        except (RunOver, ContentGone) as error:
             self._failed(f"the reply came too late: {error}")
         self._unsent = None
-        self._in_hand.done()
+        self._pending.remove()
         if self._refusal:
             raise self._refusal
 
-    def _worked(self, message: Message, received: bytes, attempts: int) -> Message:
-        """Have it answered; what is on the disk meanwhile counts this process as dead, should it die."""
-        self._in_hand.take(received, attempts + 1)
-        try:
-            return self._replied(message)
-        except (KeyboardInterrupt, SystemExit):
-            self._in_hand.take(received, attempts)  # told to stop, not dead
-            raise
-
-    def _replied(self, message: Message) -> Message:
-        """Have the app answer; say what was done."""
+    def _reply_to(self, message: Message) -> Message:
+        """Return the app's reply, or an error reply, and print what was done."""
         began = time.monotonic()
         context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
         try:
-            self._works_for = message.metadata.run_id
+            self._current_run = message.metadata.run_id
             self._note_phase(message)
             reply = self._app(message, context)
-            self._works_for = 0
+            self._current_run = 0
         except Exception as error:  # the site's process edge: the coordinator gets the reason, the site goes on
-            self._works_for = 0
+            self._current_run = 0
             if isinstance(error, WireVersionError):
                 self._refusal = Refused(ExitCode.VERSION, str(error), "")
             self._failed(f"{self.status.phase} failed: {error}")
-            return error_reply(message, SITE_RAISED, told(error))
+            return error_reply(message, SITE_RAISED, harmless_reason(error))
         if reply.has_error():
             self._failed(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
@@ -353,7 +399,7 @@ class Service:
                 self._note_pace(int(fields.get("round", 0)), plan.run.rounds)
 
     def _note_pace(self, server_round: int, rounds: int) -> None:
-        """Round, rounds, and the time left by the pace since this process's first round of the run."""
+        """Record the round, and estimate the time left from the pace since this process's first round of the run."""
         status, now = self.status, time.monotonic()
         if self._first is None or self._first[0] != status.run:
             self._first = (status.run, server_round, now)
@@ -383,8 +429,8 @@ class Service:
         self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
 
 
-def told(error: Exception) -> str:
-    """What the coordinator hears of an error: our own words about the request, else only its kind.
+def harmless_reason(error: Exception) -> str:
+    """Return an error's description for the coordinator: our own text about the request, otherwise only the kind.
 
     The text of any other error may hold a file's name, and a file's name a patient's.
     """
@@ -396,16 +442,16 @@ def told(error: Exception) -> str:
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    """The scalar fields of one of our records, unchecked: for words only."""
+    """Return the scalar fields of one of our records, unchecked, for text only."""
     return small_fields(message.content) if message.has_content() else {}
 
 
 @contextlib.contextmanager
-def alone_in(state: Path) -> Iterator[None]:
-    """Hold a site's folder for one process.
+def exclusive(state: Path) -> Iterator[None]:
+    """Lock a site's folder for one process.
 
     Raises:
-        BadInput: If another has it.
+        BadInput: If another process holds the lock.
     """
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
@@ -413,6 +459,6 @@ def alone_in(state: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput([of_second(state)]) from None
+            raise BadInput([already_running(state)]) from None
         remove_partial_files(state, below=True)
         yield

@@ -1,4 +1,4 @@
-"""The present of a site, for ``flwr-client status`` and for a container's health check: a file that the program keeps.
+"""The status of a site for ``flwr-client status`` and a container's health check: a file that the program updates.
 
 ``state/status.json`` holds names, counts and times, nothing of a patient or a model. No port is opened for it.
 """
@@ -13,34 +13,34 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.connection.before_start import is_held
+from client.connection.preflight import is_running
 from common.errors import BadInput, Fault
 from common.system.files import write_atomically
 from common.system.plain_text import printable_lines, terminal_safe
 
 STALE_S = 300.0
-"""Without a sign from the coordinator for so long, a site that does not train is not healthy."""
+"""Time without an answer of the coordinator after which a site that does not train is unhealthy."""
 FILE = "status.json"
 LOOK_S, SIGN_S = 0.5, 10.0
-"""Between two looks at the status, which is written if it has changed; and the longest time between two writes."""
+"""Pause between two looks at the status, which is written when it has changed; longest time between two writes."""
 SILENT_S = 60.0
-"""A status file that is older than this is of a program that hangs, or of a disk that takes no files."""
+"""Age of a status file from which the program counts as hanging, or the disk as full."""
 
 
 @dataclass
 class Status:
-    """The present of a site, with the names that ``status --json`` has.
+    """The status of a site, with the field names of ``status --json``.
 
     Attributes:
         state: ``starting``, ``connecting``, ``waiting`` (for work), ``working``, or ``stopped``.
-        phase: What the work is: ``roll call``, ``train``, ``evaluate``, or the ``test`` that ends a run.
-        finished: When the test was answered, and so the run is over for this site; empty before.
+        phase: Kind of work: ``roll call``, ``train``, ``evaluate``, or the ``test`` that ends a run.
+        finished: Time at which the test was answered, so that the run is over for this site; empty before.
         rounds_done: Rounds trained since this process started.
-        seconds_left: Of the run, from the pace so far.
+        seconds_left: Estimate for the rest of the run, from the pace so far.
         last_contact: Unix time of the coordinator's last answer.
         privacy: ``epsilon`` of all runs so far (None: some reply had no noise), at ``delta``, and the ``budget``, if
             any; empty before the first run with privacy of a site without one.
-        coordinator_release: As the coordinator named it when this site connected; empty where it did not.
+        coordinator_release: Release that the coordinator named when this site connected; empty if it named none.
     """
 
     site: str
@@ -61,19 +61,19 @@ class Status:
     coordinator_release: str = ""
 
     def failed(self, reason: str) -> None:
-        """Note an error; it stays visible until the next one. Words of the coordinator in it become harmless."""
+        """Record an error, which stays until the next one; control characters of the coordinator's text are removed."""
         self.last_error = printable_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
-def is_healthy(present: Mapping[str, Any], now: float) -> bool:
-    """Return whether the site trains, or was in touch with the coordinator lately.
+def is_healthy(status: Mapping[str, Any], now: float) -> bool:
+    """Return whether the site trains, or the coordinator answered lately.
 
     Args:
-        present: The fields of a :class:`Status`.
+        status: The fields of a :class:`Status`.
         now: Unix time.
     """
-    return present["state"] in ("starting", "working") or now - present["last_contact"] < STALE_S
+    return status["state"] in ("starting", "working") or now - status["last_contact"] < STALE_S
 
 
 @contextlib.contextmanager
@@ -81,26 +81,26 @@ def status_file(status: Status, state: Path) -> Iterator[None]:
     """Keep ``state/status.json`` up to date while the program runs, by a thread; remove it at the end."""
     path, stop = state / FILE, threading.Event()
     _write(asdict(status), path)
-    keeper = threading.Thread(target=_keep, args=(status, path, stop), name="status", daemon=True)
-    keeper.start()
+
+    def update() -> None:
+        last, written = asdict(status), time.monotonic()
+        while not stop.wait(LOOK_S):
+            present = asdict(status)
+            if (present != last or time.monotonic() - written > SIGN_S) and _write(present, path):
+                last, written = present, time.monotonic()
+
+    thread = threading.Thread(target=update, name="status", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         stop.set()
-        keeper.join()
+        thread.join()
         path.unlink(missing_ok=True)
 
 
-def _keep(status: Status, path: Path, stop: threading.Event) -> None:
-    last, written = asdict(status), time.monotonic()
-    while not stop.wait(LOOK_S):
-        present = asdict(status)
-        if (present != last or time.monotonic() - written > SIGN_S) and _write(present, path):
-            last, written = present, time.monotonic()
-
-
 def _write(present: Mapping[str, Any], path: Path) -> bool:
-    """Write the fields of a status; return whether that worked: where not, a reader sees the age of the file."""
+    """Write the fields of a status; return False where that failed, which a reader sees by the age of the file."""
     content = json.dumps({**present, "written": time.time()}).encode()
     with contextlib.suppress(OSError):  # no room on the disk, or no descriptor: no reason to end
         write_atomically(path, content, durable=False, private=True)
@@ -115,9 +115,9 @@ def read_status(state: Path) -> Mapping[str, Any]:
         The fields of :class:`Status`, and ``healthy``.
 
     Raises:
-        BadInput: If no process runs there, or it has not written its status for :data:`SILENT_S`.
+        BadInput: If no process runs on the folder, or the process has not written its status for :data:`SILENT_S`.
     """
-    if not is_held(state):
+    if not is_running(state):
         remedy = "Its log says whether it waits after a refusal; else start it with flwr-client start."
         raise BadInput([Fault(str(state.parent), "no flwr-client runs on this folder.", remedy)])
     try:
@@ -133,28 +133,28 @@ def read_status(state: Path) -> Mapping[str, Any]:
     return {"healthy": is_healthy(present, time.time()), **present}
 
 
-def in_words(found: Mapping[str, Any]) -> str:
-    """The answer of ``status`` for a person."""
-    lines = [f"site {found['site']}: {found['state']}"]
-    if found["phase"]:
-        lines[0] += f" ({found['phase']})"
-    if found["finished"]:
-        lines.append(f"last run {found['run']}: done {found['finished']}")
-    elif found["run"]:
-        left = found["seconds_left"]
+def in_words(status: Mapping[str, Any]) -> str:
+    """Return the text of ``flwr-client status`` for a person."""
+    lines = [f"site {status['site']}: {status['state']}"]
+    if status["phase"]:
+        lines[0] += f" ({status['phase']})"
+    if status["finished"]:
+        lines.append(f"last run {status['run']}: done {status['finished']}")
+    elif status["run"]:
+        left = status["seconds_left"]
         pace = "" if left is None else f"; about {left / 60:.0f} min left"
-        where = f"round {found['round']} of {found['rounds']}" if found["rounds"] else "no round yet"
-        lines.append(f"run {found['run']}: {where}{pace}")
-    age = time.time() - found["last_contact"]
-    release = f"; it runs release {found['coordinator_release']}" if found["coordinator_release"] else ""
-    lines.append(f"coordinator {found['coordinator']}: last answer {age:.0f} s ago{release}")
-    if spent := found["privacy"]:
+        where = f"round {status['round']} of {status['rounds']}" if status["rounds"] else "no round yet"
+        lines.append(f"run {status['run']}: {where}{pace}")
+    age = time.time() - status["last_contact"]
+    release = f"; it runs release {status['coordinator_release']}" if status["coordinator_release"] else ""
+    lines.append(f"coordinator {status['coordinator']}: last answer {age:.0f} s ago{release}")
+    if spent := status["privacy"]:
         cost = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.2f}"
         budget = "" if spent["budget"] is None else f" of {spent['budget']:g}"
         lines.append(f"privacy spent, over all runs: epsilon {cost}{budget} at delta {spent['delta']:g}")
-    if (days := found["certificate_days"]) is not None:
+    if (days := status["certificate_days"]) is not None:
         lines.append(f"its certificate is valid for {days:.0f} more days")
     lines.append(
-        f"last error: {found['last_error']} ({found['last_error_time']})" if found["last_error"] else "no error"
+        f"last error: {status['last_error']} ({status['last_error_time']})" if status["last_error"] else "no error"
     )
     return terminal_safe("\n".join(lines))

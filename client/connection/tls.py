@@ -1,4 +1,4 @@
-"""The TLS handshake before gRPC's own: gRPC only says "unavailable"; this says what is wrong with the certificate."""
+"""A TLS handshake before gRPC's own, which explains what is wrong with a certificate; gRPC only says "unavailable"."""
 
 import base64
 import contextlib
@@ -19,9 +19,9 @@ from common.security.identity import UNREADABLE_CERTIFICATE, split_address
 from common.system.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""As gRPC reads them: the first one that is set counts, and only ``http://`` is a proxy."""
+"""Environment variables in gRPC's order: the first one that is set counts, and only ``http://`` is a proxy."""
 EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
-"""Hosts that are reached directly; again the first one that is set."""
+"""Environment variables with the hosts that are reached directly; the first one that is set counts."""
 
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
@@ -33,10 +33,7 @@ def days_valid(
     *,
     timeout_s: float | None = None,
 ) -> float:
-    """Connect as gRPC will, check the certificate, hang up.
-
-    Returns:
-        Days until the coordinator's certificate expires.
+    """Connect as gRPC will, check the coordinator's certificate, and return the days until it expires.
 
     Raises:
         Refused: If the other side speaks no TLS, or its certificate is not the coordinator's.
@@ -47,14 +44,14 @@ def days_valid(
         shown = _shown(address, context, environment, timeout_s)
     except Refused as refusal:
         if refusal.exit_code is ExitCode.EXPIRED:
-            said = _dates_shown(address, environment)
-            raise Refused(refusal.exit_code, f"{refusal.problem} {said}".strip(), refusal.remedy) from None
+            dates = _dates_shown(address, environment)
+            raise Refused(refusal.exit_code, f"{refusal.problem} {dates}".strip(), refusal.remedy) from None
         raise
     return (x509.load_der_x509_certificate(shown).not_valid_after_utc.timestamp() - time.time()) / 86400
 
 
 def _dates_shown(address: str, environment: Mapping[str, str]) -> str:
-    """The dates on the certificate that is shown, for a person who has to find out which clock is wrong."""
+    """Describe the dates of the certificate that is shown, for a person who looks for the wrong clock."""
     try:
         shown = any_certificate(address, environment)
     except (Refused, Unreachable, ValueError):
@@ -65,12 +62,12 @@ def _dates_shown(address: str, environment: Mapping[str, str]) -> str:
 
 
 def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
-    """The certificate that is shown at an address, no matter who issued it: to be read, never to be believed.
+    """Return the certificate that is shown at an address, no matter who issued it: to be read, never to be trusted.
 
     Raises:
         Refused: If the other side speaks no TLS.
         Unreachable: If nobody answers.
-        ValueError: If it cannot be read.
+        ValueError: If the certificate cannot be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -83,7 +80,7 @@ def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -
 def _shown(
     address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
 ) -> bytes:
-    """The certificate that is shown to a caller with this context, which may refuse it."""
+    """Return the certificate (DER) that is shown to a caller with this context, which may refuse it."""
     host, port = split_address(address)
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     context.set_alpn_protocols(["h2"])
@@ -112,10 +109,10 @@ def _shown(
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The proxy that gRPC goes through to reach ``host``, if any.
+    """Return host and port of the proxy through which gRPC reaches ``host``; None without a proxy.
 
     Raises:
-        Unreachable: If the variable that names it cannot be read.
+        Unreachable: If the variable that names the proxy cannot be read.
     """
     return _address(_proxy(host, environment))
 
@@ -137,7 +134,7 @@ def _proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None:
 
 
 def _exempts(entry: str, host: str) -> bool:
-    """Whether an entry of ``no_proxy`` is this host, a domain that it is in, or a network that its address is in."""
+    """Return whether an entry of ``no_proxy`` is this host, its domain, or a network with its address."""
     if "/" in entry:
         with contextlib.suppress(ValueError):
             return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)

@@ -1,4 +1,4 @@
-"""Who may take part: one file a site, its public key as it was admitted, and whether it was revoked since."""
+"""Admitted sites: one file for each, with its public key, what it may claim, and its revocation."""
 
 import datetime as dt
 import unicodedata
@@ -20,8 +20,8 @@ MOST_CLASSES, LONGEST_NAME = 10_000, 100
 
 
 @dataclass(frozen=True)
-class Lists:
-    """What ``flwr-server admit`` was told that a site may claim; None leaves what stands.
+class ClaimLimits:
+    """The claims that ``flwr-server admit`` allows a site; None leaves the present limit as it is.
 
     Attributes:
         classes: Canonical names, separated by commas; empty text for any.
@@ -32,14 +32,14 @@ class Lists:
     images: int | None = None
 
 
-UNTOLD = Lists()
+UNCHANGED = ClaimLimits()
 
 
 def checked_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """Class names as a site may have them.
+    """Check names of classes that a site may claim.
 
     Raises:
-        ValueError: If one cannot be a class's name, or stands there twice.
+        ValueError: If a name cannot be that of a class, or occurs twice.
     """
     for name in names:
         if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
@@ -53,9 +53,9 @@ class AdmittedSite(Section):
     """``sites/NAME.toml``; times are ISO 8601, an empty ``revoked`` means that the site may take part.
 
     Attributes:
-        classes: Canonical names of the classes that it may claim to annotate; empty for any.
-        max_images: Most training images that it may claim; 0 for any number.
-        old_keys: Those that the name had before, each revoked; none of them is ever admitted again.
+        classes: Canonical names of the classes that the site may claim to annotate; empty for any.
+        max_images: Most training images that the site may claim; 0 for any number.
+        old_keys: Revoked keys of the same name, none of which is ever admitted again.
     """
 
     site: str
@@ -81,10 +81,10 @@ class AdmittedSite(Section):
 
 
 def admitted_sites(coordinator: Coordinator) -> dict[str, AdmittedSite]:
-    """All sites ever admitted, by name, sorted.
+    """Return all sites ever admitted, by name, sorted.
 
     Raises:
-        BadInput: With the faults of a file that was edited.
+        BadInput: With the faults of files that were edited.
     """
     paths = sorted(coordinator.sites.glob("*.toml"))
     sites = [validated(AdmittedSite, read_toml(path), f"sites/{path.name}") for path in paths]
@@ -92,20 +92,21 @@ def admitted_sites(coordinator: Coordinator) -> dict[str, AdmittedSite]:
 
 
 def members(coordinator: Coordinator) -> dict[str, AdmittedSite]:
-    """The sites that may take part now."""
+    """Return the sites that may take part now, by name."""
     return {name: site for name, site in admitted_sites(coordinator).items() if not site.revoked}
 
 
 def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fault]:
-    """Say why a request cannot be granted."""
+    """Explain why a site's request cannot be granted."""
     sites = admitted_sites(coordinator)
     where = f"{request.site}.request"
     faults = []
-    found = sites.get(request.site)
-    if found and not found.revoked and not same_key(found.public_key, request.public_key):
+    named = sites.get(request.site)
+    if named and not named.revoked and not same_key(named.public_key, request.public_key):
         remedy = f"If this is the same hospital with a new key: flwr-server revoke {coordinator.folder} {request.site}"
         faults.append(Fault(where, f'the name "{request.site}" is taken by another key.', remedy))
-    if len(alphabets := alphabets_of(request.site)) > 1:
+    alphabets = {unicodedata.name(letter, "UNKNOWN").split()[0] for letter in request.site if letter.isalpha()}
+    if len(alphabets) > 1:
         problem = f"its name mixes letters of {' and '.join(sorted(alphabets))}, of which some look alike."
         faults.append(Fault(where, problem, "The site takes a name in one alphabet: flwr-client init."))
     for site in sites.values():
@@ -120,16 +121,11 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
     return faults
 
 
-def alphabets_of(name: str) -> set[str]:
-    """The alphabets of a name's letters, as Unicode calls them: LATIN, CYRILLIC, GREEK, ..."""
-    return {unicodedata.name(letter, "UNKNOWN").split()[0] for letter in name if letter.isalpha()}
-
-
 def claims_of(coordinator: Coordinator) -> ClaimsBySite:
-    """Looks up what each site was admitted for, as its file says now; while a file is damaged, as it said before."""
+    """Return a function that reads the claims allowed to each site, or the last ones while a file is damaged."""
     last = dict[str, Claims]()
 
-    def look() -> Mapping[str, Claims]:
+    def read() -> Mapping[str, Claims]:
         try:
             sites = members(coordinator)
         except BadInput:
@@ -137,14 +133,14 @@ def claims_of(coordinator: Coordinator) -> ClaimsBySite:
         last.update({name: Claims(frozenset(site.classes), site.max_images) for name, site in sites.items()})
         return last
 
-    return look
+    return read
 
 
-def admit(coordinator: Coordinator, request: SiteRequest, lists: Lists = UNTOLD) -> Path:
+def admit(coordinator: Coordinator, request: SiteRequest, limits: ClaimLimits = UNCHANGED) -> Path:
     """Admit a site; return the path of its kit.
 
     Args:
-        lists: What the site may claim; of a site that is admitted again, what is not told stays as it stands.
+        limits: Claims that the site may make; None leaves those of a site that is admitted again.
 
     Raises:
         BadInput: If the name, the key or a class cannot be used.
@@ -155,22 +151,24 @@ def admit(coordinator: Coordinator, request: SiteRequest, lists: Lists = UNTOLD)
     old = admitted_sites(coordinator).get(request.site)
     keys = (*old.old_keys, old.public_key) if old and old.revoked else old.old_keys if old else ()
     tree = {"site": request.site, "public_key": request.public_key, "admitted": _now(), "old_keys": keys}
-    site = validated(AdmittedSite, tree | _listed(lists, old), "flwr-server admit")
+    site = validated(AdmittedSite, tree | _claims(limits, old), "flwr-server admit")
     write_toml(_path(coordinator, request.site), site, "Admitted by flwr-server admit.")
     return write_kit(coordinator, site)
 
 
-def _listed(lists: Lists, old: AdmittedSite | None) -> dict[str, Any]:
-    """What the site may claim from now on."""
-    named = None if lists.classes is None else tuple(name.strip() for name in lists.classes.split(",") if name.strip())
+def _claims(limits: ClaimLimits, old: AdmittedSite | None) -> dict[str, Any]:
+    """Return the claims that the site may make from now on, as keys of its file."""
+    classes = old.classes if old else ()
+    if limits.classes is not None:
+        classes = tuple(name.strip() for name in limits.classes.split(",") if name.strip())
     return {
-        "classes": named if named is not None else old.classes if old else (),
-        "max_images": lists.images if lists.images is not None else old.max_images if old else 0,
+        "classes": classes,
+        "max_images": limits.images if limits.images is not None else old.max_images if old else 0,
     }
 
 
 def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:
-    """Write what the hospital gets."""
+    """Write the kit that the hospital gets; return its path."""
     kit = SiteKit(
         coordinator=coordinator.file.name,
         address=coordinator.public_address,
@@ -184,10 +182,10 @@ def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:
 
 
 def member(coordinator: Coordinator, name: str) -> AdmittedSite:
-    """A site that may take part now.
+    """Return a site that may take part now.
 
     Raises:
-        BadInput: If there is no such site, or it was revoked before.
+        BadInput: If there is no such site, or the site was revoked before.
     """
     sites = members(coordinator)
     if name not in sites:
@@ -197,10 +195,10 @@ def member(coordinator: Coordinator, name: str) -> AdmittedSite:
 
 
 def revoke(coordinator: Coordinator, name: str) -> AdmittedSite:
-    """Take a site's admission back.
+    """Revoke a site's admission.
 
     Raises:
-        BadInput: If there is no such site, or it was revoked before.
+        BadInput: If there is no such site, or the site was revoked before.
     """
     site = member(coordinator, name).model_copy(update={"revoked": _now()})
     write_toml(_path(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")

@@ -25,68 +25,62 @@ AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
 RENEW_BEFORE_DAYS = 30
 _NO_AUTHORITY = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
 UNREADABLE = (OSError, *UNREADABLE_CERTIFICATE)
-"""What cryptography makes of a key or certificate on a disk; the third of a key that asks for a password."""
+"""Errors of reading a key or certificate; TypeError is that of a key with a password."""
 _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
 
 
 def make_authority(coordinator: Coordinator) -> None:
-    """Make key and certificate of the authority; never over others."""
+    """Make key and certificate of the authority; existing ones are never overwritten."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named(f"{coordinator.file.name} (Polyclinic authority)")
-    certificate = (
-        _builder(name, name, key.public_key(), AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA256())
-    )
+    name = subject_name(f"{coordinator.file.name} (Polyclinic authority)")
+    builder = certificate_builder(name, name, key.public_key(), AUTHORITY_DAYS, is_authority=True)
+    certificate = builder.sign(key, hashes.SHA256())
     write_secret(coordinator.authority / "ca.key", _pem(key))
     write_atomically(coordinator.ca_certificate, certificate.public_bytes(form.Encoding.PEM))
 
 
 def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS) -> None:
-    """Issue the server's certificate for the hosts of ``coordinator.toml``, with a new key, over an old one.
+    """Issue the server's certificate for the hosts of ``coordinator.toml`` with a new key, and replace the old ones.
 
     Args:
-        days: Of validity from now; a negative number makes one that has expired, for tests.
+        days: Validity from now; a negative number makes an expired certificate, for tests.
 
     Raises:
         BadInput: If the authority cannot be read.
     """
-    authority_key, authority = _authority(coordinator)
-    key = ec.generate_private_key(ec.SECP256R1())
-    hosts = dict.fromkeys((*coordinator.file.hosts, *_ALWAYS))
-    certificate = (
-        _builder(_named(coordinator.file.hosts[0][:64]), authority.subject, key.public_key(), days)
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-        .sign(authority_key, hashes.SHA256())
+    names = list[x509.GeneralName]()
+    for host in dict.fromkeys((*coordinator.file.hosts, *_ALWAYS)):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    authority_key, _ = _authority(coordinator)
+    extensions = (
+        x509.SubjectAlternativeName(names),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
     )
-    key_path = coordinator.authority / "server.key"
-    key_path.unlink(missing_ok=True)
-    write_secret(key_path, _pem(key))
-    write_atomically(coordinator.authority / "server.crt", certificate.public_bytes(form.Encoding.PEM))
+    _issue(coordinator, "server", coordinator.file.hosts[0], days, *((extension, False) for extension in extensions))
 
 
 def signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """The key that signs what a run sends to sites, and its certificate (DER); made where there is none that lasts.
+    """Return the key that signs a run's requests and its certificate (DER); issue new ones where they expire soon.
 
-    It is not the server's: who has the SuperLink's key cannot make requests.
+    The key is not the server's: whoever has the SuperLink's key cannot make requests.
 
     Raises:
-        BadInput: If there is none and the authority cannot be read.
+        BadInput: If new ones are needed and the authority cannot be read.
     """
-    found = _signing(coordinator)
-    if found is None:
-        _issue_signing(coordinator)
-        found = _signing(coordinator)
-    assert found is not None, "it was issued just now"
-    return found
+    identity = _signing_identity(coordinator)
+    if identity is None:
+        name, usage = f"{coordinator.file.name} (Polyclinic requests)", x509.ExtendedKeyUsage([SIGNS_REQUESTS])
+        _issue(coordinator, "signing", name, SERVER_DAYS, (usage, True))
+        identity = _signing_identity(coordinator)
+    assert identity is not None, "it was issued just now"
+    return identity
 
 
-def _signing(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
+def _signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
     try:
         key = form.load_pem_private_key((coordinator.authority / "signing.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate((coordinator.authority / "signing.crt").read_bytes())
@@ -99,25 +93,24 @@ def _signing(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, byte
     return (key, certificate.public_bytes(form.Encoding.DER)) if key.public_key() == certificate.public_key() else None
 
 
-def _issue_signing(coordinator: Coordinator) -> None:
+def _issue(
+    coordinator: Coordinator, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
+) -> None:
+    """Write ``STEM.key`` and ``STEM.crt``: a new key, and its certificate by the authority with these extensions."""
     authority_key, authority = _authority(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named(f"{coordinator.file.name} (Polyclinic requests)")
-    certificate = (
-        _builder(name, authority.subject, key.public_key(), SERVER_DAYS)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([SIGNS_REQUESTS]), critical=True)
-        .sign(authority_key, hashes.SHA256())
-    )
-    key_path = coordinator.authority / "signing.key"
+    builder = certificate_builder(subject_name(name), authority.subject, key.public_key(), days)
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical=critical)
+    key_path = coordinator.authority / f"{stem}.key"
     key_path.unlink(missing_ok=True)
     write_secret(key_path, _pem(key))
-    write_atomically(coordinator.authority / "signing.crt", certificate.public_bytes(form.Encoding.PEM))
+    certificate = builder.sign(authority_key, hashes.SHA256())
+    write_atomically(coordinator.authority / f"{stem}.crt", certificate.public_bytes(form.Encoding.PEM))
 
 
 def authority_certificate(coordinator: Coordinator) -> str:
-    """PEM of the authority's certificate, for kits.
+    """Return the authority's certificate as PEM, for kits.
 
     Raises:
         BadInput: If it cannot be read.
@@ -131,17 +124,17 @@ def authority_certificate(coordinator: Coordinator) -> str:
 
 
 def days_valid(coordinator: Coordinator) -> float:
-    """Days until the server's certificate expires.
+    """Return the number of days until the server's certificate expires.
 
     Raises:
-        BadInput: If there is none.
+        BadInput: If there is no server certificate.
     """
     left = _server_certificate(coordinator).not_valid_after_utc - dt.datetime.now(dt.UTC)
     return left.total_seconds() / 86400
 
 
 def certificate_faults(coordinator: Coordinator) -> list[Fault]:
-    """Say why the server could not show its certificate, or hospitals would refuse it."""
+    """Explain why the server cannot use its certificate, or why hospitals would refuse that certificate."""
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
     certificate = _server_certificate(coordinator)
     try:
@@ -163,24 +156,37 @@ def certificate_faults(coordinator: Coordinator) -> list[Fault]:
         *date_faults("authority/ca.crt", authority, too_old),
     ]:
         return dates
-    covered = _names_in(certificate)
+    try:
+        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        covered = {str(name.value) for name in alternatives}
+    except (x509.ExtensionNotFound, ValueError):
+        covered = set()
     missing = [host for host in coordinator.file.hosts if host not in covered]
     return [Fault("authority/server.crt", f"is not for the host {host}.", remedy) for host in missing]
 
 
-def _names_in(certificate: x509.Certificate) -> set[str]:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
-        return set()
-    return {str(name.value) for name in names}
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+def certificate_builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: float,
+    *,
+    is_authority: bool = False,
 ) -> x509.CertificateBuilder:
+    """Return the builder of a certificate of the authority itself, or of a certificate that it issues."""
     now = dt.datetime.now(dt.UTC)
     begin = now - dt.timedelta(hours=1) + min(dt.timedelta(days=days), dt.timedelta())  # a clock may be a little behind
+    usage = x509.KeyUsage(
+        digital_signature=not is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -190,32 +196,14 @@ def _builder(
         .not_valid_before(begin)
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(usage, critical=True)
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _named(common_name: str) -> x509.Name:
+def subject_name(common_name: str) -> x509.Name:
+    """Return a certificate's name, of 64 characters at most."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
-
-
-def _alternative(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -33,10 +33,10 @@ Port = Field(ge=1, le=65535)
 
 
 def checked_host(host: str) -> str:
-    """A host name or an address, without scheme and port.
+    """Return a host name or an address, without scheme and port, in its usual form.
 
     Raises:
-        ValueError: Naming what is wrong.
+        ValueError: If it is neither a host name nor an address.
     """
     with contextlib.suppress(ValueError):
         if "%" not in (address := str(ipaddress.ip_address(host))):  # a zone is of this machine only
@@ -53,8 +53,7 @@ class CoordinatorFile(Section):
         hosts: Names and addresses by which hospitals reach this machine; the first stands in their kits.
         listen: Address that the one port for hospitals is bound to.
         port: That port (Flower's Fleet API): gRPC, TLS, every call signed.
-        connections: To the hospitals' port, at most; those that no hospital has signed a call on go first.
-        connections_per_address: The same from one address; hospitals behind one firewall or proxy share one.
+        connections: To the hospitals' port, at most; further ones are closed at once.
     """
 
     name: str
@@ -62,7 +61,6 @@ class CoordinatorFile(Section):
     listen: str = "0.0.0.0"
     port: int = Port
     connections: int = Field(default=1000, ge=16, le=100_000)
-    connections_per_address: int = Field(default=256, ge=16, le=100_000)
 
     _name = field_validator("name")(checked_name)
 
@@ -82,7 +80,7 @@ class CoordinatorFile(Section):
 
 @dataclass(frozen=True)
 class Coordinator:
-    """One folder, read."""
+    """A coordinator's folder and the content of its ``coordinator.toml``."""
 
     folder: Path
     file: CoordinatorFile
@@ -109,12 +107,12 @@ class Coordinator:
 
     @property
     def fleet_address(self) -> str:
-        """What the one port for hospitals is bound to."""
+        """Address and port that the server listens on for hospitals."""
         return _joined(self.file.listen, self.file.port)
 
     @property
     def public_address(self) -> str:
-        """What stands in a kit."""
+        """Address and port that kits hold."""
         return _joined(self.file.hosts[0], self.file.port)
 
 
@@ -134,8 +132,8 @@ def read_coordinator(folder: Path) -> Coordinator:
     return Coordinator(folder, validated(CoordinatorFile, read_toml(folder / FILE), FILE))
 
 
-def keep_private(coordinator: Coordinator, tell: Callable[[str], None]) -> None:
-    """Let nobody but this account look into the folder: it says who takes part, and it holds keys and logs."""
+def make_private(coordinator: Coordinator, tell: Callable[[str], None]) -> None:
+    """Close the folder to other accounts: it shows who takes part, and it holds keys and logs."""
     if private_folder(coordinator.folder):
         tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
 
@@ -148,24 +146,24 @@ def write_coordinator(folder: Path, file: CoordinatorFile) -> Coordinator:
     return Coordinator(folder, file)
 
 
-def at_work(coordinator: Coordinator, what: Literal["start", "run"]) -> bool:
-    """Whether a process does a thing in this folder."""
-    return is_locked(coordinator.state / f"{what}.lock")
+def is_running(coordinator: Coordinator, command: Literal["start", "run"]) -> bool:
+    """Return whether a process of this command runs on this folder."""
+    return is_locked(coordinator.state / f"{command}.lock")
 
 
 @contextlib.contextmanager
-def alone(coordinator: Coordinator, what: Literal["start", "run"]) -> Iterator[None]:
-    """Let one process at a time do a thing in this folder.
+def exclusive(coordinator: Coordinator, command: Literal["start", "run"]) -> Iterator[None]:
+    """Lock this folder for one process of this command.
 
     Raises:
-        BadInput: If another does it.
+        BadInput: If another process holds the lock.
     """
     coordinator.state.mkdir(parents=True, exist_ok=True)
     coordinator.state.chmod(0o700)
-    with (coordinator.state / f"{what}.lock").open("w") as file:
+    with (coordinator.state / f"{command}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            problem = f"another flwr-server {what} is at work in this folder."
+            problem = f"another flwr-server {command} is at work in this folder."
             raise BadInput([Fault(str(coordinator.folder), problem)]) from None
         yield

@@ -1,6 +1,6 @@
 """``flwr-server init``: the coordinator's folder, and its certificates when they run out or hosts change."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.errors import Fault, stop_on
@@ -20,13 +20,13 @@ from server.coordinator.folder import (
 
 
 def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int) -> list[str]:
-    """Make a coordinator's folder; never over another one.
+    """Make a coordinator's folder; an existing one is never overwritten.
 
     Returns:
-        Lines for the person who ran it.
+        Lines to print.
 
     Raises:
-        BadInput: With every fault of what was given.
+        BadInput: With every fault of the arguments.
     """
     stop_on(_faults(folder, name, hosts))
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
@@ -46,16 +46,16 @@ def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, p
 
 
 def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
-    """Issue a new server certificate by the same authority, for other hosts where some are given.
+    """Issue a new server certificate by the same authority, for these hosts if there are any.
 
     Returns:
-        Lines for the person who ran it.
+        Lines to print.
 
     Raises:
-        BadInput: If there is no such folder, or a host is none.
+        BadInput: If the folder is not a coordinator's, or a host is not valid.
     """
     coordinator = read_coordinator(folder)
-    stop_on(_host_faults(hosts))
+    stop_on(_value_faults("--host", checked_host, hosts))
     if hosts:
         chosen = tuple(checked_host(host) for host in hosts)
         coordinator = write_coordinator(folder, coordinator.file.model_copy(update={"hosts": chosen}))
@@ -81,22 +81,19 @@ def _faults(folder: Path, name: str, hosts: Sequence[str]) -> list[Fault]:
         remedy = f"If {FILE} was never there, remove {folder / 'authority'} and try again. Else put a copy back."
         faults.append(Fault(str(folder), problem, remedy))
     if not name:
-        faults.append(Fault("--name", "is missing: the federation's name.", ""))
+        faults.append(Fault("--name", "is missing: the federation's name."))
     else:
-        try:
-            checked_name(name)
-        except ValueError as error:
-            faults.append(Fault("--name", f"{error}."))
+        faults += _value_faults("--name", checked_name, [name])
     if not hosts:
         faults.append(Fault("--host", "is missing: a name or address by which hospitals reach this machine."))
-    return [*faults, *_host_faults(hosts)]
+    return [*faults, *_value_faults("--host", checked_host, hosts)]
 
 
-def _host_faults(hosts: Sequence[str]) -> list[Fault]:
+def _value_faults(option: str, check: Callable[[str], object], values: Sequence[str]) -> list[Fault]:
     faults = []
-    for host in hosts:
+    for value in values:
         try:
-            checked_host(host)
+            check(value)
         except ValueError as error:
-            faults.append(Fault("--host", f"{error}."))
+            faults.append(Fault(option, f"{error}."))
     return faults

@@ -1,6 +1,8 @@
 """``flwr-server run``: lead a federation of real sites over the SuperLink."""
 
-from collections.abc import Callable, Mapping
+import shlex
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -12,19 +14,19 @@ import torch
 from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet, Splits
 from common.data.load import external_images, load
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.models.network import model_faults
-from common.system.files import private_folder, remove_partial_files
+from common.system.files import is_disk_full, private_folder, remove_partial_files
 from server.coordinator.admission import admitted_sites, claims_of
-from server.coordinator.before_start import expected_sites, not_started
-from server.coordinator.connections import read_sign_offs
-from server.coordinator.folder import Coordinator, alone, keep_private
-from server.deployment.superlink.control.client import answers
-from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
-from server.deployment.superlink.fleet.refused_calls import RefusedCallsReader
-from server.deployment.superlink.local.process import START_TIMEOUT_S, object_folder
-from server.deployment.superlink.run_client.network_grid import NetworkGrid
-from server.deployment.superlink.run_client.run import run_on
+from server.coordinator.folder import Coordinator, exclusive, make_private
+from server.coordinator.preflight import expected_sites, not_started
+from server.coordinator.state import read_sign_offs
+from server.deployment.superlink.control_client import superlink_answers
+from server.deployment.superlink.network_grid import NetworkGrid, run_on
+from server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
+from server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
+from server.deployment.superlink.refused_calls import RefusedCallsReader
+from server.deployment.supervisor import RunExit
 from server.deployment.timers import order_faults, timers
 from server.federation.evaluation import RunContext
 from server.federation.run import federate
@@ -32,6 +34,7 @@ from server.federation.set_up import OpenedRunFolder, lead
 from server.runs.live_status import Present, note_run
 from server.runs.reporter import Reporter
 from server.runs.tracking import Track
+from strategies.engine.events import RunStopped
 from strategies.method_list import in_file
 from strategies.methods.base import image_faults
 from strategies.registry import strategy_of
@@ -52,21 +55,50 @@ def run(
     """Lead one experiment over the connected sites into the folder ``out``; return its summary.
 
     Args:
-        sites: How many to wait for at the roll call; 0 for every admitted site.
-        track: Where figures go beside the run folder.
-        resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
+        sites: Number to wait for at the roll call; 0 for every admitted site.
+        track: Where metrics go beside the run folder.
+        resume: Go on with the run in ``out`` from its last checkpoint; if the run is done, only return its summary.
 
     Raises:
         BadInput: With every fault, before anything is written or sent.
         TooFewSites: If not enough sites answer.
         SuperLinkGone: If ``flwr-server start`` is gone for too long.
-        SystemExit: If this process is told to stop; what is done stays done.
+        SystemExit: If this process is told to stop; completed rounds stay.
     """
-    return lead(Hospitals(coordinator, file, sites, tell), file, out, track=track, resume=resume)
+    return lead(NetworkBackend(coordinator, file, sites, tell), file, out, track=track, resume=resume)
 
 
-class Hospitals:
-    """The sites that are connected to a coordinator's SuperLink."""
+def exit_with_code(
+    lead: Callable[[], dict[str, Any]], out: Path, resume_command: Sequence[str], tell: Tell
+) -> dict[str, Any]:
+    """Lead a run to its end and return its summary; turn other ends into a message and an exit code.
+
+    Args:
+        lead: Leads the run.
+        out: The run folder.
+        resume_command: Command line that goes on with the run.
+
+    Raises:
+        RunStopped: If the run cannot go on, for instance because the disk is full.
+        SystemExit: If the run was stopped on request, or by a defect of ours.
+    """
+    line = shlex.join(resume_command)
+    try:
+        return lead()
+    except (BadInput, CannotGoOn):
+        raise
+    except (SystemExit, KeyboardInterrupt):
+        tell(f"stopped on request; to go on: {line}")
+        raise SystemExit(int(RunExit.ON_REQUEST)) from None
+    except Exception as error:  # the process's edge
+        if is_disk_full(error):
+            raise RunStopped(f"no room on the disk of {out}: free some, then go on with: {line}") from None
+        traceback.print_exception(error)
+        raise SystemExit(int(RunExit.CRASHED)) from None
+
+
+class NetworkBackend:
+    """Runs an experiment on the sites that are connected to a coordinator's SuperLink."""
 
     durable = True
 
@@ -76,22 +108,22 @@ class Hospitals:
         self.external: ImageSet | None = None
 
     def check(self, *, resume: bool) -> None:
-        """Raise :class:`BadInput` for a bad experiment, too few admitted sites, or where nothing serves the sites."""
-        self.own, self.external = _own_images(self.file)
+        """Raise :class:`BadInput` for a bad experiment, too few admitted sites, or without a SuperLink."""
+        self.own, self.external = _checked_images(self.file)
         self.sites = expected_sites(self.coordinator, self.file, self.sites, resume=resume)
-        if not answers(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
+        if not superlink_answers(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([not_started(self.coordinator)])
 
     def alone(self) -> AbstractContextManager[object]:
-        """Hold the coordinator's folder: it leads one run at a time."""
-        return alone(self.coordinator, "run")
+        """Lock the coordinator's folder, which leads one run at a time."""
+        return exclusive(self.coordinator, "run")
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
-        """Run the rounds over the network."""
+        """Run the rounds over the network; return the summary."""
         coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
-        for written in (coordinator.state, object_folder(coordinator)):
-            remove_partial_files(written)
-        keep_private(coordinator, self.tell)
+        for folder in (coordinator.state, coordinator.state / OBJECTS):
+            remove_partial_files(folder)
+        make_private(coordinator, self.tell)
         if private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
@@ -100,14 +132,20 @@ class Hospitals:
         reports = Reporter(present, coordinator.state, self.tell, signed_off, note)
         with reports as reporter, run_on(coordinator) as grid:
             try:
-                return federate(grid, experiment, self._setting(opening, grid), [reporter])
+                return federate(grid, experiment, self._context(opening, grid), [reporter])
             except (SystemExit, KeyboardInterrupt):
                 opening.folder.event("stopped", reason="on request")
                 raise
 
-    def _setting(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
+    def _context(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
         coordinator, own = self.coordinator, self.own
-        refused_calls = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
+        reader = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
+
+        def refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
+            return [
+                {name: value for name, value in call.items() if name not in ("time", "run")} for call in reader.new()
+            ]
+
         return RunContext(
             base=self.file.base,
             folder=opening.folder,
@@ -124,35 +162,30 @@ class Hospitals:
             registered=grid.registered,
             left_replies=grid.left_replies,
             key_of=lambda site: admitted_sites(coordinator)[site].public_key,
-            refused_calls=lambda: [_without_time(call) for call in refused_calls.new()],
+            refused_calls=refused_calls,
             claims=claims_of(coordinator),
         )
 
 
-def _without_time(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A refused call as an event, which has a time of its own."""
-    return {name: value for name, value in call.items() if name not in ("time", "run")}
-
-
-def _own_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
-    """Check what can be checked before anybody is asked; return the coordinator's own images and the external ones."""
-    experiment, found, own, external = file.experiment, list[Fault](), None, None
+def _checked_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
+    """Check the experiment before any site is asked; return the coordinator's own images and the external ones."""
+    experiment, faults, own, external = file.experiment, list[Fault](), None, None
     try:
         own = load(experiment.server_data, file.base) if experiment.server_data else None
     except BadInput as error:
-        found += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
+        faults += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
     try:
         external = external_images(experiment.external_test, file.base)
     except BadInput as error:
-        found += error.faults
+        faults += error.faults
     try:
         method = strategy_of(experiment)
-        found += image_faults(method, own) if not found else []
+        faults += image_faults(method, own) if not faults else []
         if method.site.pooled != "no":
             problem = f'"{experiment.run.method}" puts all images in one place; hospitals\' images stay where they are.'
-            found.append(Fault("run.method", problem, "Only flwr-sim runs it."))
+            faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
     except BadInput as error:
-        found += error.faults
-    found += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
-    stop_on([in_file(file, fault) for fault in found])
+        faults += error.faults
+    faults += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
+    stop_on([in_file(file, fault) for fault in faults])
     return own, external

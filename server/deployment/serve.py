@@ -1,4 +1,4 @@
-"""``flwr-server start``: keep the SuperLink up, and registrations in line with admissions; without torch."""
+"""``flwr-server start``: keep the SuperLink running and its registrations in line with admissions; without torch."""
 
 import time
 from collections.abc import Callable
@@ -6,34 +6,34 @@ from collections.abc import Callable
 from common.errors import BadInput, stop_on
 from server.coordinator.admission import members
 from server.coordinator.authority import RENEW_BEFORE_DAYS, days_valid
-from server.coordinator.before_start import faults_of_start
-from server.coordinator.connections import note_connections, read_sign_offs
-from server.coordinator.folder import Coordinator, alone, keep_private
-from server.deployment.superlink.control.client import Control, Node, SuperLinkGone, flower_key
-from server.deployment.superlink.local.database import set_aside_if_damaged
-from server.deployment.superlink.local.process import START_TIMEOUT_S, SuperLink
+from server.coordinator.folder import Coordinator, exclusive, make_private
+from server.coordinator.preflight import faults_of_start
+from server.coordinator.state import read_sign_offs, write_connections
+from server.deployment.superlink.control_client import Control, Node, SuperLinkGone, flower_key
+from server.deployment.superlink.database import set_aside_if_unusable
+from server.deployment.superlink.process import START_TIMEOUT_S, SuperLink
 from server.deployment.timers import order_faults, timers
 from server.runs.live_status import stopped_at
 
-LOOK_S, RESTART_S = 1.0, 1.0
+POLL_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]
 
 
 def serve(coordinator: Coordinator, tell: Tell) -> None:
-    """Keep the SuperLink running until this process is told to stop; say who connects and who goes.
+    """Keep the SuperLink running until this process is told to stop; report sites that connect or leave.
 
     Raises:
-        BadInput: If the certificate is of no use, or the SuperLink does not start.
+        BadInput: If the certificate cannot be used, or the SuperLink does not start.
     """
     stop_on([*faults_of_start(coordinator), *order_faults(timers(None))])
-    keep_private(coordinator, tell)
-    with alone(coordinator, "start"):
+    make_private(coordinator, tell)
+    with exclusive(coordinator, "start"):
         link = SuperLink(coordinator)
         try:
             tell(f"opening the port: the SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
             _start(coordinator, link, tell)
             control = Control(coordinator)
-            registered(coordinator, control)
+            synchronize_registrations(coordinator, control)
             where = f"{coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)"
             tell(f"ready: hospitals connect to {where}")
             if (days := days_valid(coordinator)) < RENEW_BEFORE_DAYS:
@@ -45,26 +45,27 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
 
 
 def _start(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
-    """Start the SuperLink, on a new database where the one that is there is damaged."""
-    if happened := set_aside_if_damaged(coordinator):
-        tell(happened)
+    """Start the SuperLink, with a new database where the old one cannot be used."""
+    if event := set_aside_if_unusable(coordinator):
+        tell(event)
     link.start()
 
 
 def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Tell) -> None:
+    """Restart a SuperLink that ends, synchronize registrations, and report changes of connections, for ever."""
     before, problem = dict[str, bool](), ""
-    note_connections(coordinator.state, before)
+    write_connections(coordinator.state, before)
     while True:
-        if (code := link.ended()) is not None:
+        if (code := link.exit_code()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
             time.sleep(RESTART_S)
             try:
                 _start(coordinator, link, tell)
-            except BadInput as error:  # it started once: what keeps it from starting may pass
+            except BadInput as error:  # the SuperLink started once: the obstacle may pass
                 tell(str(error))
                 continue
         try:
-            now = {node.name: node.online for node in registered(coordinator, control)}
+            now = {node.name: node.online for node in synchronize_registrations(coordinator, control)}
             problem = ""
         except (SuperLinkGone, BadInput) as error:
             if str(error) != problem:
@@ -72,14 +73,14 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
             now = before
         for site in sorted(now.keys() | before.keys()):
             if now.get(site, False) != before.get(site, False):
-                tell(f"{site} connected" if now.get(site) else _gone(coordinator, site))
+                tell(f"{site} connected" if now.get(site) else _departure(coordinator, site))
         if now != before:
-            note_connections(coordinator.state, now)
+            write_connections(coordinator.state, now)
         before = now
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
-def _gone(coordinator: Coordinator, site: str) -> str:
+def _departure(coordinator: Coordinator, site: str) -> str:
     if site not in members(coordinator):
         return f"{site} is revoked: its calls are refused from now on"
     if when := read_sign_offs(coordinator.state).get(site):
@@ -87,17 +88,17 @@ def _gone(coordinator: Coordinator, site: str) -> str:
     return f"{site} is gone: it gives no sign of life, and did not sign off"
 
 
-def registered(coordinator: Coordinator, control: Control) -> list[Node]:
-    """Bring the SuperLink's registrations in line with the folder's admissions; return them.
+def synchronize_registrations(coordinator: Coordinator, control: Control) -> list[Node]:
+    """Bring the SuperLink's registrations in line with the folder's admissions; return the registered sites.
 
-    ``admit`` and ``revoke`` write files, wherever they are run; here they take effect.
+    ``admit`` and ``revoke`` only write files, on whatever machine they run; here the files take effect.
     """
     nodes = control.nodes()
     admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
-    strangers = [node for node in nodes if node.public_key not in admitted]
-    for node in strangers:  # before the others: a name may have gone to a new key
+    revoked = [node for node in nodes if node.public_key not in admitted]
+    for node in revoked:  # before the registrations: a name may have gone to a new key
         control.unregister(node)
     missing = admitted.keys() - {node.public_key for node in nodes}
     for key in missing:
         control.register(admitted[key].site, admitted[key].public_key)
-    return control.nodes() if strangers or missing else nodes
+    return control.nodes() if revoked or missing else nodes

@@ -1,4 +1,4 @@
-"""``flwr-server status``: sites, connections, certificate, and the present run, on one screen; and ``runs``."""
+"""``flwr-server status`` and ``runs``: sites, connections, certificate and runs, as JSON or as tables."""
 
 import datetime as dt
 import time
@@ -16,9 +16,9 @@ from common.errors import quoted
 from common.security.identity import fingerprint
 from server.coordinator.admission import admitted_sites
 from server.coordinator.authority import days_valid
-from server.coordinator.connections import read_sign_offs
-from server.coordinator.folder import Coordinator, at_work
-from server.deployment.superlink.control.client import Control, SuperLinkGone, answers
+from server.coordinator.folder import Coordinator, is_running
+from server.coordinator.state import read_sign_offs
+from server.deployment.superlink.control_client import Control, SuperLinkGone, superlink_answers
 from server.runs.live_status import Present, part_of, read_present, stopped_at
 
 LINK = {
@@ -29,8 +29,8 @@ LINK = {
 
 
 def overview(coordinator: Coordinator) -> dict[str, Any]:
-    """Everything that ``status --json`` says."""
-    up = answers(coordinator)
+    """Return the fields of ``status --json``."""
+    up = superlink_answers(coordinator)
     online = _online(coordinator) if up else {}
     present, signed_off = read_present(coordinator.state), read_sign_offs(coordinator.state)
     sites = {
@@ -50,7 +50,7 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
         "name": coordinator.file.name,
         "address": coordinator.public_address,
         "release": __version__,
-        "superlink": "up" if up else "starting" if at_work(coordinator, "start") else "down",
+        "superlink": "up" if up else "starting" if is_running(coordinator, "start") else "down",
         "certificate_days": days_valid(coordinator),
         "sites": sites,
         "run": asdict(present) if present else None,
@@ -72,37 +72,36 @@ def _online(coordinator: Coordinator) -> Mapping[str, bool]:
         return {}
 
 
-def in_words(found: Mapping[str, Any]) -> RenderableType:
+def in_words(status: Mapping[str, Any]) -> RenderableType:
     """Return the overview as tables for a person."""
-    up = LINK[found["superlink"]]
-    heading = f"{found['name']} at {found['address']}: SuperLink {up}; certificate {found['certificate_days']:.0f} days"
-    heading += f"; release {found['release']}"
+    up = LINK[status["superlink"]]
+    heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
+    heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
     table = Table("site", "connection", "in the run", "release")
-    run = found["run"] or {}
+    run = status["run"] or {}
     present = Present(**run) if run else None
-    for name, site in found["sites"].items():
+    for name, site in status["sites"].items():
         part = part_of(present, name, revoked=site["state"] == "revoked") if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = stopped_at(when) if when else site["state"]
         table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
-    keys = [_unbroken(f"{site['fingerprint']}  {name}") for name, site in found["sites"].items()]
-    lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
-    return Group(Text(heading), table, *keys, *map(Text, lists), Text(_run_in_words(run, found)))
+    keys = [
+        Text(f"{site['fingerprint']}  {name}", no_wrap=True, overflow="ignore")
+        for name, site in status["sites"].items()
+    ]
+    claims = [f"{name} may claim {limit}" for name, site in status["sites"].items() if (limit := _claims(site))]
+    return Group(Text(heading), table, *keys, *map(Text, claims), Text(_run_in_words(run, status)))
 
 
-def _unbroken(line: str) -> Text:
-    return Text(line, no_wrap=True, overflow="ignore")
-
-
-def _may_claim(site: Mapping[str, Any]) -> str:
-    """What a site was admitted for; empty where that is anything."""
+def _claims(site: Mapping[str, Any]) -> str:
+    """Return the limits on a site's claims; empty where there are none."""
     classes = quoted(site["classes"]) if site["classes"] else ""
     images = f"{site['max_images']:,} training images at most" if site["max_images"] else ""
     return "; ".join(part for part in (classes, images) if part)
 
 
-def _run_in_words(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def _run_in_words(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     if not run:
         return "no run yet"
     lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]
@@ -110,10 +109,14 @@ def _run_in_words(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         where = f"round {run['round']} of {run['rounds']}, {run['phase']}" if run["rounds"] else run["phase"]
         left = f"; about {run['seconds_left'] / 60:.1f} min left" if run["seconds_left"] is not None else ""
         lines.append(f"{where}{left}")
-        sites = {site: found["sites"].get(site, {}) for site in run["waiting_for"]}
-        if waited_for := [site for site, facts in sites.items() if facts.get("state") != "revoked"]:
-            names = ", ".join(_waited_for(site, sites[site]) for site in waited_for)
-            lines.append(f"waiting for {names}, at most {max(run['deadline'] - found['time'], 0):.0f} s more")
+        awaited = []
+        for name in run["waiting_for"]:
+            site = status["sites"].get(name, {})
+            if site.get("state") != "revoked":
+                awaited.append(f"{name} ({stopped_at(site['stopped'])})" if site.get("state") == "stopped" else name)
+        if awaited:
+            left_s = max(run["deadline"] - status["time"], 0)
+            lines.append(f"waiting for {', '.join(awaited)}, at most {left_s:.0f} s more")
     lines += [f"{site} was left out of {why}" for site, why in sorted(run["left_out"].items())]
     lines += [f"{site} sent too long an update in {done}" for site, done in sorted(run["shortened"].items())]
     if run["last_error"]:
@@ -121,13 +124,8 @@ def _run_in_words(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _waited_for(name: str, site: Mapping[str, Any]) -> str:
-    """A site that is waited for, with what it takes where it signed off."""
-    return f"{name} ({stopped_at(site['stopped'])})" if site.get("state") == "stopped" else name
-
-
 def runs_in_words(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """The runs as a table for a person."""
+    """Return the runs as a table for a person."""
     if not runs:
         return Text("no run yet")
     table = Table("began", "run", "state", "rounds", "sites", Column("folder", overflow="fold"))

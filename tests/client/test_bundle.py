@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.connection.fleet_client import BUNDLE_MAX_BYTES, BUNDLE_MAY_HOLD, bundle_fault
-from server.deployment.superlink.fleet.bundle import APP
+from server.deployment.superlink.fleet_service import APP
 
 NAME = {"pyproject.toml": APP.encode()}
 """All that our own coordinator puts into a bundle."""

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.connection.exit_codes import Refused, Unreachable
-from client.connection.fleet_client import Link, RunOver
+from client.connection.fleet_client import FleetClient, RunOver
 from common.security.call_signatures import ANOTHER_PROCESS
 from common.system.plain_text import MOST_WORDS, is_plain
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE
@@ -30,9 +30,9 @@ import common  # first, as in our programs
 import sys
 from cryptography.hazmat.primitives.asymmetric import ec
 from client.connection.exit_codes import Unreachable
-from client.connection.fleet_client import Link
+from client.connection.fleet_client import FleetClient
 try:
-    Link(sys.argv[1], open(sys.argv[2], "rb").read(), ec.generate_private_key(ec.SECP256R1())).hello()
+    FleetClient(sys.argv[1], open(sys.argv[2], "rb").read(), ec.generate_private_key(ec.SECP256R1())).hello()
 except Unreachable as error:
     print(error)
 """
@@ -47,8 +47,8 @@ def authority(coordinator: Coordinator) -> Path:
     return coordinator.authority / "ca.crt"
 
 
-def link_to(port: int, coordinator: Coordinator) -> Link:
-    return Link(f"127.0.0.1:{port}", authority(coordinator).read_bytes(), KEY)
+def link_to(port: int, coordinator: Coordinator) -> FleetClient:
+    return FleetClient(f"127.0.0.1:{port}", authority(coordinator).read_bytes(), KEY)
 
 
 def refuses(connection: socket.socket) -> None:
@@ -67,7 +67,7 @@ def test_what_grpcs_core_writes_of_a_refusing_proxy_is_not_in_a_sites_log(coordi
 
 
 @contextmanager
-def aborting(coordinator: Coordinator, code: grpc.StatusCode, details: str) -> Iterator[Link]:
+def aborting(coordinator: Coordinator, code: grpc.StatusCode, details: str) -> Iterator[FleetClient]:
     """A link to a coordinator that ends every question with this code and these words."""
 
     def answer(request: bytes, context: grpc.ServicerContext) -> bytes:

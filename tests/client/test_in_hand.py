@@ -39,8 +39,7 @@ from hypothesis import strategies as st
 import client.connection.service
 from client.connection.exit_codes import ExitCode, Refused
 from client.connection.fleet_client import expired
-from client.connection.pending_message import MAX_ATTEMPTS, InHand
-from client.connection.service import WAIT_S, Service, alone_in
+from client.connection.service import MAX_ATTEMPTS, WAIT_S, PendingMessage, Service, exclusive
 from client.connection.status import Status
 from client.site.settings import open_site, read_settings
 from client.site.site_file import make_site
@@ -51,7 +50,7 @@ from common.wire.fleet_protocol import object_ids
 from common.wire.flower_objects import join_message
 from server.coordinator.authority import issue_server_certificate, make_authority, signing_identity
 from server.coordinator.folder import Coordinator, CoordinatorFile
-from server.deployment.superlink.run_client.signing import Addressee, Signing
+from server.deployment.superlink.request_signing import Recipient, RequestSigner
 from tests.network.real import ROOT
 
 # ---------------------------------------------------------------------- on disk
@@ -62,47 +61,47 @@ def test_what_a_process_took_in_hand_the_next_one_finds(
     received: bytes, attempt: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("state") / "in-hand"
-    InHand(path).take(b"an earlier one, and longer", 2)
-    InHand(path).take(received, attempt)
-    assert InHand(path).left() == (attempt, received)
+    PendingMessage(path).write(b"an earlier one, and longer", 2)
+    PendingMessage(path).write(received, attempt)
+    assert PendingMessage(path).read() == (attempt, received)
 
 
 def test_no_work_on_a_message_was_begun_unless_it_is_said_otherwise(tmp_path: Path) -> None:
-    InHand(tmp_path / "in-hand").take(b"train")
-    assert InHand(tmp_path / "in-hand").left() == (0, b"train")
+    PendingMessage(tmp_path / "in-hand").write(b"train")
+    assert PendingMessage(tmp_path / "in-hand").read() == (0, b"train")
 
 
 def test_what_is_done_is_forgotten_and_may_be_forgotten_again(tmp_path: Path) -> None:
-    in_hand = InHand(tmp_path / "state" / "in-hand")
-    assert in_hand.left() is None
-    in_hand.take(b"train")
-    in_hand.done()
-    in_hand.done()
-    assert in_hand.left() is None
+    in_hand = PendingMessage(tmp_path / "state" / "in-hand")
+    assert in_hand.read() is None
+    in_hand.write(b"train")
+    in_hand.remove()
+    in_hand.remove()
+    assert in_hand.read() is None
     assert list((tmp_path / "state").iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\1"])
 def test_a_file_without_a_message_counts_for_nothing(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "in-hand").write_bytes(content)
-    assert InHand(tmp_path / "in-hand").left() is None
+    assert PendingMessage(tmp_path / "in-hand").read() is None
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from client.connection.pending_message import InHand
-in_hand = InHand(Path(sys.argv[1]))
-in_hand.take(b"first, and longer", 2)
+from client.connection.service import PendingMessage
+in_hand = PendingMessage(Path(sys.argv[1]))
+in_hand.write(b"first, and longer", 2)
 os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
-in_hand.take(b"second")
+in_hand.write(b"second")
 """
 
 
 def test_a_process_killed_while_it_takes_a_message_leaves_the_one_before_whole(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "in-hand"], cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL
-    assert InHand(tmp_path / "in-hand").left() == (2, b"first, and longer")
+    assert PendingMessage(tmp_path / "in-hand").read() == (2, b"first, and longer")
 
 
 # ---------------------------------------------------------------------- at work
@@ -243,7 +242,7 @@ class Hospital:
 
     @property
     def left(self) -> tuple[int, bytes] | None:
-        return InHand(self.folder / "state" / "in-hand").left()
+        return PendingMessage(self.folder / "state" / "in-hand").read()
 
 
 def ended() -> None:
@@ -282,7 +281,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     (tmp_path / "north" / "kit.json").write_text(kit.model_dump_json(), encoding="utf-8")
 
     public_key = read_request(tmp_path / "north" / "north.request").public_key
-    signing = Signing(*signing_identity(coordinator), lambda: {5: Addressee("north", public_key)})
+    signing = RequestSigner(*signing_identity(coordinator), lambda: {5: Recipient("north", public_key)})
 
     def make(message: Message) -> Hospital:
         signing.sign(message)
@@ -455,6 +454,6 @@ def test_what_a_killed_process_left_half_written_is_gone_at_the_next_start_in_ev
     for path in (*left, being_written):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
-    with alone_in(state):
+    with exclusive(state):
         assert not any(path.exists() for path in left)  # no process can have this number
         assert being_written.exists()

@@ -29,7 +29,13 @@ from common.security.signatures import (
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode, payload_bytes
 from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
-from server.coordinator.authority import _builder, _named, issue_server_certificate, make_authority, signing_identity
+from server.coordinator.authority import (
+    certificate_builder,
+    issue_server_certificate,
+    make_authority,
+    signing_identity,
+    subject_name,
+)
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from tests.certificates import of_version_10
 
@@ -193,7 +199,7 @@ def own_certificate(side: Side) -> RecordDict:
     """A certificate with the right purpose that the forger issued to itself in the authority's name."""
     name = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes()).subject
     made = (
-        _builder(_named("trial (Polyclinic requests)"), name, OTHER_KEY.public_key(), 30)
+        certificate_builder(subject_name("trial (Polyclinic requests)"), name, OTHER_KEY.public_key(), 30)
         .add_extension(x509.ExtendedKeyUsage([x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")]), critical=True)
         .sign(OTHER_KEY, hashes.SHA256())
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client.connection.service import alone_in
+from client.connection.service import exclusive
 from client.connection.status import FILE, SILENT_S, STALE_S, Status, in_words, is_healthy, read_status, status_file
 from common.errors import BadInput
 from tests.network.real import eventually, flwr_client
@@ -25,7 +25,7 @@ SILENT = "has not written status.json for 60 s."
 @contextlib.contextmanager
 def running(status: Status, folder: Path) -> Iterator[Path]:
     """The program of a site whose folder this is; its ``state``."""
-    with alone_in(folder / "state"), status_file(status, folder / "state"):
+    with exclusive(folder / "state"), status_file(status, folder / "state"):
         yield folder / "state"
 
 
@@ -155,7 +155,7 @@ def test_the_file_that_a_killed_program_left_is_not_taken_for_the_present(tmp_pa
 
 def test_a_program_that_writes_no_status_any_more_is_not_well(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with alone_in(state):
+    with exclusive(state):
         old = asdict(Status("north", state="working")) | {"written": time.time() - SILENT_S - 1}
         (state / FILE).write_text(json.dumps(old), encoding="utf-8")
         assert SILENT in refusal(tmp_path)
@@ -168,7 +168,7 @@ def test_a_program_that_writes_no_status_any_more_is_not_well(tmp_path: Path) ->
 )
 def test_a_file_that_is_no_status_is_not_taken_for_one(content: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with alone_in(state):
+    with exclusive(state):
         (state / FILE).write_text(content, encoding="utf-8")
         assert SILENT in refusal(tmp_path)
 

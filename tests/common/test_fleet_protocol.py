@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from client.connection.fleet_client import _ANSWERS
+from client.connection.fleet_client import RESPONSES
 from common.wire import fleet_protocol
 from common.wire.fleet_protocol import COORDINATOR, MESSAGES
 
@@ -52,7 +52,7 @@ def test_the_calls_are_flowers() -> None:
     (service,) = importlib.import_module("flwr.proto.fleet_pb2").DESCRIPTOR.services_by_name.values()
     calls = {method.name: method.output_type.name for method in service.methods}
     assert service.full_name == fleet_protocol.SERVICE
-    assert {name: calls[name] for name in _ANSWERS} == {name: one.DESCRIPTOR.name for name, one in _ANSWERS.items()}
+    assert {name: calls[name] for name in RESPONSES} == {name: one.DESCRIPTOR.name for name, one in RESPONSES.items()}
     assert {"PushObject", "PullObject"} < calls.keys()
 
 

@@ -29,8 +29,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from PIL import Image
 
-from client.connection.fleet_client import NotThere, bundle_fault, expired
-from client.connection.pending_message import InHand
+from client.connection.fleet_client import ContentGone, bundle_fault, expired
+from client.connection.service import PendingMessage
 from client.site.memory import Memory, MemoryFolder
 from client.site.settings import open_site, read_settings
 from common.config import read_experiment
@@ -180,7 +180,7 @@ def received_seeds() -> list[bytes]:
 
 
 def received(data: bytes) -> None:
-    with contextlib.suppress(NotThere):
+    with contextlib.suppress(ContentGone):
         assert isinstance(expired(data, 30.0), bool)
 
 
@@ -317,7 +317,7 @@ def memory(data: bytes) -> None:
 
 def in_hand(data: bytes) -> None:
     with folder_with(it=data) as folder:
-        found = InHand(folder / "it").left()
+        found = PendingMessage(folder / "it").read()
         assert found is None or data[32:] == bytes([found[0]]) + found[1]
 
 

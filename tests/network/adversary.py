@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Message
 
 import client.cli
-from client.connection.fleet_client import Link
+from client.connection.fleet_client import FleetClient
 from tests.harms import FORMS, OVERSIZED, REPEATED, Harm
 
 DUPLICATED = Harm("duplicated reply", FORMS[0].spoil, FORMS[0].reason)
@@ -30,30 +30,30 @@ HARMS = (
 )
 """By round, from 1."""
 
-Reply = Callable[[Link, bytes, Message, float], None]
+Reply = Callable[[FleetClient, bytes, Message], None]
 
 
 def harmful(reply: Reply) -> Reply:
     """Spoil each training reply as it leaves."""
 
-    def replied(link: Link, received: bytes, message: Message, seconds: float) -> None:
+    def replied(link: FleetClient, received: bytes, message: Message) -> None:
         if message.metadata.message_type != "train" or not message.has_content():
-            reply(link, received, message, seconds)
+            reply(link, received, message)
             return
         harm = HARMS[int(message.content["fields"]["round"]) - 1]  # type: ignore[arg-type, index]
         good = copy.deepcopy(message)
         harm.spoil(message.content)
-        reply(link, received, message, seconds)
+        reply(link, received, message)
         if harm is DUPLICATED:
-            reply(link, received, good, seconds)
+            reply(link, received, good)
 
     return replied
 
 
 def main() -> None:
     """``flwr-client`` with another way to reply."""
-    reply: Any = Link.reply
-    Link.reply = harmful(reply)  # type: ignore[method-assign]
+    reply: Any = FleetClient.reply
+    FleetClient.reply = harmful(reply)  # type: ignore[method-assign]
     client.cli.main(sys.argv[1:])
 
 

@@ -134,7 +134,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
     import server.federation.checkpoints
     import server.runs.reporter
     import strategies.engine.coordinator
-    from server.deployment.superlink.run_client.network_grid import NetworkGrid
+    from server.deployment.superlink.network_grid import NetworkGrid
 
     loop = strategies.engine.coordinator.Coordinator
     checkpoint = f"round-{ROUND:06d}"
@@ -148,7 +148,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
                 NetworkGrid,
                 "_reply",
                 death.come,
-                lambda grid, announced: of_round([grid._asked[announced.asked].message]),
+                lambda grid, announced: of_round([grid._requests[announced.status.request].message]),
                 after=True,
             )
         case "in aggregation":
@@ -184,11 +184,11 @@ def at_the_site(point: str, death: Death) -> None:
     """Patch a site's program."""
     import client.site.memory
     import client.training.local_round
-    from client.connection.fleet_client import Link
+    from client.connection.fleet_client import FleetClient
 
     sending = list[bool]()
 
-    def reply_of_round(link: Any, received: bytes, reply: Any, seconds: float) -> bool:
+    def reply_of_round(link: Any, received: bytes, reply: Any) -> bool:
         if wanted := reply.metadata.group_id == str(ROUND) and reply.metadata.message_type == "train":
             sending.append(True)
         return wanted
@@ -207,12 +207,12 @@ def at_the_site(point: str, death: Death) -> None:
         case "half-way through its memory":
             half_a_file(death.come, client.site.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
         case "before it sends":
-            at(Link, "reply", death.come, reply_of_round)
+            at(FleetClient, "reply", death.come, reply_of_round)
         case "while it sends":
-            at(Link, "reply", lambda: None, reply_of_round)
-            at(Link, "_push", death.come, lambda *arguments: bool(sending), after=True)
+            at(FleetClient, "reply", lambda: None, reply_of_round)
+            at(FleetClient, "_push", death.come, lambda *arguments: bool(sending), after=True)
         case "after it has sent":
-            at(Link, "reply", death.come, reply_of_round, after=True)
+            at(FleetClient, "reply", death.come, reply_of_round, after=True)
         case "clock +1" | "clock -1":
             hours = float(point.split()[1])
             wanted = lambda work, request, *rest: request.round == ROUND  # noqa: E731
@@ -227,13 +227,13 @@ def main() -> None:
     death = Death(Path(marker), int(victim))
     if program == "supervised":
         from server import cli
-        from server.deployment.processes import supervisor
+        from server.deployment import supervisor
 
         supervisor.PROGRAM = (sys.executable, "-m", "tests.network.dying", marker, point, victim, "server")
         cli.main(arguments)
     elif program == "serving":
         from server import cli
-        from server.deployment.superlink.local import process
+        from server.deployment.superlink import process
 
         true = process.command
         struck = [sys.executable, "-m", "tests.network.dying", marker, point, victim, "superlink"]

@@ -38,7 +38,7 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from common.security.identity import read_key, read_kit
-from server.deployment.superlink.control.client import flower_key
+from server.deployment.superlink.control_client import flower_key
 from tests.signing import SignsCalls
 
 Attempt = tuple[str, Callable[[], Any]]

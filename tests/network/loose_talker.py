@@ -12,11 +12,11 @@ from flwr.app import Error, Message
 
 import client.cli
 from client.connection.service import Service
-from server.deployment.superlink.fleet.service import LONGEST_WORDS
+from server.deployment.superlink.fleet_service import LONGEST_ENVELOPE
 from tests.words import FORGED
 
-LONG = ("\x1b[2J\u202e<script>alert(1)</script>" * 1_000)[: LONGEST_WORDS // 2]
-"""Longer ones never get in: a reply whose words are above ``LONGEST_WORDS`` is refused as it comes."""
+LONG = ("\x1b[2J\u202e<script>alert(1)</script>" * 1_000)[: LONGEST_ENVELOPE // 2]
+"""Longer ones never get in: a reply whose words are above ``LONGEST_ENVELOPE`` is refused as it comes."""
 WORDS = "\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202egnp.exe" + FORGED
 Spoil = Callable[[Message, Message], Message]
 """Makes of what was asked, and the honest reply, the reply that leaves."""
@@ -76,8 +76,8 @@ def loose(replied: Replied) -> Replied:
 
 def main() -> None:
     """``flwr-client`` with another way to reply."""
-    replied: Any = Service._replied
-    Service._replied = loose(replied)  # type: ignore[method-assign]
+    replied: Any = Service._reply_to
+    Service._reply_to = loose(replied)  # type: ignore[method-assign]
     client.cli.main(sys.argv[1:])
 
 

@@ -25,7 +25,7 @@ import server.cli
 import studies.cli
 from client.connection.status import read_status
 from common.errors import BadInput
-from server.coordinator.control_socket import ControlSocket
+from server.coordinator.state import ControlSocket
 from tests.federations import DIGITS
 from tests.network.warm import LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS

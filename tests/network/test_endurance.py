@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from server.deployment.processes.supervisor import rounds_done
+from server.deployment.supervisor import rounds_done
 from tests.federations import DIGITS
 from tests.network.federated import hash_in, sites_by_round, undisturbed
 from tests.network.real import Coordinator, Program, Site, eventually, exported, free_ports, machine, written

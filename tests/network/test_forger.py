@@ -10,8 +10,8 @@ import pytest
 
 from server.coordinator.admission import members
 from server.coordinator.folder import read_coordinator
-from server.deployment.superlink.control.client import Control, flower_key
-from server.deployment.superlink.fleet.refused_calls import PAUSE_S
+from server.deployment.superlink.control_client import Control, flower_key
+from server.deployment.superlink.refused_calls import PAUSE_S
 from tests.network.federated import Federation, events, hash_in, sites_by_round, undisturbed
 from tests.network.real import eventually, flwr_client, flwr_server
 
@@ -95,7 +95,7 @@ def test_a_request_that_the_coordinator_did_not_sign_is_refused_and_can_be_shown
 ) -> None:
     """A SuperLink, or anyone who has its disk, that makes requests up: the run's own signing is switched off."""
     unsigned = (
-        "import sys; from server.deployment.superlink.run_client.signing import Signing; "
+        "import sys; from server.deployment.superlink.request_signing import Signing; "
         "Signing.sign = lambda self, message: None; "
         "from server.cli import main; main(sys.argv[1:])"
     )
@@ -122,7 +122,7 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation, t
         "from flwr.proto.fleet_pb2 import ActivateNodeRequest\n"
         "from flwr.proto.fleet_pb2_grpc import FleetStub\n"
         "from common.security.identity import read_kit\n"
-        "from server.deployment.superlink.control.client import flower_key\n"
+        "from server.deployment.superlink.control_client import flower_key\n"
         "kit = read_kit(pathlib.Path(sys.argv[1]))\n"
         "key = ec.generate_private_key(ec.SECP256R1())\n"
         "channel = grpc.secure_channel(kit.address, grpc.ssl_channel_credentials(kit.ca_certificate.encode()))\n"

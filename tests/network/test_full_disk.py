@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.deployment.processes.supervisor import rounds_done
+from server.deployment.supervisor import rounds_done
 from tests.network.federated import (
     EVERYBODY,
     REMEMBERING,

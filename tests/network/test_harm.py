@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from client.connection.exit_codes import ExitCode
-from server.deployment.processes.supervisor import RunExit
+from server.deployment.supervisor import RunExit
 from tests.network.federated import (
     EVERYBODY,
     REMEMBERING,

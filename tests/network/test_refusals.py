@@ -311,10 +311,10 @@ def test_labels_that_look_like_one_class_stop_the_run_with_the_two_lines_that_me
 
 SHIPPING = """
 import sys
-from server.deployment.superlink.fleet import bundle, service
-bundle.BUNDLE = bundle.packed(bundle.APP.replace("installed:at_the_site", "evil:app"))
+from server.deployment.superlink import fleet_service as service
+service.BUNDLE = service.app_bundle(service.APP.replace("installed:at_the_site", "evil:app"))
 import hashlib, io, zipfile
-archive = io.BytesIO(bundle.BUNDLE)
+archive = io.BytesIO(service.BUNDLE)
 with zipfile.ZipFile(archive, "a") as made:
     made.writestr("evil.py", f"open({MARKER!r}, 'w').write('ran'); app = None")
 service.BUNDLE = archive.getvalue()
@@ -324,7 +324,7 @@ main(sys.argv[1:])
 """
 STARTING = """
 import sys
-from server.deployment.superlink.local import process
+from server.deployment.superlink import process
 honest = process.command
 def shipping(coordinator):
     python, _, _, _, *arguments = honest(coordinator)

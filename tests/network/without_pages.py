@@ -8,7 +8,7 @@ from pathlib import Path
 
 import server.cli
 import server.federation.set_up
-from server.deployment.processes import supervisor
+from server.deployment import supervisor
 
 
 def no_pages(out: Path) -> None:

@@ -23,12 +23,9 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from common.wire import fleet_protocol
 from server.coordinator.authority import issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
-from server.deployment.superlink.fleet.server import serve_hospitals
-from server.deployment.superlink.objects.files import ObjectFiles
-from server.deployment.superlink.port_guard.guard import Guard
-from server.deployment.superlink.port_guard.strangers import Limits
-from server.deployment.superlink.storage.messages import StoredMessage, request_from
-from server.deployment.superlink.storage.storage import Storage
+from server.deployment.superlink.fleet_server import serve_hospitals
+from server.deployment.superlink.messages import Storage, StoredMessage
+from server.deployment.superlink.object_store import ObjectFiles
 from tests.signing import SignsCalls, pem
 
 SUPERLINK = 1
@@ -78,7 +75,7 @@ class Link:
         said.message_id, said.run_id, said.dst_node_id, said.src_node_id = top, self.run, node, SUPERLINK
         said.created_at, said.ttl = self.clock(), 600.0
         children = [fleet_protocol.ObjectTree(object_id=name) for name in below]
-        return request_from(proto, fleet_protocol.ObjectTree(object_id=top, children=children))
+        return StoredMessage.request(proto, fleet_protocol.ObjectTree(object_id=top, children=children))
 
     def close(self) -> None:
         """Close the databases, of which Python 3.13 warns where they are left to the garbage collector."""
@@ -181,10 +178,15 @@ class Port:
 
     def stub(self, *signing: ec.EllipticCurvePrivateKey) -> FleetStub:
         """Flower's own stub over TLS, which signs with this key, or does not sign."""
-        channel = grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.authority))
-        self.channels.append(channel)
+        channel = self.channel()
         signed = [SignsCalls(key, key.public_key()) for key in signing]
         return FleetStub(grpc.intercept_channel(channel, *signed))
+
+    def channel(self) -> grpc.Channel:
+        """A connection of its own."""
+        credentials = grpc.ssl_channel_credentials(self.authority)
+        self.channels.append(grpc.secure_channel(self.address, credentials, [("grpc.use_local_subchannel_pool", 1)]))
+        return self.channels[-1]
 
     def ask(self, hospital: Hospital, words: str = "train") -> str:
         """Send a site a message, as the coordinator's run does; return the message's name."""
@@ -206,7 +208,7 @@ class Port:
             self.link.files.write(part, content.deflate())
         self.link.storage.sites.activate(hospital.node_id, 30.0)  # only a site that is there is sent a message
         proto = message_to_proto(remove_content_from_message(message))
-        taken, missing = self.link.storage.messages.push([request_from(proto, get_object_tree(message))])
+        taken, missing = self.link.storage.messages.push([StoredMessage.request(proto, get_object_tree(message))])
         assert (taken, missing) == ([name], [])
         self.link.sent[name] = message
         return name
@@ -231,10 +233,9 @@ def port(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Port]
 
 
 @contextmanager
-def opened(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Port]:
+def opened(link: Link, certificates: tuple[bytes, bytes, bytes], connections: int = 1000) -> Iterator[Port]:
     """Open the port for hospitals."""
-    guard = Guard(Limits(1000, 256))
-    server, number = serve_hospitals("127.0.0.1:0", link.storage, certificates, link.folder, guard)
+    server, number = serve_hospitals("127.0.0.1:0", link.storage, certificates, link.folder, connections)
     found = Port(link, f"127.0.0.1:{number}", certificates[0])
     try:
         yield found
@@ -242,4 +243,3 @@ def opened(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Por
         for channel in found.channels:
             channel.close()
         server.stop(None).wait()
-        guard.stop()

@@ -1,7 +1,6 @@
-"""The SuperLink's log stays small, and what is refused is counted."""
+"""The SuperLink's log stays small."""
 
 import json
-import logging
 import os
 import re
 import stat
@@ -9,18 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from server.deployment.superlink.local.bounded_log import (
+from server.deployment.superlink.process import (
     FILE_BYTES,
     FILES,
     LINES_A_MINUTE,
     LONGEST_LINE,
     BoundedLog,
+    copy_lines,
     printable,
-    pump,
 )
-from server.deployment.superlink.port_guard.refusals import KEPT, LINES, Refusals
 
 STAMP = len("2026-11-22T10:00:00Z ")
 
@@ -89,7 +85,7 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
     prints = "import os; os.write(1, b'out\\n'); os.write(2, b'err\\n\\xff' + b'x' * 100_000 + b'\\nlast')"
     process = subprocess.Popen([sys.executable, "-c", prints], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout
-    pump(process.stdout, BoundedLog(tmp_path / "log")).join(30)
+    copy_lines(process.stdout, BoundedLog(tmp_path / "log")).join(30)
     assert process.wait() == 0
     lines = words(tmp_path / "log")
     assert lines[:2] == ["out", "err"]
@@ -99,41 +95,9 @@ def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path
 def test_a_full_disk_does_not_stop_the_process_whose_log_it_is(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()  # nothing can be written there
     reading, writing = os.pipe()
-    thread = pump(os.fdopen(reading, "rb"), BoundedLog(tmp_path / "log"))
+    thread = copy_lines(os.fdopen(reading, "rb"), BoundedLog(tmp_path / "log"))
     for _ in range(1000):
         os.write(writing, b"a line of a hundred bytes or so" * 3 + b"\n")
     os.close(writing)
     thread.join(30)
     assert not thread.is_alive()
-
-
-def test_refusals_make_one_line_for_an_address_and_a_reason_in_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    clock = Clock()
-    refusals = Refusals(clock)
-    refusals.count("192.0.2.1", "unknown key")
-    refusals.report()
-    for _ in range(2000):
-        refusals.count("192.0.2.1", "unknown key")
-        refusals.report()
-    refusals.count("192.0.2.2", "no signature")
-    clock.now += 60
-    refusals.report()
-    refusals.report()
-    assert caplog.messages == [
-        "refused from 192.0.2.1: unknown key, 1 times",
-        "refused from 192.0.2.1: unknown key, 2000 times",
-        "refused from 192.0.2.2: no signature, 1 times",
-    ]
-
-
-def test_many_addresses_make_few_lines_and_need_little_memory(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    refusals = Refusals(Clock())
-    for number in range(50_000):
-        refusals.count(f"2001:db8:{number:x}::/64", "unknown key")
-    assert len(refusals._counts) <= KEPT + 1
-    refusals.report()
-    assert len(caplog.messages) == LINES + 1
-    counted = [int(message.rsplit(" ", 2)[1]) for message in caplog.messages]
-    assert sum(counted) == 50_000

@@ -14,12 +14,11 @@ import grpc
 import psutil
 import pytest
 
-from server.coordinator.before_start import not_started
-from server.coordinator.control_socket import FILE, ControlSocket, takes_connections
-from server.coordinator.folder import Coordinator, alone, read_coordinator
-from server.deployment.superlink.control.client import Control, answers
-from server.deployment.superlink.control.protocol import SERVICE
-from server.deployment.superlink.local.process import SuperLink
+from server.coordinator.folder import Coordinator, exclusive, read_coordinator
+from server.coordinator.preflight import not_started
+from server.coordinator.state import SOCKET, ControlSocket, accepts_connections
+from server.deployment.superlink.control_client import SERVICE, Control, superlink_answers
+from server.deployment.superlink.process import SuperLink
 from tests.network.real import flwr_server, free_ports
 from tests.processes import command_line
 
@@ -37,7 +36,7 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
     assert flwr_server("init", folder, *words).code == 0
     made = read_coordinator(folder)
     link = SuperLink(made)
-    with alone(made, "start"):  # closes the folder, as flwr-server start does
+    with exclusive(made, "start"):  # closes the folder, as flwr-server start does
         pass
     link.start()
     yield made
@@ -45,8 +44,8 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
 
 
 def test_who_can_open_the_folder_is_answered(coordinator: Coordinator) -> None:
-    assert answers(coordinator)
-    assert takes_connections(coordinator.state)
+    assert superlink_answers(coordinator)
+    assert accepts_connections(coordinator.state)
     with closing(Control(coordinator)) as control:
         assert control.nodes() == []
 
@@ -72,8 +71,8 @@ def test_another_account_of_the_machine_cannot_connect(coordinator: Coordinator)
         with closing(ControlSocket(state)) as place, socket.socket(socket.AF_UNIX) as listening:
             listening.bind(place.path)
             listening.listen()
-            (state / FILE).chmod(0o777)
-            call = [sys.executable, "-P", "-c", code, str(state / FILE)]
+            (state / SOCKET).chmod(0o777)
+            call = [sys.executable, "-P", "-c", code, str(state / SOCKET)]
             assert subprocess.run(call, capture_output=True, text=True, check=True).stdout == ""
             state.chmod(coordinator.state.stat().st_mode & 0o777)  # as flwr-server start leaves it
             assert subprocess.run(call, capture_output=True, text=True, check=True).stdout == "refused\n"
@@ -95,12 +94,12 @@ def test_a_call_that_is_not_there_is_refused_as_such(coordinator: Coordinator) -
 
 
 def test_the_socket_that_a_killed_superlink_left_takes_no_connections(tmp_path: Path) -> None:
-    assert not takes_connections(tmp_path)
+    assert not accepts_connections(tmp_path)
     with closing(ControlSocket(tmp_path)) as place, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(place.path)
-    assert (tmp_path / FILE).is_socket()
-    assert not takes_connections(tmp_path)
-    assert not takes_connections(tmp_path / "absent")
+    assert (tmp_path / SOCKET).is_socket()
+    assert not accepts_connections(tmp_path)
+    assert not accepts_connections(tmp_path / "absent")
 
 
 def test_a_superlink_that_takes_seconds_to_answer_is_there(coordinator: Coordinator) -> None:
@@ -110,14 +109,14 @@ def test_a_superlink_that_takes_seconds_to_answer_is_there(coordinator: Coordina
     later = threading.Timer(4, process.resume)
     later.start()
     try:
-        assert answers(coordinator)
+        assert superlink_answers(coordinator)
     finally:
         later.cancel()
         process.resume()
 
 
 def test_a_run_that_comes_too_early_is_told_that_start_is_at_work(coordinator: Coordinator) -> None:
-    with alone(coordinator, "start"):
+    with exclusive(coordinator, "start"):
         fault = not_started(coordinator)
     assert fault.problem == "flwr-server start is at work on this folder, but its SuperLink does not answer."
     assert str(coordinator.log) in fault.remedy

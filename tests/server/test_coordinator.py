@@ -16,8 +16,8 @@ from common.security.identity import split_address
 from server.coordinator.folder import (
     Coordinator,
     CoordinatorFile,
-    alone,
     checked_host,
+    exclusive,
     read_coordinator,
     write_coordinator,
 )
@@ -115,35 +115,35 @@ def test_what_one_process_does_in_a_folder_no_other_does(
     what: Literal["start", "run"], coordinator: Coordinator
 ) -> None:
     with (
-        alone(coordinator, what),
+        exclusive(coordinator, what),
         pytest.raises(BadInput, match=f"another flwr-server {what} is at work in this folder"),
-        alone(coordinator, what),
+        exclusive(coordinator, what),
     ):
         pytest.fail("two at a time")
 
 
 def test_a_run_goes_beside_the_start_that_it_needs(coordinator: Coordinator) -> None:
-    with alone(coordinator, "start"), alone(coordinator, "run"):
+    with exclusive(coordinator, "start"), exclusive(coordinator, "run"):
         assert (coordinator.state / "run.lock").exists()
 
 
 def test_two_folders_do_not_lock_one_another(coordinator: Coordinator, tmp_path: Path) -> None:
     other = Coordinator(tmp_path / "other", coordinator.file)
-    with alone(coordinator, "start"), alone(other, "start"):
+    with exclusive(coordinator, "start"), exclusive(other, "start"):
         assert (other.state / "start.lock").exists()
 
 
 def test_a_lock_is_free_again_after_an_error(coordinator: Coordinator) -> None:
-    with pytest.raises(OSError, match="disk full"), alone(coordinator, "run"):
+    with pytest.raises(OSError, match="disk full"), exclusive(coordinator, "run"):
         raise OSError("disk full")
-    with alone(coordinator, "run"):
+    with exclusive(coordinator, "run"):
         pass
 
 
 def test_a_lock_file_that_a_killed_process_left_locks_nobody_out(coordinator: Coordinator) -> None:
     coordinator.state.mkdir()
     (coordinator.state / "start.lock").write_text("left by a process that was killed", encoding="utf-8")
-    with alone(coordinator, "start"):
+    with exclusive(coordinator, "start"):
         pass
 
 
@@ -154,7 +154,7 @@ def test_of_many_at_once_exactly_one_gets_in(coordinator: Coordinator) -> None:
     def enter() -> None:
         together.wait()
         try:
-            with alone(coordinator, "run"):
+            with exclusive(coordinator, "run"):
                 inside.release()
                 over.wait()
         except BadInput:
@@ -174,5 +174,5 @@ def test_of_many_at_once_exactly_one_gets_in(coordinator: Coordinator) -> None:
 
 def test_nobody_else_may_look_into_the_state_of_a_folder(coordinator: Coordinator) -> None:
     coordinator.state.mkdir(mode=0o755)
-    with alone(coordinator, "start"):
+    with exclusive(coordinator, "start"):
         assert coordinator.state.stat().st_mode & 0o777 == 0o700

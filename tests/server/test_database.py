@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from server.coordinator.folder import Coordinator, CoordinatorFile
-from server.deployment.superlink.local import database as module
-from server.deployment.superlink.local.database import BESIDE, FILE, damage, database, set_aside_if_damaged
-from server.deployment.superlink.objects.files import ObjectFiles
-from server.deployment.superlink.storage.storage import Storage
+from server.deployment.superlink import database as module
+from server.deployment.superlink.database import COMPANIONS, FILE, damage, set_aside_if_unusable
+from server.deployment.superlink.messages import Storage
+from server.deployment.superlink.object_store import ObjectFiles
 
 
 def opened(path: Path) -> Storage:
@@ -42,7 +42,7 @@ def coordinator(tmp_path: Path, sound: Path) -> Coordinator:
 @pytest.fixture(params=["nothing", 1, 50, 100, 1000, 4096, 5000, 0.5, 0.9, "garbage", "random", "header", "page"])
 def damaged(request: pytest.FixtureRequest, coordinator: Coordinator) -> Coordinator:
     """Cut at several lengths, or with other bytes in it."""
-    path, how = database(coordinator), request.param
+    path, how = coordinator.state / FILE, request.param
     content = path.read_bytes()
     other = random.Random(5).randbytes(len(content))
     if how in ("garbage", "random"):
@@ -58,18 +58,18 @@ def damaged(request: pytest.FixtureRequest, coordinator: Coordinator) -> Coordin
 
 
 def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damaged: Coordinator) -> None:
-    before = database(damaged).read_bytes()
-    said = set_aside_if_damaged(damaged)
+    before = (damaged.state / FILE).read_bytes()
+    said = set_aside_if_unusable(damaged)
     assert said.startswith("state/superlink.db is damaged (")
     assert "\n" not in said
-    assert not any(database(damaged).with_name(FILE + ending).exists() for ending in BESIDE)
+    assert not any((damaged.state / FILE).with_name(FILE + ending).exists() for ending in ("", *COMPANIONS))
     (aside,) = [path for path in damaged.state.iterdir() if path.name.endswith("Z")]
     assert aside.name in said
     assert aside.read_bytes() == before
-    storage = opened(database(damaged))
+    storage = opened(damaged.state / FILE)
     assert storage.sites.register("site-1", b"key 1")
     storage.close()
-    assert set_aside_if_damaged(damaged) == ""
+    assert set_aside_if_unusable(damaged) == ""
 
 
 @pytest.mark.parametrize(
@@ -77,28 +77,28 @@ def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damaged: Coordi
     [("PRAGMA application_id = 0", "it is Flower's own"), ("PRAGMA user_version = 99", "its number is 99, not 1")],
 )
 def test_a_database_of_another_release_is_renamed(statement: str, reason: str, coordinator: Coordinator) -> None:
-    with closing(sqlite3.connect(database(coordinator))) as other:
+    with closing(sqlite3.connect(coordinator.state / FILE)) as other:
         other.execute(statement)
-    said = set_aside_if_damaged(coordinator)
+    said = set_aside_if_unusable(coordinator)
     assert said.startswith(f"state/superlink.db is of another release ({reason}")
-    assert not database(coordinator).exists()
+    assert not (coordinator.state / FILE).exists()
     assert len(list(coordinator.state.glob("superlink.db.of-another-release-*Z"))) == 1
 
 
 def test_a_sound_database_stays(coordinator: Coordinator) -> None:
-    content = database(coordinator).read_bytes()
-    assert set_aside_if_damaged(coordinator) == ""
-    assert database(coordinator).read_bytes() == content
+    content = (coordinator.state / FILE).read_bytes()
+    assert set_aside_if_unusable(coordinator) == ""
+    assert (coordinator.state / FILE).read_bytes() == content
 
 
 def test_where_none_is_nothing_happens(coordinator: Coordinator) -> None:
     for path in coordinator.state.iterdir():
         path.unlink()
-    assert set_aside_if_damaged(coordinator) == ""
+    assert set_aside_if_unusable(coordinator) == ""
 
 
 def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(coordinator: Coordinator) -> None:
-    path = database(coordinator)
+    path = coordinator.state / FILE
     with closing(sqlite3.connect(path)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")
         writer.execute("CREATE TABLE more (value)")
@@ -115,28 +115,28 @@ def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(c
 
 @pytest.mark.parametrize("cut", [0, 10, 40, 1000])
 def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(cut: int, coordinator: Coordinator) -> None:
-    path = database(coordinator)
+    path = coordinator.state / FILE
     path.with_name(f"{FILE}-wal").write_bytes(random.Random(7).randbytes(cut))
-    assert set_aside_if_damaged(coordinator) == ""
+    assert set_aside_if_unusable(coordinator) == ""
     with closing(sqlite3.connect(path)) as reader:
         assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 def test_parts_without_their_database_are_set_aside(coordinator: Coordinator) -> None:
-    path = database(coordinator)
+    path = coordinator.state / FILE
     path.rename(path.with_name(f"{FILE}-wal"))
-    assert "only parts of it are left" in set_aside_if_damaged(coordinator)
+    assert "only parts of it are left" in set_aside_if_unusable(coordinator)
     assert not path.with_name(f"{FILE}-wal").exists()
 
 
 def test_a_locked_database_is_no_damaged_one(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = sqlite3.connect
     monkeypatch.setattr(module.sqlite3, "connect", lambda path, timeout: connect(path, timeout=0.05))
-    with closing(connect(database(coordinator))) as other:
+    with closing(connect(coordinator.state / FILE)) as other:
         other.execute("PRAGMA journal_mode=DELETE")
         other.execute("BEGIN EXCLUSIVE")
-        assert set_aside_if_damaged(coordinator) == ""
-    assert database(coordinator).exists()
+        assert set_aside_if_unusable(coordinator) == ""
+    assert (coordinator.state / FILE).exists()
 
 
 @pytest.mark.parametrize("code", ["SQLITE_FULL", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_READONLY"])
@@ -148,5 +148,5 @@ def test_what_a_disk_answers_is_no_damage(code: str, coordinator: Coordinator, m
         raise error
 
     monkeypatch.setattr(module.sqlite3, "connect", failing)
-    assert set_aside_if_damaged(coordinator) == ""
-    assert database(coordinator).exists()
+    assert set_aside_if_unusable(coordinator) == ""
+    assert (coordinator.state / FILE).exists()

@@ -10,12 +10,11 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.system import timers as of_sites
-from server.deployment.superlink.control import client as control
-from server.deployment.superlink.local import process
-from server.deployment.superlink.run_client import network_grid, run
-from server.deployment.superlink.storage import runs
-from server.deployment.superlink.storage.sites import PATIENCE
-from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
+from server.deployment.superlink import control_client as control
+from server.deployment.superlink import network_grid, process
+from server.deployment.superlink import registrations as runs
+from server.deployment.superlink.registrations import PATIENCE
+from server.deployment.timers import ORDER, Nesting, order_faults, timers, timers_table
 from server.federation.benefit import deadline_s
 from strategies.engine import membership
 from tests.federations import DIGITS
@@ -50,7 +49,7 @@ def test_without_an_experiment_the_defaults_are_listed_and_called_so(experiment:
 
 
 INTERNAL = {
-    "ARRIVING_S",  # with LOOK_S: how often files are looked for; nothing else happens
+    "POLL_S",  # with LOOK_S: how often files are looked for; nothing else happens
     "LOOK_S",
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
@@ -59,7 +58,7 @@ INTERNAL = {
 }
 
 
-@pytest.mark.parametrize("module", [of_sites, membership, control, network_grid, process, run, runs])
+@pytest.mark.parametrize("module", [of_sites, membership, control, network_grid, process, runs])
 def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
     constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
     listed = [timer.seconds for timer in timers(None)]
@@ -89,7 +88,7 @@ def test_a_deadline_too_short_for_what_has_to_fit_inside_it_is_refused_and_both_
 
 
 @pytest.mark.parametrize("pair", ORDER, ids=lambda pair: f"{pair.inner} in {pair.outer}")
-def test_every_timer_that_is_too_long_for_the_one_around_it_is_told(pair: Inside) -> None:
+def test_every_timer_that_is_too_long_for_the_one_around_it_is_told(pair: Nesting) -> None:
     found = [replace(one, seconds=10_000) if one.name == pair.inner else one for one in timers(None)]
     assert pair.outer in [fault.where for fault in order_faults(found)]
 

@@ -13,7 +13,7 @@ from common.errors import BadInput
 from common.models.network import scores_of
 from common.models.saved import load_model
 from server.coordinator.folder import Coordinator, CoordinatorFile
-from server.deployment.network import Hospitals
+from server.deployment.network import NetworkBackend
 from server.reporting.run_claims import run_result
 from server.runs.reader import Run, read_run
 from studies.comparison import compare
@@ -116,7 +116,7 @@ def test_a_coordinator_of_hospitals_is_told_the_same_before_anybody_is_asked(tmp
     file = experiment(tmp_path, 'external_test={kind = "npz", path = "missing.npz", classes = ["3"]}')
     coordinator = Coordinator(tmp_path / "coordinator", CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092))
     with pytest.raises(BadInput, match=r"experiment\.toml: external_test\.path"):
-        Hospitals(coordinator, file, 2, print).check(resume=False)
+        NetworkBackend(coordinator, file, 2, print).check(resume=False)
 
 
 def test_a_person_reads_it_beside_the_other_result() -> None:

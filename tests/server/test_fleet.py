@@ -39,15 +39,13 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from common.wire import fleet_protocol
 from common.wire.fleet_protocol import Envelope
-from server.coordinator.connections import read_sign_offs
-from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller, CallRefused
-from server.deployment.superlink.fleet.one_process import OneProcess
-from server.deployment.superlink.fleet.refused_calls import FILE
-from server.deployment.superlink.fleet.service import LONGEST_REASON
-from server.deployment.superlink.storage import messages
-from server.deployment.superlink.storage.messages import MOST_MESSAGES, StoredMessage
-from server.deployment.superlink.storage.runs import SILENT_S
-from server.deployment.superlink.storage.sites import Presence
+from server.coordinator.state import read_sign_offs
+from server.deployment.superlink import messages
+from server.deployment.superlink.authentication import FRESH_S, REFRESH_S, AdmittedKeys, Caller, CallRefused
+from server.deployment.superlink.fleet_service import LONGEST_REASON, SiteProcesses
+from server.deployment.superlink.messages import MOST_MESSAGES, StoredMessage
+from server.deployment.superlink.refused_calls import FILE
+from server.deployment.superlink.registrations import RUN_SILENT_S, Presence
 from tests.server.superlinks import Hospital, Link, Port, named
 from tests.signing import pem, signature_over
 
@@ -77,7 +75,7 @@ def noted(link: Link) -> list[dict[str, Any]]:
 
 
 def online(link: Link, hospital: Hospital) -> bool:
-    return link.storage.sites.is_there(hospital.node_id)
+    return link.storage.sites.is_connected(hospital.node_id)
 
 
 def came_to(link: Link, name: str) -> StoredMessage | None:
@@ -198,7 +196,7 @@ def test_a_reply_that_is_not_whole_when_its_time_is_over_is_not_taken(port: Port
     first, last = list(get_all_nested_objects(reply).items())[:2]
     assert victim.push(first[0], first[1].deflate(), session)
     while port.link.clock.now < port.link.sent[name].metadata.created_at + port.link.sent[name].metadata.ttl:
-        port.link.clock.now += SILENT_S / 2
+        port.link.clock.now += RUN_SILENT_S / 2
         assert port.link.storage.runs.heartbeat(port.link.run)
     assert not victim.push(last[0], last[1].deflate(), session)
     assert not port.link.files.has(last[0])
@@ -224,7 +222,7 @@ def test_a_site_that_is_registered_now_is_let_in_soon_and_one_that_is_revoked_is
     beat = SendNodeHeartbeatRequest(node=early.node, heartbeat_interval=INTERVAL)
     early.stub.SendNodeHeartbeat(beat)
     late = port.hospital("late")
-    time.sleep(LOOK_AGAIN_S)
+    time.sleep(REFRESH_S)
     activation = ActivateNodeRequest(public_key=late.key, heartbeat_interval=INTERVAL)
     assert late.stub.ActivateNode(activation).node_id == late.node_id
     port.link.storage.sites.unregister(early.node_id)
@@ -372,12 +370,12 @@ def test_a_sign_of_life_that_arrives_after_the_sign_off_is_refused(port: Port) -
 
 
 def test_a_site_that_restarts_for_ever_takes_no_memory() -> None:
-    one = OneProcess()
+    one = SiteProcesses()
     for number in range(1000):
         one.sign_on(Caller(1, "north", b"", f"{number}"))
     with pytest.raises(CallRefused):
-        one.refuse_an_earlier_one(Caller(1, "north", b"", "998"))
-    one.refuse_an_earlier_one(Caller(1, "north", b"", "0"))  # forgotten by now
+        one.refuse_earlier(Caller(1, "north", b"", "998"))
+    one.refuse_earlier(Caller(1, "north", b"", "0"))  # forgotten by now
 
 
 # ---------------------------------------------------------------------- replies
@@ -728,7 +726,7 @@ def test_of_each_site_the_newest_messages_are_remembered_and_those_that_wait(por
     for number in range(MOST_MESSAGES + 5):
         names.append(port.ask(victim, f"train {number}"))
         victim.pull()
-        known.let_go(names[-1])
+        known.release(names[-1])
     assert [name for name in names if not known.may_pull(victim.node_id, name)] == names[:5]
     waiting = [port.ask(victim, f"wait {number}") for number in range(MOST_MESSAGES + 5)]
     assert [victim.pull()[0] for _ in waiting] == waiting
@@ -741,7 +739,7 @@ def test_a_stranger_does_not_have_the_database_read_for_each_of_its_calls() -> N
         looks.append(1)
         return {}
 
-    admitted = Admitted(look)
+    admitted = AdmittedKeys(look)
     assert [admitted.caller(b"%d" % number) for number in range(1000)] == [None] * 1000
     assert len(looks) <= 3
 

@@ -29,8 +29,8 @@ from rich.console import Console
 
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
-from server.coordinator.connections import note_connections
 from server.coordinator.folder import Coordinator, read_coordinator
+from server.coordinator.state import write_connections
 from server.reporting.live.files import SENTENCES, FileWatcher, LineReader, Source, event_text, source_of
 from server.reporting.live.page import curves, page
 from server.reporting.live.server import MOST_CONNECTIONS, REQUEST_S, ViewServer, beside, listening, tls_of
@@ -145,7 +145,7 @@ def test_who_is_connected_is_read_from_a_file_and_not_known_where_flwr_server_st
     where = source_of(coordinator)
     assert where.links() == {"east": "not known", "west": "revoked"}
     assert "down" in where.link()
-    note_connections(coordinator.state, {"east": True})
+    write_connections(coordinator.state, {"east": True})
     assert where.links() == {"east": "connected", "west": "revoked"}
     assert where.link() == f"open at {coordinator.public_address}"
 

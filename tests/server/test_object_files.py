@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.deployment.superlink.objects.files import ObjectFiles
+from server.deployment.superlink.object_store import ObjectFiles
 
 
 def named(content: bytes) -> str:
@@ -103,13 +103,6 @@ def test_what_is_removed_is_gone_and_may_be_removed_again(files: ObjectFiles) ->
     files.remove(removed)
     assert files.read(removed) is None
     assert files.names() == {kept}
-
-
-def test_clearing_leaves_nothing_not_even_what_was_half_written(files: ObjectFiles, tmp_path: Path) -> None:
-    files.write(named(b"abc"), b"abc")
-    (tmp_path / "objects" / f".{named(b'd')}.1-2.part").write_bytes(b"half")
-    files.clear()
-    assert list((tmp_path / "objects").iterdir()) == []
 
 
 def test_nobody_else_may_look_into_the_folder(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Our own reading and writing of protobuf's wire format, against protobuf's."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.wire.fleet_protocol import CONTENT_OF_PUSH, Node, PullObjectResponse, PushObjectRequest, extract_field
-from server.deployment.superlink.objects import service
-from server.deployment.superlink.objects.files import ObjectFiles
-from server.deployment.superlink.objects.service import Answers, found, parsed_push
+from server.deployment.superlink import object_store as service
+from server.deployment.superlink.object_store import ObjectFiles, ObjectPush, PullResponseCache
 
 pushes = st.builds(
     PushObjectRequest,
@@ -25,6 +25,14 @@ BIG = b"\x22" * 2**21
 """2 MiB of the byte that opens the content's field: a length of four bytes, and nothing inside is to be read."""
 
 
+def pull_response(content: bytes) -> bytes:
+    """The serialized response with this content, as a site gets it."""
+    with tempfile.TemporaryDirectory() as folder:
+        files, name = ObjectFiles(Path(folder)), "a" * 64
+        files.write(name, content)
+        return PullResponseCache(files).response(name) or b""
+
+
 def without_content(request: PushObjectRequest) -> PushObjectRequest:
     rest = PushObjectRequest()
     rest.CopyFrom(request)
@@ -36,14 +44,14 @@ def without_content(request: PushObjectRequest) -> PushObjectRequest:
 @example(PushObjectRequest())
 @example(PushObjectRequest(object_content=BIG, session_id="after it"))
 def test_a_request_is_read_as_protobuf_reads_it_and_its_content_is_apart(request: PushObjectRequest) -> None:
-    push = parsed_push(request.SerializeToString())
+    push = ObjectPush.parse(request.SerializeToString())
     assert push.request == without_content(request)
     assert bytes(push.content) == request.object_content
 
 
 def test_the_content_is_not_copied() -> None:
     data = PushObjectRequest(object_id="a", object_content=BIG, session_id="b").SerializeToString()
-    assert parsed_push(data).content.obj is data
+    assert ObjectPush.parse(data).content.obj is data
 
 
 @given(st.lists(pushes, max_size=3))
@@ -51,7 +59,7 @@ def test_fields_in_any_order_and_more_than_once_are_read_as_protobuf_reads_them(
     requests: list[PushObjectRequest],
 ) -> None:
     data = b"".join(request.SerializeToString() for request in requests)  # protobuf: the last one of a field counts
-    push, whole = parsed_push(data), PushObjectRequest.FromString(data)
+    push, whole = ObjectPush.parse(data), PushObjectRequest.FromString(data)
     assert (push.request, bytes(push.content)) == (without_content(whole), whole.object_content)
 
 
@@ -80,7 +88,7 @@ def test_any_bytes_are_refused_or_read_as_protobuf_reads_them(data: bytes) -> No
 def agree(data: bytes) -> None:
     """What we take for a request, protobuf takes for the same one; we may refuse more, and never take more."""
     try:
-        push = parsed_push(data)
+        push = ObjectPush.parse(data)
     except (ValueError, DecodeError):
         return
     whole = PushObjectRequest.FromString(data)
@@ -102,7 +110,7 @@ def agree(data: bytes) -> None:
 )
 def test_bytes_that_are_no_request_are_refused(data: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        parsed_push(data)
+        ObjectPush.parse(data)
 
 
 @given(st.binary(max_size=300))
@@ -131,7 +139,7 @@ def test_flowers_request_has_only_fields_that_we_can_step_over() -> None:
 @example(bytes(2**14))
 @example(BIG)
 def test_an_answer_is_read_by_protobuf_as_found_available_and_with_its_content(content: bytes) -> None:
-    answer = PullObjectResponse.FromString(found(content))
+    answer = PullObjectResponse.FromString(pull_response(content))
     assert answer == PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
 
@@ -141,26 +149,26 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
     old, new = "a" * 64, "b" * 64
     files.write(old, b"1" * 1000)
     files.write(new, b"2" * 2000)
-    answers = Answers(files)
-    first = answers.of(old)
-    assert first == found(b"1" * 1000)
-    now[0] += service.KEPT_S - 1
-    assert answers.of(old) is first  # and it counts as pulled anew
-    now[0] += service.KEPT_S - 1
-    both = answers.of(new)
+    answers = PullResponseCache(files)
+    first = answers.response(old)
+    assert first == pull_response(b"1" * 1000)
+    now[0] += service.PULL_CACHE_S - 1
+    assert answers.response(old) is first  # and it counts as pulled anew
+    now[0] += service.PULL_CACHE_S - 1
+    both = answers.response(new)
     assert both is not None
     assert answers.size == len(first) + len(both)
     now[0] += 2
-    assert answers.of(new) is both
+    assert answers.response(new) is both
     assert answers.size == len(both)
-    assert answers.of("c" * 64) is None
+    assert answers.response("c" * 64) is None
 
 
 def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "KEPT_BYTES", 3000)
+    monkeypatch.setattr(service, "PULL_CACHE_BYTES", 3000)
     files = ObjectFiles(tmp_path)
-    answers = Answers(files)
+    answers = PullResponseCache(files)
     for name in "abc":
         files.write(name * 64, name.encode() * 1200)
-        assert answers.of(name * 64) == found(name.encode() * 1200)
-    assert answers.size == 2 * len(found(b"a" * 1200))
+        assert answers.response(name * 64) == pull_response(name.encode() * 1200)
+    assert answers.size == 2 * len(pull_response(b"a" * 1200))

@@ -4,8 +4,8 @@ import socket
 import time
 from pathlib import Path
 
-from server.coordinator.before_start import port_faults_of
-from server.coordinator.folder import alone, at_work, read_coordinator
+from server.coordinator.folder import exclusive, is_running, read_coordinator
+from server.coordinator.preflight import port_faults_of
 from tests.network.real import flwr_server
 
 
@@ -38,9 +38,9 @@ def test_an_address_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None
 def test_a_start_at_work_is_seen_from_outside(tmp_path: Path) -> None:
     assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "a.example").code == 0
     coordinator = read_coordinator(tmp_path / "trial")
-    assert not at_work(coordinator, "start")
-    with alone(coordinator, "start"):
-        assert at_work(coordinator, "start")
+    assert not is_running(coordinator, "start")
+    with exclusive(coordinator, "start"):
+        assert is_running(coordinator, "start")
         assert "starting: it takes up to a minute" in " ".join(flwr_server("status", tmp_path / "trial").out.split())
-    assert not at_work(coordinator, "start")
+    assert not is_running(coordinator, "start")
     assert "down: start it" in " ".join(flwr_server("status", tmp_path / "trial").out.split())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.system.files import private_folder
-from server.coordinator.folder import keep_private, read_coordinator
+from server.coordinator.folder import make_private, read_coordinator
 from tests.network.real import flwr_client, flwr_server
 
 
@@ -26,7 +26,7 @@ def test_a_folder_that_others_can_look_into_is_closed_and_that_is_said_once(befo
     folder.chmod(before)
     said = list[str]()
     for _ in range(2):
-        keep_private(read_coordinator(folder), said.append)
+        make_private(read_coordinator(folder), said.append)
     assert said == [f"other accounts could look into {folder}; now only this one can (mode 700)"]
     assert mode(folder) == 0o700
 

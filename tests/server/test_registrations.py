@@ -9,15 +9,15 @@ import pytest
 from common.security.identity import SiteRequest, new_key, public_line
 from server.coordinator.admission import admit, revoke
 from server.coordinator.folder import Coordinator, read_coordinator
-from server.deployment.serve import registered
-from server.deployment.superlink.control.client import Control, Node, flower_key
-from server.deployment.superlink.storage.sites import Presence
+from server.deployment.serve import synchronize_registrations
+from server.deployment.superlink.control_client import Control, Node, flower_key
+from server.deployment.superlink.registrations import Presence
 from tests.network.real import flwr_server
 
 
 @dataclass
 class Registrations:
-    """The SuperLink's list of nodes; like the real one it lets no key be registered again."""
+    """The SuperLink's list of nodes; like the real one it lets no key be synchronize_registrations again."""
 
     there: list[Node] = field(default_factory=list)
     ever: set[bytes] = field(default_factory=set)
@@ -43,7 +43,7 @@ class Link:
 
     def settled(self) -> dict[str, bytes]:
         """Name -> key, after a look."""
-        nodes = registered(self.coordinator, cast(Control, self.registrations))
+        nodes = synchronize_registrations(self.coordinator, cast(Control, self.registrations))
         return {node.name: node.public_key for node in nodes}
 
     def admit(self, name: str, key: int) -> None:
@@ -89,5 +89,5 @@ def test_a_connection_is_told_of_as_the_superlink_sees_it(link: Link) -> None:
     link.admit("north", 0)
     link.settled()
     link.registrations.there = [replace(node, state=Presence.CONNECTED) for node in link.registrations.there]
-    (node,) = registered(link.coordinator, cast(Control, link.registrations))
+    (node,) = synchronize_registrations(link.coordinator, cast(Control, link.registrations))
     assert node.online

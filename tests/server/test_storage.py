@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.deployment.superlink.storage.messages import Acceptance, Lack, StoredMessage
-from server.deployment.superlink.storage.runs import SILENT_S
-from server.deployment.superlink.storage.sites import Presence
+from server.deployment.superlink.messages import NoReply, ReplyOutcome, StoredMessage
+from server.deployment.superlink.registrations import RUN_SILENT_S, Presence
 from tests.server.superlinks import DATABASE, Link, named
 
 
@@ -46,10 +45,10 @@ def reply(link: Link, node: int, asked: str, *contents: bytes) -> StoredMessage:
 
 def test_what_two_messages_share_stays_until_the_second_is_let_go(link: Link, node: int) -> None:
     first, second = pushed(link, node, b"to north", b"trunk"), pushed(link, node, b"to south", b"trunk")
-    link.storage.messages.let_go(first)
+    link.storage.messages.release(first)
     assert link.files.names() == {named(b"to south"), named(b"trunk")}
-    link.storage.messages.let_go(second)
-    link.storage.messages.let_go(second)  # said twice
+    link.storage.messages.release(second)
+    link.storage.messages.release(second)  # said twice
     assert link.files.names() == set()
 
 
@@ -63,8 +62,8 @@ def test_only_what_is_missing_is_asked_for(link: Link, node: int) -> None:
 
 def test_an_object_that_nobody_needs_is_not_kept(link: Link, node: int) -> None:
     name = pushed(link, node, b"to north")
-    link.storage.messages.let_go(name)
-    assert not link.storage.messages.keep(named(b"late"), b"late")
+    link.storage.messages.release(name)
+    assert not link.storage.messages.store(named(b"late"), b"late")
     assert link.files.names() == set()
 
 
@@ -110,13 +109,13 @@ def test_a_reply_is_told_until_the_run_has_let_go_of_it_and_through_a_restart(li
     asked = pushed(link, node, b"to north")
     link.storage.messages.next_for(node)
     answer = reply(link, node, asked, b"from north", b"update")
-    assert link.storage.messages.answer(answer) == (Acceptance.TAKEN, [named(b"update"), named(b"from north")])
+    assert link.storage.messages.answer(answer) == (ReplyOutcome.ACCEPTED, [named(b"update"), named(b"from north")])
     for storage in (link.storage, link.restarted(), link.restarted()):
         (found,) = storage.messages.replies(link.run, [asked])
         assert isinstance(found, StoredMessage)
         assert (found.root, found.partner, found.node) == (answer.root, asked, node)
-    assert link.storage.messages.answer(reply(link, node, asked, b"from north", b"update"))[0] is Acceptance.TAKEN
-    assert link.storage.messages.answer(reply(link, node, asked, b"another"))[0] is Acceptance.ANOTHER_WAS_TAKEN
+    assert link.storage.messages.answer(reply(link, node, asked, b"from north", b"update"))[0] is ReplyOutcome.ACCEPTED
+    assert link.storage.messages.answer(reply(link, node, asked, b"another"))[0] is ReplyOutcome.ANOTHER_WAS_ACCEPTED
 
 
 def test_a_site_that_is_gone_is_told_and_its_late_reply_is_not_taken(link: Link, node: int) -> None:
@@ -124,11 +123,11 @@ def test_a_site_that_is_gone_is_told_and_its_late_reply_is_not_taken(link: Link,
     link.storage.messages.next_for(node)
     assert list(link.storage.messages.replies(link.run, [asked])) == []
     link.storage.sites.deactivate(node)
-    assert list(link.storage.messages.replies(link.run, [asked])) == [(asked, Lack.SITE_GONE)]
+    assert list(link.storage.messages.replies(link.run, [asked])) == [(asked, NoReply.SITE_GONE)]
     link.storage.sites.activate(node, 30.0)
     for storage in (link.storage, link.restarted()):
         late = reply(link, node, asked, b"late")
-        assert storage.messages.answer(late)[0] is Acceptance.NOBODY_WAITS
+        assert storage.messages.answer(late)[0] is ReplyOutcome.NOBODY_WAITS
 
 
 def test_a_reply_that_came_counts_although_its_site_is_gone(link: Link, node: int) -> None:
@@ -146,15 +145,15 @@ def test_a_request_whose_time_is_over_is_not_handed_out_and_is_told_to_be_gone(l
     link.storage.sites.heartbeat(node, 30.0)
     assert link.storage.messages.next_for(node) is None
     assert list(link.storage.messages.replies(link.run, [asked, "unknown"])) == [
-        (asked, Lack.MESSAGE_GONE),
-        ("unknown", Lack.MESSAGE_GONE),
+        (asked, NoReply.MESSAGE_GONE),
+        ("unknown", NoReply.MESSAGE_GONE),
     ]
 
 
 def test_another_runs_messages_are_not_told(link: Link, node: int) -> None:
     asked = pushed(link, node, b"to north")
     other = link.storage.runs.begin()
-    assert list(link.storage.messages.replies(other, [asked])) == [(asked, Lack.MESSAGE_GONE)]
+    assert list(link.storage.messages.replies(other, [asked])) == [(asked, NoReply.MESSAGE_GONE)]
     assert list(link.storage.messages.replies(link.run, [asked])) == []
 
 
@@ -164,12 +163,12 @@ def test_another_runs_messages_are_not_told(link: Link, node: int) -> None:
 def test_a_new_run_ends_the_one_that_was_left_and_removes_its_files(link: Link, node: int) -> None:
     pushed(link, node, b"to north")
     again = link.restarted()
-    assert again.runs.goes_on(link.run)
+    assert again.runs.is_active(link.run)
     run, _ = again.begin_run()
-    assert (again.runs.goes_on(link.run), again.runs.goes_on(run)) == (False, True)
+    assert (again.runs.is_active(link.run), again.runs.is_active(run)) == (False, True)
     assert again.messages.next_for(node) is None
     assert link.files.names() == set()
-    assert not link.restarted().runs.goes_on(link.run)
+    assert not link.restarted().runs.is_active(link.run)
 
 
 def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one_does(link: Link, node: int) -> None:
@@ -179,30 +178,30 @@ def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one
         answer = reply(link, node, asked, content)
         link.storage.messages.answer(answer)
         link.files.write(named(content), content)
-    link.storage.messages.let_go(named(b"noted"))
+    link.storage.messages.release(named(b"noted"))
     again = link.restarted()
     for storage in (again, link.restarted()):
         _, left = storage.begin_run()
         assert [(one.root, one.partner) for one in left] == [(named(b"not noted"), second)]
     assert link.files.names() == {named(b"not noted")}
-    storage.messages.let_go(named(b"not noted"))
+    storage.messages.release(named(b"not noted"))
     assert storage.begin_run()[1] == []
     assert link.files.names() == set()
 
 
 def test_a_run_whose_process_is_silent_is_over_and_one_that_gives_signs_of_life_is_not(link: Link) -> None:
-    link.clock.now += SILENT_S - 1
+    link.clock.now += RUN_SILENT_S - 1
     assert link.storage.runs.heartbeat(link.run)
-    link.clock.now += SILENT_S - 1
-    assert link.storage.runs.goes_on(link.run)
+    link.clock.now += RUN_SILENT_S - 1
+    assert link.storage.runs.is_active(link.run)
     link.clock.now += 2
-    assert not link.storage.runs.goes_on(link.run)
+    assert not link.storage.runs.is_active(link.run)
     assert not link.storage.runs.heartbeat(link.run)
 
 
 def test_a_run_has_its_time_again_after_the_superlink_was_away(link: Link) -> None:
-    link.clock.now += 10 * SILENT_S
-    assert link.restarted().runs.goes_on(link.run)
+    link.clock.now += 10 * RUN_SILENT_S
+    assert link.restarted().runs.is_active(link.run)
 
 
 # ---------------------------------------------------------------------- sites

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.deployment.processes import supervisor
-from server.deployment.processes.supervisor import RunExit, rounds_done, supervise
+from server.deployment import supervisor
+from server.deployment.supervisor import RunExit, rounds_done, supervise
 from tests.network.real import ROOT, eventually
 from tests.processes import living
 
@@ -86,7 +86,7 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
     (tmp_path / "leads.py").write_text(LEADS + "time.sleep(60)")
     program = (sys.executable, str(tmp_path / "leads.py"), str(tmp_path))
     code = (
-        "import sys; from server.deployment.processes import supervisor\n"
+        "import sys; from server.deployment import supervisor\n"
         f"supervisor.PROGRAM = {program!r}\n"
         "sys.exit(supervisor.supervise(['run'], lambda: 0, print, resume=False))"
     )
@@ -99,10 +99,11 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
 
 def test_a_child_does_not_outlive_the_process_that_started_it() -> None:
     code = (
-        "import subprocess, sys, time; from server.deployment.processes.child_process import with_this_process\n"
+        "import os, subprocess, sys, time; from common.system.stopping import STARTER\n"
+        "environment = {**os.environ, STARTER: str(os.getpid())}\n"
         "program = 'from common.system.stopping import end_with_starter; end_with_starter()'\n"
         "program += '; import time; print(0, flush=True); time.sleep(60)'\n"
-        "child = subprocess.Popen([sys.executable, '-c', program], env=with_this_process(), stdout=subprocess.PIPE)\n"
+        "child = subprocess.Popen([sys.executable, '-c', program], env=environment, stdout=subprocess.PIPE)\n"
         "child.stdout.readline()\n"
         "print(child.pid, flush=True); time.sleep(60)"
     )
@@ -118,10 +119,10 @@ def test_a_process_that_uses_grpc_loses_none_of_its_children_at_their_start() ->
     """``flwr-server start`` does when it starts the SuperLink again; by ``preexec_fn`` 21 of 400 were aborted."""
     code = (
         "import grpc, subprocess; from concurrent.futures import ThreadPoolExecutor\n"
-        "from server.deployment.processes.child_process import with_this_process\n"
+        "import os; from common.system.stopping import STARTER\n"
         "server = grpc.server(ThreadPoolExecutor(2)); port = server.add_insecure_port('127.0.0.1:0'); server.start()\n"
         "channel = grpc.insecure_channel(f'127.0.0.1:{port}'); grpc.channel_ready_future(channel).result(30)\n"
-        "started = lambda: subprocess.run(['true'], env=with_this_process()).returncode\n"
+        "started = lambda: subprocess.run(['true'], env={**os.environ, STARTER: str(os.getpid())}).returncode\n"
         "print({started() for _ in range(300)})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -12,7 +12,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
 from common.security.call_signatures import LONGEST_WAIT_S, requested_wait_s
-from server.deployment.superlink.fleet import service
+from server.deployment.superlink import fleet_service as service
 from tests.server.superlinks import Hospital, Link, Port, opened
 
 SOON_S, LONG = 2.0, "15"
@@ -80,7 +80,7 @@ def test_nobody_waits_longer_than_the_bound() -> None:
 def test_where_too_many_wait_the_others_are_answered_at_once(
     link: Link, certificates: tuple[bytes, bytes, bytes], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "WAIT_AT_ONCE", 2)
+    monkeypatch.setattr(service, "WAITING_CALLS", 2)
     with opened(link, certificates) as port:
         site = port.hospital("north")
         calls = [held(pool, lambda name=name: pulled(port.hospital(name), "4")) for name in ("south", "east")]

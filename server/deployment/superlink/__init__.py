@@ -1,4 +1,4 @@
-"""Flower's SuperLink, and a run on it.
+"""The SuperLink, which hospitals connect to, and the run that sends them messages through it.
 
-Only here does the coordinator use anything of Flower beyond its public API (1.39 to 1.42).
+The coordinator uses anything of Flower beyond its public API (1.39 to 1.42) only here.
 """

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.coordinator.admission import admitted_sites
-from server.coordinator.connections import read_connections, read_sign_offs
 from server.coordinator.folder import Coordinator
+from server.coordinator.state import read_connections, read_sign_offs
 from server.runs.live_status import PHASES, Present, part_of, read_present, stopped_at
 from server.runs.reader import RoundLine
 

@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from PIL import Image
@@ -23,7 +24,9 @@ from common import __version__
 from common.system.plain_text import is_plain
 from common.wire.fleet_protocol import WIRE_VERSION
 from server.coordinator.authority import issue_server_certificate
-from server.deployment.superlink.fleet import hello
+from server.deployment.superlink.authentication import AdmittedKeys, Caller
+from server.deployment.superlink.fleet_server import hello_handler
+from server.deployment.superlink.refused_calls import StrangerCalls
 from tests.client.check.servers import (
     Inspector,
     coordinators,
@@ -170,20 +173,32 @@ def test_a_wire_version_that_is_no_such_number_is_no_answer(hospital: Hospital) 
     assert len(worst(of_release(hospital, "9.9.9", 10**4000), ExitCode.NO_ANSWER).problem) < 500
 
 
+class EveryKey(dict[bytes, Caller]):
+    """The list of a coordinator that has admitted whatever key is asked about."""
+
+    def get(self, key: bytes, default: object = None) -> Caller:  # type: ignore[override]
+        return Caller(7, "north", key)
+
+
+def hello_of(read: Callable[[], Mapping[bytes, Caller]]) -> grpc.GenericRpcHandler:
+    """The coordinator's answer, where these keys are admitted."""
+    return hello_handler(AdmittedKeys(read), StrangerCalls())
+
+
 def test_a_key_that_was_not_admitted(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.check.connection, "KEY_PATIENCE_S", 0.0)
-    with grpc_server(hello.handler(lambda key: None), tls_of(hospital.coordinator)) as port:
+    with grpc_server(hello_of(lambda: {}), tls_of(hospital.coordinator)) as port:
         worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.KEY)
 
 
 def test_an_admission_that_is_on_its_way_is_waited_for(hospital: Hospital) -> None:
-    answers = iter([None])
-    with grpc_server(hello.handler(lambda key: next(answers, 7)), tls_of(hospital.coordinator)) as port:
+    answers = iter([{}])
+    with grpc_server(hello_of(lambda: next(answers, EveryKey())), tls_of(hospital.coordinator)) as port:
         assert hospital.at(f"127.0.0.1:{port}").checked().exit_code == 0
 
 
 def test_an_admitted_site_that_lacks_nothing_has_exit_code_0(hospital: Hospital) -> None:
-    with grpc_server(hello.handler(lambda key: 7), tls_of(hospital.coordinator)) as port:
+    with grpc_server(hello_of(EveryKey), tls_of(hospital.coordinator)) as port:
         result = hospital.at(f"127.0.0.1:{port}").checked()
     assert [finding for area in result.areas for finding in area.findings if finding.severity] == []
     assert result.exit_code == 0

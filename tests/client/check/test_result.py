@@ -28,7 +28,7 @@ from common.data.sources.built_in import phantoms
 from common.models.network import SplitNetwork, build
 from common.system.stopping import STOPPED_ON_REQUEST
 from common.wire.records import RollCall
-from server.deployment.processes.supervisor import RunExit
+from server.deployment.supervisor import RunExit
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
 from tests.common.data.dicom_files import dicom
 from tests.federations import DIGITS

@@ -1,0 +1,54 @@
+"""Checks of ``flwr-client start`` before it imports torch or reads an image: fast, and with a remedy."""
+
+import contextlib
+from pathlib import Path
+
+from cryptography import x509
+
+from client.connection.exit_codes import Unreachable
+from client.connection.tls import days_valid
+from client.site.site_file import read_credentials, read_with_faults
+from common.errors import BadInput, Fault, stop_on
+from common.system.files import is_locked
+from common.system.preflight import date_faults, flower_faults, writable_folder_faults
+
+LOOK_S = 0.5
+"""Time for the coordinator to show its certificate; after that, the connection itself will report a fault."""
+
+
+def check_start(folder: Path) -> None:
+    """Check file, key, kit, rights, room and releases, and the certificate if the coordinator answers.
+
+    Raises:
+        BadInput: With every fault.
+        Refused: If the coordinator shows a certificate that this site cannot accept.
+    """
+    settings, _ = read_with_faults(folder)  # faults of class names are reported with those of the data
+    check_not_running(settings.state)
+    faults = list[Fault]()
+    try:
+        kit = read_credentials(settings)
+    except BadInput as bad:
+        faults += bad.faults
+    else:
+        authority, name = x509.load_pem_x509_certificate(kit.ca_certificate.encode()), settings.kit_path.name
+        faults += date_faults(f"{name}: the coordinator's authority", authority, "Ask the coordinator for a new kit.")
+    stop_on([*faults, *writable_folder_faults(settings.state), *flower_faults()])
+    with contextlib.suppress(Unreachable):
+        days_valid(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
+
+
+def check_not_running(state: Path) -> None:
+    """Raise :class:`BadInput` if another process of this site runs."""
+    if is_running(state):
+        raise BadInput([already_running(state)])
+
+
+def is_running(state: Path) -> bool:
+    """Return whether a process of this site runs: it holds the lock of the folder."""
+    return is_locked(state / "lock")
+
+
+def already_running(state: Path) -> Fault:
+    """Return the fault that another process of this site runs."""
+    return Fault(str(state.parent), "another flwr-client runs on this folder.", "A site has one process.")

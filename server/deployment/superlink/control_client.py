@@ -1,0 +1,250 @@
+"""Calls of ``flwr-server start``, ``run`` and ``status`` to their SuperLink over the Unix socket of the folder.
+
+Both ends are of one release. Envelopes and trees of messages travel as bytes, as the SuperLink stores them.
+"""
+
+import time
+from collections.abc import Collection, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from common.errors import CannotGoOn
+from common.security.call_signatures import key_bytes
+from common.system.plain_text import grpc_words
+from common.wire.fleet_protocol import Envelope, ObjectTree, message_classes
+from server.coordinator.folder import Coordinator
+from server.coordinator.state import ControlSocket
+from server.deployment.superlink.messages import NoReply
+from server.deployment.superlink.registrations import Presence
+
+LINK_PATIENCE_S = 900.0
+"""Time that a run waits for a SuperLink that does not answer."""
+ANSWER_S = 20.0
+"""Time for one call; after that the call is made again, or the SuperLink counts as unavailable."""
+HEALTH_S = 10.0
+"""Time for a health check; two seconds are too few on a busy machine."""
+PAUSE_S = 0.2
+GIVEN_UP = "the SuperLink heard nothing of this run for too long, and gave it up."
+_UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+SERVICE = "polyclinic.Control"
+LARGEST_CALL = 64 * 2**20
+"""Bytes: requests to thousands of sites are announced in one call, without their contents."""
+_CLASSES = {
+    name.rpartition(".")[2]: made
+    for name, made in message_classes(
+        "polyclinic.control",
+        """
+Nothing:
+Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key
+Sites: 1 Site* sites
+Run: 1 uint64 run_id, 2 bool goes_on
+RunBegin: 1 uint64 run_id, 2 bytes* envelopes, 3 bytes* trees
+Requests: 1 uint64 run_id, 2 bytes* envelopes, 3 bytes* trees
+PushResult: 1 string* names, 2 string* missing
+MessageNames: 1 uint64 run_id, 2 string* names
+Reply: 1 string request, 2 bytes envelope, 3 bytes tree, 4 string reason
+Replies: 1 Reply* replies
+""",
+    ).items()
+}
+Nothing: Any = _CLASSES["Nothing"]
+Site: Any = _CLASSES["Site"]
+Sites: Any = _CLASSES["Sites"]
+Run: Any = _CLASSES["Run"]
+RunBegin: Any = _CLASSES["RunBegin"]
+Requests: Any = _CLASSES["Requests"]
+PushResult: Any = _CLASSES["PushResult"]
+MessageNames: Any = _CLASSES["MessageNames"]
+Reply: Any = _CLASSES["Reply"]
+Replies: Any = _CLASSES["Replies"]
+
+CALLS: dict[str, tuple[Any, Any]] = {
+    "Health": (Nothing, Nothing),
+    "ListSites": (Nothing, Sites),
+    "Register": (Site, Nothing),
+    "Unregister": (Site, Nothing),
+    "BeginRun": (Nothing, RunBegin),
+    "EndRun": (Run, Nothing),
+    "Heartbeat": (Run, Run),
+    "Push": (Requests, PushResult),
+    "Replies": (MessageNames, Replies),
+    "LetGo": (MessageNames, Nothing),
+}
+"""Classes of each call's request and response."""
+
+
+def parsed_message(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
+    """Parse a message's envelope and tree of objects."""
+    return Envelope.FromString(envelope), ObjectTree.FromString(tree)
+
+
+class SuperLinkGone(CannotGoOn):
+    """The SuperLink did not answer for longer than its caller can wait."""
+
+
+class RunLost(RuntimeError):
+    """The SuperLink has given this run up after too long a silence; the run has to go on as a new one."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A registered site as the SuperLink sees it; ``public_key`` is PEM, as Flower sends it."""
+
+    node_id: int
+    name: str
+    state: Presence
+    public_key: bytes
+
+    @property
+    def online(self) -> bool:
+        """Whether the site is connected."""
+        return self.state == Presence.CONNECTED
+
+
+@dataclass(frozen=True)
+class RequestStatus:
+    """The SuperLink's answer about a request: envelope and tree of its reply, or the reason why there is none."""
+
+    request: str
+    envelope: Any = None
+    tree: Any = None
+    reason: NoReply | None = None
+
+
+class Control:
+    """Client of the SuperLink's control calls, each of which is safe to repeat.
+
+    Args:
+        patience_s: Time to wait for a SuperLink that is unavailable.
+        answer_s: Time for one call.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, patience_s: float = 0.0, answer_s: float = ANSWER_S) -> None:
+        self._patience_s, self._answer_s = patience_s, answer_s
+        self._socket = ControlSocket(coordinator.state)
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * HEALTH_S)),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        self._channel = grpc.insecure_channel(self._socket.grpc_address, options=options)
+        self._methods = {
+            name: self._channel.unary_unary(
+                f"/{SERVICE}/{name}",
+                request_serializer=request.SerializeToString,
+                response_deserializer=response.FromString,
+            )
+            for name, (request, response) in CALLS.items()
+        }
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+        self._socket.close()
+
+    def stop_waiting(self) -> None:
+        """Make every call only once from now on, with at most three seconds for each."""
+        self._patience_s, self._answer_s = 0.0, min(self._answer_s, 3.0)
+
+    def health(self) -> None:
+        """Raise :class:`SuperLinkGone` unless the SuperLink answers."""
+        self._call("Health", Nothing())
+
+    def nodes(self) -> list[Node]:
+        """Return all registered sites."""
+        sites = self._call("ListSites", Nothing()).sites
+        return [Node(site.node_id, site.name, Presence(site.state), site.public_key) for site in sites]
+
+    def register(self, name: str, public_key: str) -> None:
+        """Register a site's key, an OpenSSH line, under its name."""
+        self._call("Register", Site(name=name, public_key=flower_key(public_key)))
+
+    def unregister(self, node: Node) -> None:
+        """Remove a registration: from now on every call signed with its key is refused."""
+        self._call("Unregister", Site(node_id=node.node_id))
+
+    def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
+        """Begin a run, and end every run whose process was killed, so that sites drop their work on it.
+
+        Returns:
+            The run's number, and envelope and tree of each reply to an earlier run that nobody has released.
+        """
+        begin = self._call("BeginRun", Nothing())
+        return int(begin.run_id), list(map(parsed_message, begin.envelopes, begin.trees))
+
+    def end_run(self, run: int) -> None:
+        """End a run."""
+        self._call("EndRun", Run(run_id=run))
+
+    def heartbeat(self, run: int) -> bool:
+        """Send a run's heartbeat; return whether the run is still active on the SuperLink."""
+        return bool(self._call("Heartbeat", Run(run_id=run)).goes_on)
+
+    def push(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
+        """Announce requests by their envelopes and trees.
+
+        Returns:
+            Names of the accepted requests, and of their objects whose files are missing.
+        """
+        serialized = [(envelope.SerializeToString(), tree.SerializeToString()) for envelope, tree in requests]
+        envelopes, trees = [envelope for envelope, _ in serialized], [tree for _, tree in serialized]
+        result = self._call("Push", Requests(run_id=run, envelopes=envelopes, trees=trees))
+        return list(result.names), list(result.missing)
+
+    def replies(self, run: int, names: Collection[str]) -> list[RequestStatus]:
+        """Return the status of those of these requests that have a reply or will get none."""
+        return [
+            RequestStatus(reply.request, reason=NoReply[reply.reason])
+            if reply.reason
+            else RequestStatus(reply.request, *parsed_message(reply.envelope, reply.tree))
+            for reply in self._call("Replies", MessageNames(run_id=run, names=names)).replies
+        ]
+
+    def release(self, names: Collection[str]) -> None:
+        """Release the contents of these messages."""
+        self._call("LetGo", MessageNames(names=names))
+
+    def _call(self, name: str, request: Any) -> Any:
+        until = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return self._methods[name](request, timeout=self._answer_s)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise RunLost(GIVEN_UP) from None
+                if error.code() not in _UNAVAILABLE or time.monotonic() >= until:
+                    details = grpc_words(error.details()) or error.code().name.lower()
+                    problem = f"the SuperLink does not answer: {details}. The log of flwr-server start says why."
+                    raise SuperLinkGone(problem) from None
+            time.sleep(PAUSE_S)
+
+
+def superlink_answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
+    """Return whether the SuperLink of this folder answers, now or within this time.
+
+    Where nothing listens the answer comes at once; a process that listens has :data:`HEALTH_S` to answer.
+    """
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            with closing(Control(coordinator, answer_s=HEALTH_S)) as control:
+                control.health()
+            return True
+        except (OSError, SuperLinkGone):
+            if time.monotonic() >= until:
+                return False
+        time.sleep(PAUSE_S)
+
+
+def flower_key(line: str) -> bytes:
+    """Convert a public key from an OpenSSH line to PEM, as Flower sends it."""
+    return key_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""The SuperLink's control service for its coordinator's programs, on a Unix socket that no other account can reach."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from server.deployment.superlink.control_client import (
+    CALLS,
+    LARGEST_CALL,
+    SERVICE,
+    Nothing,
+    PushResult,
+    Replies,
+    Reply,
+    Run,
+    RunBegin,
+    Site,
+    Sites,
+    parsed_message,
+)
+from server.deployment.superlink.messages import Storage, StoredMessage
+
+THREADS = 16
+_log = logging.getLogger(__name__)
+
+
+class RunEnded(Exception):
+    """A call for a run that no process leads any more."""
+
+
+class ControlService:
+    """The control calls; each method answers the call of its name in :meth:`methods`."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def methods(self) -> dict[str, Callable[[Any], Any]]:
+        """Return the methods by the names of their calls."""
+        return {
+            "Health": lambda request: Nothing(),
+            "ListSites": self._list_sites,
+            "Register": self._register,
+            "Unregister": self._unregister,
+            "BeginRun": self._begin_run,
+            "EndRun": self._end_run,
+            "Heartbeat": self._heartbeat,
+            "Push": self._push,
+            "Replies": self._replies,
+            "LetGo": self._release,
+        }
+
+    def _list_sites(self, request: Any) -> Any:
+        sites = (
+            Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
+            for site in self._storage.sites.all()
+        )
+        return Sites(sites=sites)
+
+    def _register(self, request: Any) -> Any:
+        self._storage.sites.register(request.name, request.public_key)
+        return Nothing()
+
+    def _unregister(self, request: Any) -> Any:
+        self._storage.sites.unregister(request.node_id)
+        return Nothing()
+
+    def _begin_run(self, request: Any) -> Any:
+        run, left = self._storage.begin_run()
+        return RunBegin(run_id=run, envelopes=[reply.envelope for reply in left], trees=[reply.tree for reply in left])
+
+    def _end_run(self, request: Any) -> Any:
+        self._storage.messages.end(request.run_id)
+        return Nothing()
+
+    def _heartbeat(self, request: Any) -> Any:
+        return Run(run_id=request.run_id, goes_on=self._storage.runs.heartbeat(request.run_id))
+
+    def _push(self, request: Any) -> Any:
+        self._require_active(request.run_id)
+        messages = map(parsed_message, request.envelopes, request.trees)
+        names, missing = self._storage.messages.push([StoredMessage.request(*message) for message in messages])
+        return PushResult(names=names, missing=missing)
+
+    def _replies(self, request: Any) -> Any:
+        self._require_active(request.run_id)
+        replies = []
+        for answer in self._storage.messages.replies(request.run_id, request.names):
+            if isinstance(answer, StoredMessage):
+                replies.append(Reply(request=answer.partner, envelope=answer.envelope, tree=answer.tree))
+            else:
+                root, reason = answer
+                replies.append(Reply(request=root, reason=reason.name))
+        return Replies(replies=replies)
+
+    def _release(self, request: Any) -> Any:
+        for name in request.names:
+            self._storage.messages.release(name)
+        return Nothing()
+
+    def _require_active(self, run: int) -> None:
+        if not self._storage.runs.is_active(run):
+            raise RunEnded
+
+
+def serve_control(address: str, storage: Storage) -> grpc.Server:
+    """Open the control socket and start answering.
+
+    Args:
+        address: Of the socket as gRPC writes it, ``unix:PATH``.
+
+    Raises:
+        OSError: If the file system of the folder takes no sockets, or the folder is gone.
+    """
+    handlers = {name: _handler(name, method) for name, method in ControlService(storage).methods().items()}
+    options = [("grpc.max_receive_message_length", LARGEST_CALL), ("grpc.max_send_message_length", -1)]
+    server = grpc.server(
+        ThreadPoolExecutor(THREADS, thread_name_prefix="control"),
+        handlers=(grpc.method_handlers_generic_handler(SERVICE, handlers),),
+        options=options,
+    )
+    try:
+        server.add_insecure_port(address)  # the folder's mode decides who may connect
+    except RuntimeError as error:
+        raise OSError(f"no socket can be made in the folder state, which must be on a local disk: {error}") from None
+    server.start()
+    return server
+
+
+def _handler(name: str, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
+    request_class, _ = CALLS[name]
+
+    def respond(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return method(request)
+        except RunEnded:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
+        except Exception as error:  # the edge of the process
+            _log.error("%s failed: %r", name, error)
+            context.abort(grpc.StatusCode.INTERNAL, f"the SuperLink failed: {error!r}")
+        raise AssertionError("abort raises")
+
+    return grpc.unary_unary_rpc_method_handler(
+        respond,
+        request_deserializer=request_class.FromString,
+        response_serializer=lambda response: response.SerializeToString(),
+    )

@@ -1,0 +1,138 @@
+"""The SuperLink's database, one SQLite file: everything is read from memory, every change is written through.
+
+A change is written before it is made in memory and before it is answered: a killed process has lost nothing that it
+answered. A machine that loses its power may lose the last changes; runs then go on from their last checkpoint.
+"""
+
+import datetime as dt
+import sqlite3
+import threading
+import weakref
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from server.coordinator.folder import Coordinator
+
+FILE = "superlink.db"
+COMPANIONS = ("-wal", "-shm", "-journal")
+"""Endings of the other files that SQLite keeps beside a database."""
+SMALLEST_PAGE = 512
+"""Bytes of SQLite's smallest page; every database has at least one page."""
+OURS, RELEASE = 0x504F4C59, 1
+"""SQLite's ``application_id`` and ``user_version`` of a database that this release can read."""
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_PRIMARY_CODE = 0xFF
+"""Mask of the lowest byte of a SQLite error code, which holds the kind of the error."""
+_TABLES = (
+    "CREATE TABLE sites (node TEXT PRIMARY KEY, name TEXT, key BLOB, state TEXT, until REAL)",
+    "CREATE TABLE runs (run TEXT PRIMARY KEY, is_over INTEGER)",
+    """CREATE TABLE messages (root TEXT PRIMARY KEY, node TEXT, run TEXT, is_reply INTEGER, partner TEXT, expires REAL,
+    envelope BLOB, tree BLOB, handed INTEGER, released INTEGER, withdrawn INTEGER)""",
+    f"PRAGMA application_id = {OURS}",
+    f"PRAGMA user_version = {RELEASE}",
+)
+
+
+class Database:
+    """One SQLite connection for all threads.
+
+    Attributes:
+        lock: Held during a change, for well under a millisecond; reading memory does not need it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lock = threading.RLock()
+        self._sql = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        weakref.finalize(self, self._sql.close)
+        self._sql.execute("PRAGMA journal_mode=WAL")
+        self._sql.execute("PRAGMA synchronous=NORMAL")
+        if not self.read("SELECT 1 FROM sqlite_master"):
+            self.write(*((statement, ()) for statement in _TABLES))
+        self._sql.execute("SELECT count(*) FROM messages").fetchall()  # holds others' exclusive locks off from now on
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self.lock:
+            self._sql.close()
+
+    def read(self, query: str) -> list[Any]:
+        """Return all rows of a query."""
+        with self.lock:
+            return self._sql.execute(query).fetchall()
+
+    def write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """Execute all of these statements with their values, or none of them.
+
+        Raises:
+            sqlite3.Error: If the disk is full, for instance; then nothing has changed.
+        """
+        with self.lock:
+            self._sql.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    self._sql.execute(statement, values)
+                self._sql.execute("COMMIT")
+            except BaseException:
+                if self._sql.in_transaction:
+                    self._sql.execute("ROLLBACK")
+                raise
+
+
+def set_aside_if_unusable(coordinator: Coordinator) -> str:
+    """Rename a database that is damaged or of another release, so that the SuperLink makes a new one.
+
+    Nothing is lost for good: registrations come from ``sites/``, runs from their own folders. A database that is only
+    locked, or on a full disk, stays. Call this while no SuperLink runs on the folder.
+
+    Returns:
+        The event in words for a person; empty where the database stays or there is none.
+    """
+    path = coordinator.state / FILE
+    kind, problem = "damaged", damage(path)
+    if not problem and (problem := other_release(path)):
+        kind = "of-another-release"
+    if not problem:
+        return ""
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
+    aside = f"{FILE}.{kind}-{stamp}"
+    for ending in ("", *COMPANIONS):
+        if (part := path.with_name(FILE + ending)).exists():
+            part.rename(path.with_name(aside + ending))
+    return (
+        f"state/{FILE} is {kind.replace('-', ' ')} ({problem}) and was renamed to {aside}; "
+        "a new one is made from sites/. "
+        "Hospitals connect again by themselves; a run that was under way goes on from its last checkpoint"
+    )
+
+
+def damage(path: Path) -> str:
+    """Describe the damage of a database; empty where it has none or it cannot be examined now."""
+    if not path.exists():
+        has_companion = any(path.with_name(path.name + ending).exists() for ending in COMPANIONS)
+        return "only parts of it are left" if has_companion else ""
+    if (length := path.stat().st_size) < SMALLEST_PAGE:  # SQLite takes that for a new one
+        return f"it has {length} bytes"
+    try:
+        with closing(sqlite3.connect(path, timeout=5)) as connection:
+            problems = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(1)")]
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0)
+        return str(error) if code & _PRIMARY_CODE in _DAMAGE else ""
+    return "" if problems == ["ok"] else " ".join(problems[0].split())
+
+
+def other_release(path: Path) -> str:
+    """Explain why this release cannot read an intact database; empty where it can, or it cannot be examined now."""
+    if not path.exists():
+        return ""
+    try:
+        with closing(sqlite3.connect(path, timeout=5)) as connection:
+            application, release = (
+                int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
+            )
+    except sqlite3.Error:
+        return ""
+    if application != OURS:
+        return "it is Flower's own, which an earlier release of Polyclinic used"
+    return "" if release == RELEASE else f"its number is {release}, not {RELEASE}"

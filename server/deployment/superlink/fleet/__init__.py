@@ -1,1 +1,0 @@
-"""The Fleet API that hospitals call: authentication and ownership of every call."""

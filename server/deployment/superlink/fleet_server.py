@@ -1,0 +1,163 @@
+"""The gRPC server of the hospital link: the one port that hospitals reach, and gRPC's own limits on it.
+
+gRPC has no limit for one address: a port that is open to the internet needs a proxy (``docker/haproxy.cfg``).
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from common import __version__
+from common.security.call_signatures import is_signed_by
+from common.wire.fleet_protocol import (
+    HELLO_METHOD,
+    HELLO_SERVICE,
+    SERVICE,
+    WIRE_VERSION,
+    ActivateNodeRequest,
+    ConfirmMessageReceivedRequest,
+    DeactivateNodeRequest,
+    GetFabRequest,
+    GetRunRequest,
+    Hello,
+    PullMessagesRequest,
+    PullObjectRequest,
+    PushMessagesRequest,
+    SendNodeHeartbeatRequest,
+)
+from server.deployment.superlink.authentication import AdmittedKeys, Authenticator, Caller, CallRefused, signed_headers
+from server.deployment.superlink.fleet_service import Fleet
+from server.deployment.superlink.messages import Storage
+from server.deployment.superlink.object_store import LARGEST_CALL, ObjectPush
+from server.deployment.superlink.refused_calls import FILE, RefusedCalls, StrangerCalls
+
+THREADS = 1000
+"""Calls that are answered at a time; a call whose request arrives slowly holds a thread meanwhile."""
+MOST_CALLS = 2000
+"""Calls that wait or are answered at a time; gRPC refuses further calls at once with RESOURCE_EXHAUSTED."""
+CALLS_PER_CONNECTION = 32
+"""gRPC lets further calls wait at the client."""
+LARGEST_METADATA = 8192
+"""Bytes of a call's headers: a hospital's signature, key and versions are 1 KB."""
+HANDSHAKE_S = 10.0
+"""Time for the TLS and HTTP/2 handshakes of a connection."""
+IDLE_S = 30.0
+"""Time without a call after which a connection is closed; sites send a heartbeat every five seconds."""
+KEEPALIVE_MS = 210_000
+"""Some networks cut connections that are silent for four minutes."""
+
+
+def serve_hospitals(
+    address: str, storage: Storage, certificates: tuple[bytes, bytes, bytes], folder: Path, connections: int
+) -> tuple[grpc.Server, int]:
+    """Open the port.
+
+    Args:
+        address: To listen on.
+        certificates: The authority's, the server's, and the server's key, as PEM.
+        folder: The coordinator's folder ``state``.
+        connections: Connections that gRPC accepts at a time; it closes further ones at once.
+
+    Returns:
+        The server, started, and the port.
+
+    Raises:
+        OSError: If the port is in use.
+    """
+    admitted = AdmittedKeys(
+        lambda: {key: Caller(site.node_id, site.name, key) for key, site in storage.sites.by_key().items()}
+    )
+    fleet, strangers = Fleet(storage, admitted, folder), StrangerCalls()
+    authenticator = Authenticator(admitted, RefusedCalls(folder / FILE), strangers, fleet.processes.refuse_earlier)
+    server = grpc.server(
+        ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
+        handlers=(
+            hello_handler(admitted, strangers),
+            grpc.method_handlers_generic_handler(SERVICE, method_handlers(fleet, authenticator)),
+        ),
+        options=options(connections),
+        maximum_concurrent_rpcs=MOST_CALLS,
+    )
+    root, certificate, key = certificates
+    try:
+        port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)], root))
+    except RuntimeError as error:
+        raise OSError(f"{address} cannot be listened on: {error}") from None
+    server.start()
+    return server, port
+
+
+def options(connections: int) -> list[tuple[str, int]]:
+    """Return gRPC's options of the port, which bound what a stranger can make it hold before a call is read."""
+    return [
+        ("grpc.max_receive_message_length", LARGEST_CALL),
+        ("grpc.max_send_message_length", LARGEST_CALL),
+        ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
+        ("grpc.max_metadata_size", LARGEST_METADATA),
+        ("grpc.absolute_max_metadata_size", LARGEST_METADATA),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
+        # Otherwise gRPC accepts more and more of what nobody reads yet: megabytes a connection, on a fast line. A
+        # message that is being read has a window of a megabyte without it.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.so_reuseport", 0),  # a second SuperLink on the port is an error
+    ]
+
+
+def method_handlers(fleet: Fleet, authenticator: Authenticator) -> Mapping[str, grpc.RpcMethodHandler]:
+    """Return the handlers of the service's methods by name; Flower's other methods do not exist here."""
+    methods: dict[str, tuple[Callable[[Caller, Any], Any], Any]] = {
+        "ActivateNode": (fleet.activate, ActivateNodeRequest),
+        "DeactivateNode": (fleet.deactivate, DeactivateNodeRequest),
+        "SendNodeHeartbeat": (fleet.heartbeat, SendNodeHeartbeatRequest),
+        "RegisterNode": (fleet.register, DeactivateNodeRequest),
+        "UnregisterNode": (fleet.register, DeactivateNodeRequest),
+        "PullMessages": (fleet.pull_messages, PullMessagesRequest),
+        "PushMessages": (fleet.push_messages, PushMessagesRequest),
+        "ConfirmMessageReceived": (fleet.confirm, ConfirmMessageReceivedRequest),
+        "GetRun": (fleet.get_run, GetRunRequest),
+        "GetFab": (fleet.get_bundle, GetFabRequest),
+    }
+
+    def serialize(response: Any) -> bytes:
+        return bytes(response.SerializeToString())
+
+    handlers = {
+        name: authenticator.handler(name, answer, request.FromString, serialize)
+        for name, (answer, request) in methods.items()
+    }
+    handlers["PushObject"] = authenticator.handler("PushObject", fleet.push_object, ObjectPush.parse, serialize)
+    handlers["PullObject"] = authenticator.handler("PullObject", fleet.pull_object, PullObjectRequest.FromString, bytes)
+    return handlers
+
+
+def hello_handler(admitted: AdmittedKeys, strangers: StrangerCalls) -> grpc.GenericRpcHandler:
+    """Make the handler that tells ``flwr-client check`` the time, the release and whether its key is admitted."""
+
+    def respond(_: object, context: grpc.ServicerContext) -> bytes:
+        try:
+            key, when, signature = signed_headers(context.invocation_metadata())
+            is_admitted = admitted.caller(key) is not None and is_signed_by(key, when, signature)  # at any time
+        except CallRefused:
+            is_admitted = False
+        if not is_admitted:
+            strangers.count(context.peer(), "asked whether its key is admitted, which it is not")
+        answer = Hello(
+            time=time.time(),
+            release=__version__,
+            wire=WIRE_VERSION,
+            key="admitted" if is_admitted else "unknown",
+        )
+        return answer.model_dump_json().encode()
+
+    # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is accepted.
+    handler = grpc.stream_unary_rpc_method_handler(respond)
+    return grpc.method_handlers_generic_handler(HELLO_SERVICE, {HELLO_METHOD: handler})

@@ -1,0 +1,371 @@
+"""Flower's Fleet API for hospitals, answered for the site whose key signed each call.
+
+The protocol is Flower's, the storage is ours. The key that signed a call alone decides who calls; Flower's own servicer
+reads that from the body of the request. A site activates itself, answers messages that were handed to it, once, and
+reaches the objects of its own messages.
+"""
+
+import datetime as dt
+import hashlib
+import io
+import threading
+import zipfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from common.security.call_signatures import ANOTHER_PROCESS
+from common.wire.fleet_protocol import (
+    COORDINATOR,
+    SMALL_BYTES_IN_ALL,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedResponse,
+    DeactivateNodeResponse,
+    GetFabResponse,
+    GetRunResponse,
+    PullMessagesResponse,
+    PullObjectResponse,
+    PushMessagesResponse,
+    PushObjectResponse,
+    Result,
+    SendNodeHeartbeatResponse,
+    by_sha256,
+    object_ids,
+)
+from server.coordinator.state import forget_sign_off, note_sign_off
+from server.deployment.superlink.authentication import AdmittedKeys, Caller, CallRefused
+from server.deployment.superlink.messages import ReplyOutcome, Storage, StoredMessage
+from server.deployment.superlink.object_store import ObjectPush, PullResponseCache, is_object_id
+
+WAITING_CALLS = 500
+"""Calls that may wait for a message at a time, half of all threads; others get an empty response at once."""
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 10, 120
+"""Between two heartbeats. Flower allows up to half an hour, which would show a lost site as connected for an hour."""
+MOST_OBJECTS = 10_000
+"""Objects of one reply; a model of 150 MB has ten. The coordinator's run has a far lower bound for each reply."""
+LONGEST_ENTRY = 200
+"""Bytes of one object's entry in a tree."""
+LONGEST_REASON = 500
+"""Characters of an error's reason that are stored in the database."""
+LONGEST_ENVELOPE = 16 * 1024
+"""Bytes of a reply's envelope."""
+MOST_EARLIER = 64
+"""Earlier processes of one site that are remembered."""
+
+APP = """[project]
+name = "polyclinic"
+version = "1"
+description = "Names the app that every site has installed; carries no code."
+license = "Apache-2.0"
+dependencies = ["flwr"]
+[tool.flwr.app]
+publisher = "polyclinic"
+[tool.flwr.app.components]
+serverapp = "installed:on_the_coordinator"
+clientapp = "installed:at_the_site"
+[tool.flwr.app.config]
+"""
+
+
+def app_bundle(content: str) -> bytes:
+    """Return an app bundle with this ``pyproject.toml``, the same bytes at any time.
+
+    Flower delivers a run's code in its bundle. Ours is a mere name, and a site refuses a bundle that carries code.
+    """
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as bundle:
+        bundle.writestr(zipfile.ZipInfo("pyproject.toml"), content)  # a ZipInfo has a fixed time
+    return archive.getvalue()
+
+
+BUNDLE = app_bundle(APP)
+BUNDLE_SHA256 = hashlib.sha256(BUNDLE).hexdigest()
+
+
+@dataclass
+class _Processes:
+    """The present process of one site, the time of its sign-on, and earlier processes, the oldest first."""
+
+    present: str
+    since: str
+    earlier: dict[str, None] = field(default_factory=dict)
+
+
+class SiteProcesses:
+    """Lets one process of each site take part: the one that signed on last. Safe to use from several threads.
+
+    Two copies of a site's folder would keep two privacy ledgers and two memories of what the site has sent. A site
+    whose process was killed signs on again before anybody knows that the earlier process is dead, so the later one
+    is preferred. None of this is stored on disk.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sites: dict[int, _Processes] = {}
+
+    def sign_on(self, caller: Caller) -> None:
+        """Make the caller's process the present one of its site."""
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        with self._lock:
+            site = self._sites.setdefault(caller.node_id, _Processes(caller.process, now))
+            if caller.process == site.present:
+                return
+            site.earlier[site.present] = None
+            site.present, site.since = caller.process, now
+            if len(site.earlier) > MOST_EARLIER:
+                del site.earlier[next(iter(site.earlier))]
+
+    def is_present(self, caller: Caller) -> bool:
+        """Return whether the caller's process is the present one of its site."""
+        with self._lock:
+            site = self._sites.get(caller.node_id)
+            return site is not None and site.present == caller.process
+
+    def refuse_earlier(self, caller: Caller) -> None:
+        """Raise :class:`CallRefused` if a later process of the caller's site has signed on."""
+        with self._lock:
+            site = self._sites.get(caller.node_id)
+            if site is None or caller.process not in site.earlier:
+                return
+            reason = f"{ANOTHER_PROCESS} {site.since}"
+        # A process that was killed does not call: this one is alive, and the coordinator should know of it.
+        raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, noted=True)
+
+
+class Fleet:
+    """The methods of the Fleet API that a site calls.
+
+    Args:
+        storage: Sites, runs and messages.
+        admitted: The keys that may call, for the names of sites.
+        folder: The coordinator's folder ``state``, where sign-offs are recorded; None to record none.
+    """
+
+    def __init__(self, storage: Storage, admitted: AdmittedKeys, folder: Path | None = None) -> None:
+        self._folder, self.processes = folder, SiteProcesses()
+        self._sites, self._runs, self._messages = storage.sites, storage.runs, storage.messages
+        self._admitted, self._pulls = admitted, PullResponseCache(storage.files)
+        self._waiting = threading.Semaphore(WAITING_CALLS)
+
+    # ------------------------------------------------------------------ presence
+
+    def activate(self, caller: Caller, request: Any) -> Any:
+        """Mark the calling site as connected."""
+        if request.public_key != caller.key:
+            other = self._admitted.caller(request.public_key)
+            raise _forged("the public key in the request did not sign the call", other.name if other else "")
+        _check_interval(request.heartbeat_interval)
+        if not self._sites.activate(caller.node_id, request.heartbeat_interval):
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
+        self.processes.sign_on(caller)
+        if self._folder is not None:
+            forget_sign_off(self._folder, caller.name)
+        return ActivateNodeResponse(node_id=caller.node_id)
+
+    def deactivate(self, caller: Caller, request: Any) -> Any:
+        """Mark the calling site as signed off."""
+        self._check_node(caller, request.node_id)
+        if self._folder is not None:  # before the storage changes: a run that sees the change looks here for the reason
+            note_sign_off(self._folder, caller.name)
+        if not self._sites.deactivate(caller.node_id):
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
+        return DeactivateNodeResponse()
+
+    def heartbeat(self, caller: Caller, request: Any) -> Any:
+        """Record a heartbeat of the calling site."""
+        self._check_node(caller, request.node.node_id)
+        _check_interval(request.heartbeat_interval)
+        if self._sites.has_signed_off(caller.node_id) and self.processes.is_present(caller):  # over a slow line
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
+        if registered := self._sites.heartbeat(caller.node_id, request.heartbeat_interval):
+            self.processes.sign_on(caller)  # a process that was started after a kill signs on by its heartbeat
+        return SendNodeHeartbeatResponse(success=registered)
+
+    def register(self, caller: Caller, request: Any) -> Any:
+        """Refuse: the coordinator admits sites."""
+        reason = "sites are registered by flwr-server admit, not by a call"
+        raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True)
+
+    # ------------------------------------------------------------------ messages
+
+    def pull_messages(self, caller: Caller, request: Any) -> Any:
+        """Hand the calling site its next message, as soon as there is one or the caller's waiting time is over."""
+        self._check_node(caller, request.node.node_id)
+        if (message := self._next_message(caller)) is None:
+            return PullMessagesResponse()
+        proto, tree = message.parsed()
+        small = self._messages.small_contents(tree)
+        return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
+
+    def _next_message(self, caller: Caller) -> StoredMessage | None:
+        node, again = caller.node_id, caller.wait_s is not None
+        number = self._messages.arrivals.number(node)
+        message = self._messages.next_for(node, again=again)
+        if message is not None or not caller.wait_s or not self._waiting.acquire(blocking=False):
+            return message
+        try:
+            self._messages.arrivals.wait(node, number, caller.wait_s)
+        finally:
+            self._waiting.release()
+        # Meanwhile another process may have signed on, or the key may have been revoked.
+        self.processes.refuse_earlier(caller)
+        if self._admitted.caller(caller.key) is None:
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
+        return self._messages.next_for(node, again=again)
+
+    def push_messages(self, caller: Caller, request: Any) -> Any:
+        """Accept the calling site's only reply to a message that was handed to it."""
+        self._check_node(caller, request.node.node_id)
+        proto, tree = self._checked_reply(caller, request)
+        metadata = proto.metadata
+        self._check_active(metadata.run_id)
+        outcome, missing = self._messages.answer(StoredMessage.reply(proto, tree))
+        if outcome is ReplyOutcome.ANOTHER_WAS_ACCEPTED:
+            raise self._answered_before(caller, metadata)
+        if outcome is ReplyOutcome.NOBODY_WAITS:
+            reason = "nobody waits for this reply any more: its time is over, or its run"
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
+        small = by_sha256(request.small_contents)
+        to_push = [
+            name for name in missing if name not in small or not self._store(caller, metadata.run_id, name, small[name])
+        ]
+        results = [Result(key=metadata.message_id, value=0)]
+        return PushMessagesResponse(results=results, objects_to_push=to_push, session_id=metadata.message_id)
+
+    def confirm(self, caller: Caller, request: Any) -> Any:
+        """Release a message that was handed to the calling site."""
+        self._check_node(caller, request.node.node_id)
+        name, owner = request.message_object_id, self._messages.owner_of(request.message_object_id)
+        if not self._messages.was_handed(caller.node_id, name):
+            if owner is None and not self._messages.needs(name):
+                return ConfirmMessageReceivedResponse()  # released before, or its run is over
+            reason = "this message was not handed to this site"
+            raise _forged(reason, self._name(owner), request.run_id)
+        self._check_active(request.run_id)
+        self._messages.release(name)
+        return ConfirmMessageReceivedResponse()
+
+    def _checked_reply(self, caller: Caller, request: Any) -> tuple[Any, Any]:
+        """Return envelope and tree of the reply in a request; refuse a reply that the calling site may not send."""
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise _forged("a call brings one reply and its one tree of objects")
+        proto, tree = request.messages_list[0], request.message_object_trees[0]
+        metadata = proto.metadata
+        run, answered = metadata.run_id, metadata.reply_to_message_id
+        owner = self._messages.owner_of(answered) if answered else None
+        if metadata.src_node_id != caller.node_id:
+            raise _forged("the reply names another site as its source", self._name(metadata.src_node_id), run)
+        if not answered or metadata.dst_node_id != COORDINATOR:
+            raise _forged("a site sends replies to the coordinator and nothing else", run=run)
+        if not self._messages.was_handed(caller.node_id, answered):
+            raise _forged("the reply answers a message that was not handed to this site", self._name(owner), run)
+        if proto.HasField("error"):
+            # The run reads the error in the reply's objects, and cuts it; here it would only fill the database.
+            proto.error.reason = proto.error.reason[:LONGEST_REASON]
+        if proto.ByteSize() > LONGEST_ENVELOPE or tree.ByteSize() > MOST_OBJECTS * LONGEST_ENTRY:
+            raise _forged("the reply's own fields are too long", run=run)
+        names: Collection[str] = object_ids(tree)
+        if tree.object_id != metadata.message_id or not all(map(is_object_id, names)) or len(names) > MOST_OBJECTS:
+            raise _forged("the tree of objects is not that of the reply")
+        small: Sequence[bytes] = request.small_contents
+        if sum(map(len, small)) > SMALL_BYTES_IN_ALL or len(small) > MOST_OBJECTS:
+            raise _forged("the objects that came along with the reply are not small", run=run)
+        first, owner = self._messages.reply_to(answered), self._messages.owner_of(metadata.message_id)
+        if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
+            raise self._answered_before(caller, metadata)
+        return proto, tree
+
+    def _answered_before(self, caller: Caller, metadata: Any) -> CallRefused:
+        owner = self._messages.owner_of(metadata.message_id)
+        reason = "another reply to this message was taken before"
+        other = self._name(caller.node_id if owner is None else owner)
+        return CallRefused(grpc.StatusCode.ALREADY_EXISTS, reason, other=other, run=metadata.run_id)
+
+    # ------------------------------------------------------------------ runs
+
+    def get_run(self, caller: Caller, request: Any) -> Any:
+        """Return number and bundle hash of a run in which the calling site takes part."""
+        self._check_participation(caller, request.node.node_id, request.run_id)
+        response = GetRunResponse()
+        response.run.run_id, response.run.fab_hash = request.run_id, BUNDLE_SHA256
+        return response
+
+    def get_bundle(self, caller: Caller, request: Any) -> Any:
+        """Return the app bundle of a run in which the calling site takes part."""
+        self._check_participation(caller, request.node.node_id, request.run_id)
+        if request.hash_str != BUNDLE_SHA256:
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "the run has no such app bundle", run=request.run_id)
+        response = GetFabResponse()
+        response.fab.hash_str, response.fab.content = BUNDLE_SHA256, BUNDLE
+        return response
+
+    # ------------------------------------------------------------------ objects
+
+    def push_object(self, caller: Caller, push: ObjectPush) -> Any:
+        """Store an object of a reply that the calling site announced."""
+        request, name = push.request, push.request.object_id
+        self._check_node(caller, request.node.node_id)
+        if not self._messages.may_push(caller.node_id, name):
+            raise _forged("the object belongs to no reply of this site", run=request.run_id)
+        self._check_active(request.run_id)
+        if not self._messages.needs(name) or hashlib.sha256(push.content).hexdigest() != name:
+            return PushObjectResponse(stored=False)
+        if self._messages.is_late(caller.node_id, name):  # so that the site does not count the reply as accepted
+            return PushObjectResponse(stored=False)
+        return PushObjectResponse(stored=self._store(caller, request.run_id, name, push.content))
+
+    def _store(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview) -> bool:
+        """Store an object of a reply; return whether any message still needs it."""
+        if not self._messages.fits(caller.node_id, name, len(content)):
+            reason = "the reply weighs more than twice what was asked for"
+            raise CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
+        return self._messages.store(name, content)
+
+    def pull_object(self, caller: Caller, request: Any) -> bytes:
+        """Return a serialized PullObjectResponse with an object of a message that was handed to the calling site."""
+        self._check_node(caller, request.node.node_id)
+        if not self._messages.may_pull(caller.node_id, request.object_id):
+            raise _forged("the object belongs to no message for this site", run=request.run_id)
+        self._check_active(request.run_id)
+        if response := self._pulls.response(request.object_id):
+            return response
+        empty = PullObjectResponse(object_found=self._messages.needs(request.object_id), object_available=False)
+        return bytes(empty.SerializeToString())
+
+    # ------------------------------------------------------------------ checks
+
+    def _check_node(self, caller: Caller, node_id: int) -> None:
+        """Refuse a request that names another node than that of the key that signed the call."""
+        if node_id != caller.node_id:
+            # An honest site that was registered anew does this once, so it is refused as an unknown key is.
+            reason = "Invalid node ID: it is not that of the key that signed the call"
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._name(node_id))
+
+    def _check_active(self, run_id: int) -> None:
+        """Refuse a call about a run that no process leads."""
+        if not self._runs.is_active(run_id):
+            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, "Run is finished.")
+
+    def _check_participation(self, caller: Caller, node_id: int, run_id: int) -> None:
+        """Refuse a call about a run that is over, or in which the calling site takes no part."""
+        self._check_node(caller, node_id)
+        if not self._messages.participates(caller.node_id, run_id):
+            raise _forged("no message of this run was handed to this site", run=run_id)
+        self._check_active(run_id)
+
+    def _name(self, node_id: int | None) -> str:
+        return "" if node_id is None else self._admitted.name_of(node_id)
+
+
+def _forged(reason: str, other: str = "", run: int = 0) -> CallRefused:
+    """Make the refusal of a call that no honest program makes."""
+    return CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
+
+
+def _check_interval(interval: float) -> None:
+    if not SHORTEST_INTERVAL_S <= interval <= LONGEST_INTERVAL_S:
+        reason = f"signs of life come every {SHORTEST_INTERVAL_S} to {LONGEST_INTERVAL_S} s, not {interval:g}"
+        raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)

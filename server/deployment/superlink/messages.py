@@ -1,0 +1,446 @@
+"""Messages between a run and its sites: who owns them, and which site may reach their objects.
+
+A request goes to one site, once; the site answers it once. A site may pull the objects of requests that were handed to
+it, push those of replies that it announced, and release its own requests; nothing else. Contents are files named by
+their hash; a file is removed with the last message that names it.
+"""
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, object_ids
+from server.deployment.superlink.database import Database
+from server.deployment.superlink.object_store import ObjectFiles
+from server.deployment.superlink.registrations import Runs, Sites
+
+ROOM_BYTES = 64 * 2**20
+"""Bytes that any reply may have, and that every reply may have beyond its bound."""
+MOST_MESSAGES = 16
+"""Finished messages of one site that are remembered in each direction; a site has one or two at a time."""
+_COLUMNS = "root, node, run, is_reply, partner, expires, envelope, tree, handed, released, withdrawn"
+_STORE = f"INSERT OR REPLACE INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class ReplyOutcome(Enum):
+    """How the storage answered a reply that a site announced."""
+
+    ACCEPTED = auto()
+    ANOTHER_WAS_ACCEPTED = auto()
+    NOBODY_WAITS = auto()
+
+
+class NoReply(Enum):
+    """The reason why a request has no reply and will get none."""
+
+    MESSAGE_GONE = auto()
+    SITE_GONE = auto()
+
+
+@dataclass(eq=False)
+class StoredMessage:
+    """A request to a site, or a site's reply.
+
+    Attributes:
+        root: Name of the message, the hash of its outermost object.
+        partner: For a request, the accepted reply, empty where there is none; for a reply, its request.
+        expires: Time on the steady clock after which nobody waits for the message.
+        envelope, tree: Serialized as they travel.
+        handed: Whether a request was handed to its site.
+        released: Whether the message no longer needs its objects.
+        withdrawn: Whether the run was told that the request gets no reply.
+        names: Names of all its objects.
+        size: For a request, bytes of its objects when it was handed over; for a reply, bytes received so far.
+    """
+
+    root: str
+    node: int
+    run: int
+    is_reply: bool
+    partner: str
+    expires: float
+    envelope: bytes
+    tree: bytes
+    handed: bool = False
+    released: bool = False
+    withdrawn: bool = False
+    names: frozenset[str] = frozenset()
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        self.names = frozenset(map(sys.intern, object_ids(ObjectTree.FromString(self.tree))))
+
+    @classmethod
+    def request(cls, proto: Any, tree: Any) -> "StoredMessage":
+        """Make a request from the envelope and the tree that a run announced."""
+        data = proto.metadata
+        owner, expires = (data.dst_node_id, data.run_id, False, ""), data.created_at + data.ttl
+        return cls(data.message_id, *owner, expires, proto.SerializeToString(), tree.SerializeToString())
+
+    @classmethod
+    def reply(cls, proto: Any, tree: Any) -> "StoredMessage":
+        """Make a reply from the envelope and the tree that a site announced; it expires with its request."""
+        data = proto.metadata
+        owner = data.src_node_id, data.run_id, True, data.reply_to_message_id
+        return cls(data.message_id, *owner, 0.0, proto.SerializeToString(), tree.SerializeToString())
+
+    def is_due(self, *, again: bool) -> bool:
+        """Return whether to hand a request to its site: the first time, or ``again`` while it has no reply."""
+        return not self.handed or (again and not self.partner and not self.released)
+
+    def parsed(self) -> tuple[Any, Any]:
+        """Return the envelope and the tree of objects, parsed."""
+        return Envelope.FromString(self.envelope), ObjectTree.FromString(self.tree)
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """The message as a row of the database."""
+        return (
+            *(self.root, str(self.node), str(self.run), int(self.is_reply), self.partner, self.expires),
+            *(self.envelope, self.tree, int(self.handed), int(self.released), int(self.withdrawn)),
+        )
+
+
+@dataclass(eq=False)
+class _ArrivalCount:
+    """The number of messages that have arrived for one site."""
+
+    number: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+
+class Arrivals:
+    """Wakes calls that wait for a site's next message. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, _ArrivalCount] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def number(self, node: int) -> int:
+        """Count the messages that have arrived for a site; read it before looking for messages, for :meth:`wait`."""
+        return self._of(node).number
+
+    def wait(self, node: int, number: int, seconds: float) -> None:
+        """Wait until more than ``number`` messages have arrived for the site, :meth:`close`, or the time is over."""
+        count = self._of(node)
+        with count.changed:
+            count.changed.wait_for(lambda: count.number > number or self._is_closed, seconds)
+
+    def note(self, node: int) -> None:
+        """Count one more message for a site, and wake the calls that wait for it."""
+        count = self._of(node)
+        with count.changed:
+            count.number += 1
+            count.changed.notify_all()
+
+    def close(self) -> None:
+        """Wake all waiting calls, because the process ends."""
+        self._is_closed = True
+        for count in list(self._counts.values()):
+            with count.changed:
+                count.changed.notify_all()
+
+    def _of(self, node: int) -> _ArrivalCount:
+        with self._lock:
+            return self._counts.setdefault(node, _ArrivalCount())
+
+
+@dataclass
+class Messages:
+    """All messages. Safe to use from several threads.
+
+    Args:
+        clock: The steady clock.
+
+    Attributes:
+        arrivals: Wakes a site's call that waits for a message.
+    """
+
+    database: Database
+    sites: Sites
+    runs: Runs
+    files: ObjectFiles
+    clock: Callable[[], float]
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    _by_root: dict[str, StoredMessage] = field(default_factory=dict)
+    _of_site: dict[tuple[int, bool], dict[str, StoredMessage]] = field(default_factory=dict)
+    _needed: Counter[str] = field(default_factory=Counter)  # object -> messages that are not released and name it
+
+    def __post_init__(self) -> None:
+        for root, node, run, is_reply, partner, expires, envelope, tree, *flags in self.database.read(
+            f"SELECT {_COLUMNS} FROM messages ORDER BY rowid"
+        ):
+            owner = int(node), int(run), bool(is_reply)
+            message = StoredMessage(root, *owner, partner, expires, envelope, tree)
+            message.handed, message.released, message.withdrawn = map(bool, flags)
+            self._remember(message)
+        self.files.keep_only(self._needed)
+
+    # ------------------------------------------------------------------ the run's side
+
+    def push(self, requests: Sequence[StoredMessage]) -> tuple[list[str], list[str]]:
+        """Accept a run's requests, except those to sites that are not registered.
+
+        Returns:
+            Names of the accepted requests, and of their objects whose files are missing.
+        """
+        with self.database.lock:
+            accepted = [request for request in requests if self.sites.get(request.node)]
+            new = [request for request in accepted if request.root not in self._by_root]
+            self.database.write(*((_STORE, request.row) for request in new))
+            for request in new:
+                self._remember(request)
+            missing = self._missing(accepted)
+        for request in new:
+            self.arrivals.note(request.node)
+        return [request.root for request in accepted], missing
+
+    def replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReply]]:
+        """Yield for each of a run's requests its announced reply, or the reason why there will be none.
+
+        A request whose reply is still awaited yields nothing. The answer is the same until the run releases the reply.
+        """
+        for root in roots:
+            request = self._by_root.get(root)
+            if request is None or request.run != run or request.is_reply:
+                yield root, NoReply.MESSAGE_GONE
+            elif reply := self._by_root.get(request.partner):
+                yield reply
+            elif request.expires <= self.clock():
+                yield root, self._withdraw(request, NoReply.MESSAGE_GONE)
+            elif not self.sites.is_connected(request.node):
+                yield root, self._withdraw(request, NoReply.SITE_GONE)
+
+    def end(self, run: int) -> None:
+        """End a run and release its requests; its replies stay until the next run has recorded them."""
+        with self.database.lock:
+            self.runs.end(run)
+            self._release([one for one in self._by_root.values() if one.run == run and not one.is_reply])
+
+    def left_replies(self) -> list[StoredMessage]:
+        """Return the replies to ended runs that nobody has released, in the order of their arrival."""
+        with self.database.lock:
+            replies = [message for message in self._by_root.values() if message.is_reply and not message.released]
+            return [reply for reply in replies if not self.runs.is_active(reply.run)]
+
+    def _withdraw(self, request: StoredMessage, reason: NoReply) -> NoReply:
+        with self.database.lock:
+            if not request.withdrawn:
+                self.database.write(("UPDATE messages SET withdrawn = 1 WHERE root = ?", (request.root,)))
+                request.withdrawn = True
+        self.release(request.root)
+        return reason
+
+    # ------------------------------------------------------------------ the site's side
+
+    def next_for(self, node: int, *, again: bool = False) -> StoredMessage | None:
+        """Hand a site the oldest request that it does not have yet; None where there is none.
+
+        Args:
+            again: Whether the site has reported that it has no request: an unanswered request that was handed out
+                before was lost on its way, and is handed out once more.
+        """
+        waiting = self._of_site.get((node, False))
+        if not waiting or not any(request.is_due(again=again) for request in list(waiting.values())):
+            return None  # without the lock: sites ask all the time
+        with self.database.lock:
+            for request in waiting.values():
+                if not request.is_due(again=again) or not self._is_awaited(request):
+                    continue
+                if not request.handed:
+                    self.database.write(("UPDATE messages SET handed = 1 WHERE root = ?", (request.root,)))
+                    request.handed, request.size = True, sum(map(self.files.size, request.names))
+                return request
+        return None
+
+    def small_contents(self, tree: Any) -> list[bytes]:
+        """Return the contents of a request's small objects whose files exist."""
+        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(object_ids(tree))]
+        contents = map(self.files.read, choose_small_objects(sizes))
+        return [content for content in contents if content is not None]
+
+    def answer(self, reply: StoredMessage) -> tuple[ReplyOutcome, list[str]]:
+        """Accept a site's reply, also one that it announces again.
+
+        Returns:
+            The outcome, and the names of the reply's objects whose files are missing.
+        """
+        with self.database.lock:
+            request, earlier = self._by_root.get(reply.partner), self._by_root.get(reply.root)
+            if earlier is not None and (earlier.node, earlier.partner) != (reply.node, reply.partner):
+                return ReplyOutcome.ANOTHER_WAS_ACCEPTED, []
+            if request is not None and request.partner not in ("", reply.root):
+                return ReplyOutcome.ANOTHER_WAS_ACCEPTED, []
+            if earlier is not None:
+                return ReplyOutcome.ACCEPTED, [] if earlier.released else self._missing([earlier])
+            if request is None or request.run != reply.run or not self._is_awaited(request):
+                return ReplyOutcome.NOBODY_WAITS, []
+            reply.expires = request.expires
+            partner = ("UPDATE messages SET partner = ? WHERE root = ?", (reply.root, request.root))
+            self.database.write((_STORE, reply.row), partner)
+            request.partner = reply.root
+            self._remember(reply)
+            return ReplyOutcome.ACCEPTED, self._missing([reply])
+
+    def release(self, root: str) -> None:
+        """Release a message's objects."""
+        with self.database.lock:
+            if (message := self._by_root.get(root)) is not None:
+                self._release([message])
+
+    # ------------------------------------------------------------------ ownership
+
+    def owner_of(self, root: str) -> int | None:
+        """Return the site that a request was handed to or that announced a reply; None for any other name."""
+        message = self._by_root.get(root)
+        return message.node if message and (message.handed or message.is_reply) else None
+
+    def was_handed(self, node: int, root: str) -> bool:
+        """Return whether this request was handed to this site."""
+        message = self._by_root.get(root)
+        return message is not None and message.handed and message.node == node
+
+    def reply_to(self, root: str) -> str:
+        """Return the name of the reply that was accepted to a request; empty where there is none."""
+        message = self._by_root.get(root)
+        return "" if message is None or message.is_reply else message.partner
+
+    def participates(self, node: int, run: int) -> bool:
+        """Return whether a request of this run was handed to this site."""
+        return any(request.handed and request.run == run for request in self._newest_first(node, is_reply=False))
+
+    def may_pull(self, node: int, name: str) -> bool:
+        """Return whether an object belongs to a request that was handed to this site."""
+        return any(request.handed and name in request.names for request in self._newest_first(node, is_reply=False))
+
+    def may_push(self, node: int, name: str) -> bool:
+        """Return whether an object belongs to a reply that this site announced."""
+        return any(name in reply.names for reply in self._newest_first(node, is_reply=True))
+
+    def is_late(self, node: int, name: str) -> bool:
+        """Return whether every reply of this site with this object has expired."""
+        now = self.clock()
+        return all(reply.expires <= now for reply in self._newest_first(node, is_reply=True) if name in reply.names)
+
+    def needs(self, name: str) -> bool:
+        """Return whether an object belongs to any message that is not released."""
+        return name in self._needed
+
+    def fits(self, node: int, name: str, size: int) -> bool:
+        """Count an object's bytes towards its reply; return whether the reply is still small enough.
+
+        A reply may have twice the bytes of the largest request of its run that was handed to the site, and some room,
+        because a masked update is as large as the model that came before it. The run has a closer bound for each reply.
+        """
+        with self.database.lock:
+            for reply in self._newest_first(node, is_reply=True):
+                if name in reply.names:
+                    requests = self._newest_first(node, is_reply=False)
+                    largest = max((request.size for request in requests if request.run == reply.run), default=0)
+                    reply.size += size
+                    return reply.size <= 2 * largest + ROOM_BYTES
+            return False
+
+    def store(self, name: str, content: bytes | memoryview) -> bool:
+        """Write an object that some message still needs; return False where none does."""
+        self.files.write(name, content)
+        with self.database.lock:
+            if self.needs(name):
+                return True
+            self.files.remove(name)
+            return False
+
+    # ------------------------------------------------------------------ inside
+
+    def _newest_first(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
+        return list(self._of_site.get((node, is_reply), {}).values())[::-1]
+
+    def _is_awaited(self, request: StoredMessage) -> bool:
+        return not request.withdrawn and request.expires > self.clock() and self.runs.is_active(request.run)
+
+    def _missing(self, messages: Iterable[StoredMessage]) -> list[str]:
+        names = dict.fromkeys(name for one in messages for name in object_ids(ObjectTree.FromString(one.tree)))
+        return [name for name in names if not self.files.has(name)]
+
+    def _remember(self, message: StoredMessage) -> None:
+        """Add a message to memory, and forget the site's oldest finished ones beyond :data:`MOST_MESSAGES`."""
+        of_site = self._of_site.setdefault((message.node, message.is_reply), {})
+        self._by_root[message.root] = of_site[message.root] = message
+        if not message.released:
+            self._needed.update(message.names)
+        finished = [old for old in of_site.values() if old.released or old.expires <= self.clock()]
+        if forgotten := finished[: max(0, len(of_site) - MOST_MESSAGES)]:
+            self._release(forgotten)
+            self.database.write(*(("DELETE FROM messages WHERE root = ?", (old.root,)) for old in forgotten))
+            for old in forgotten:
+                self._by_root.pop(old.root, None)
+                of_site.pop(old.root, None)
+
+    def _release(self, messages: Sequence[StoredMessage]) -> None:
+        """Remove the files of objects that no other message needs."""
+        pending = [message for message in messages if not message.released]
+        if pending:
+            release = "UPDATE messages SET released = 1 WHERE root = ?"
+            self.database.write(*((release, (message.root,)) for message in pending))
+        for message in pending:
+            message.released = True
+            for name in message.names:
+                self._needed[name] -= 1
+                if self._needed[name] <= 0:
+                    del self._needed[name]
+                    self.files.remove(name)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Sites, runs and messages on one database.
+
+    Attributes:
+        files: Contents of the messages.
+    """
+
+    database: Database
+    sites: Sites
+    runs: Runs
+    messages: Messages
+    files: ObjectFiles
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        files: ObjectFiles,
+        clock: Callable[[], float],
+        steady: Callable[[], float] = time.monotonic,
+    ) -> "Storage":
+        """Open a database or make a new one; remove files that no message needs or that a crash damaged.
+
+        Args:
+            clock: Unix time that does not jump when the machine's clock is set.
+            steady: Seconds, for what lasts only as long as this process.
+        """
+        database = Database(path)
+        sites, runs = Sites(database, clock), Runs(database, steady)
+        return cls(database, sites, runs, Messages(database, sites, runs, files, clock), files)
+
+    def close(self) -> None:
+        """Close the database."""
+        self.database.close()
+
+    def begin_run(self) -> tuple[int, list[StoredMessage]]:
+        """Begin a run, and end every run whose process was killed.
+
+        Returns:
+            The run's number, and the replies to earlier runs that no run has recorded.
+        """
+        with self.database.lock:
+            for unfinished in self.runs.unfinished():
+                self.messages.end(unfinished)
+            return self.runs.begin(), self.messages.left_replies()

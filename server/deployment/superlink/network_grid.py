@@ -1,0 +1,368 @@
+"""A run on the SuperLink: Flower's Grid over the network, the twin of those in :mod:`server.simulation.backends`.
+
+The ServerApp runs in the process that leads. A SuperLink that dies and comes back costs nothing but time, because
+registrations, messages and the run are in its database.
+"""
+
+import itertools
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from common.security.signatures import SignatureFault
+from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, object_ids
+from common.wire.flower_objects import (
+    TooLarge,
+    array_bytes,
+    envelope,
+    join_message,
+    set_identity,
+    set_message_id,
+    split_message,
+)
+from server.coordinator.admission import members
+from server.coordinator.authority import signing_identity
+from server.coordinator.folder import Coordinator
+from server.coordinator.state import read_sign_offs
+from server.deployment.superlink.control_client import (
+    GIVEN_UP,
+    LINK_PATIENCE_S,
+    Control,
+    RequestStatus,
+    RunLost,
+    SuperLinkGone,
+    flower_key,
+)
+from server.deployment.superlink.messages import NoReply
+from server.deployment.superlink.object_store import (
+    NO_REPLY,
+    SPARE_BYTES,
+    ObjectFiles,
+    ReplyBound,
+    masked_update_bytes,
+)
+from server.deployment.superlink.process import CLOCK, OBJECTS, steady_clock
+from server.deployment.superlink.request_signing import Recipient, RequestSigner
+from server.runs.live_status import stopped_at
+from strategies.engine.events import Arrival
+from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
+
+HEARTBEAT_EVERY_S = 10.0
+LOST_SIGNAL = signal.SIGUSR1
+"""Signal by which the heartbeat thread interrupts the thread that leads."""
+POLL_S, LOOK_S = 0.1, 0.005
+AT_A_TIME = 4
+"""Replies returned by one call: the others stay in their files until these are aggregated."""
+UPLOAD_STALL_S = 120.0
+"""Time without another object of an announced reply, after which the reply counts as cut off; as long as a site gives
+one call."""
+CAME_WHILE_AWAY = "the process that led the run ended before it had noted this reply; the site was asked again"
+_REASONS = {
+    NoReply.MESSAGE_GONE: (MESSAGE_GONE[0], "the time of this message is over"),
+    NoReply.SITE_GONE: (NODE_UNAVAILABLE, "the site is not connected"),
+}
+
+
+@contextmanager
+def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
+    """Begin a run on the SuperLink, yield its Grid, and end the run.
+
+    Raises:
+        SuperLinkGone: If the SuperLink stays away.
+        RunLost: If the SuperLink has given the run up.
+    """
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
+    with closing(Control(coordinator, patience_s=LINK_PATIENCE_S)) as control:
+        run, left = control.begin_run()
+        set_identity(COORDINATOR, run)
+        stop = threading.Event()
+        signal.signal(LOST_SIGNAL, _raise_run_lost)
+        heartbeats = threading.Thread(target=_beat, args=(coordinator, run, stop), name="heartbeat", daemon=True)
+        heartbeats.start()
+        try:
+            grid = NetworkGrid(
+                control,
+                run,
+                files=ObjectFiles(coordinator.state / OBJECTS),
+                signer=RequestSigner(*signing_identity(coordinator), lambda: _recipients(coordinator, control)),
+                left=left,
+                clock=steady_clock(coordinator.state / CLOCK),
+                signed_off=partial(read_sign_offs, coordinator.state),
+            )
+            yield grid
+            grid.close()
+        finally:
+            stop.set()
+            control.stop_waiting()
+            try:
+                control.end_run(run)
+            except (SuperLinkGone, RunLost):
+                logging.getLogger(__name__).info("the SuperLink did not receive that run %s is over", run)
+
+
+def _recipients(coordinator: Coordinator, control: Control) -> dict[int, Recipient]:
+    """Return the sites that may take part by node: by key in the coordinator's files, not by name in the database."""
+    admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
+    sites = ((node.node_id, admitted.get(node.public_key)) for node in control.nodes())
+    return {node: Recipient(site.site, site.public_key) for node, site in sites if site is not None}
+
+
+def _beat(coordinator: Coordinator, run: int, stop: threading.Event) -> None:
+    """Send heartbeats over a connection of this thread's own; interrupt the main thread when the run is lost."""
+    with closing(Control(coordinator)) as control:
+        while not stop.wait(HEARTBEAT_EVERY_S):
+            try:
+                is_active = control.heartbeat(run)
+            except (SuperLinkGone, OSError):
+                continue
+            if not is_active and not stop.is_set():
+                os.kill(os.getpid(), LOST_SIGNAL)
+                return
+
+
+def _raise_run_lost(number: int, frame: object) -> NoReturn:
+    signal.signal(LOST_SIGNAL, signal.SIG_IGN)
+    raise RunLost(GIVEN_UP)
+
+
+@dataclass(frozen=True)
+class _SentRequest:
+    """A request without its content, and the bound on its reply."""
+
+    message: Message
+    bound: ReplyBound
+
+
+@dataclass
+class _PendingReply:
+    """A reply that was announced and whose objects arrive.
+
+    Attributes:
+        names: Of all its objects.
+        since: Time at which an object arrived last.
+        size: Bytes that have arrived.
+        fault: Reason for refusing the reply, whatever else of it arrives.
+        missing: Objects that have not arrived; the empty name stands for a reply that was not looked at yet.
+    """
+
+    status: RequestStatus
+    names: list[str]
+    since: float = field(default_factory=time.monotonic)
+    size: int = 0
+    fault: str = ""
+    missing: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = [*self.names, ""]
+
+
+class NetworkGrid(Grid):
+    """Flower's Grid over the SuperLink; contents travel as files, everything else as calls over a Unix socket.
+
+    Args:
+        run: The run's number.
+        left: Envelope and tree of each reply to an earlier run that nobody has released.
+        clock: The steady clock that the SuperLink uses, too.
+        signed_off: Returns the sign-off times of sites.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        run: int,
+        *,
+        files: ObjectFiles,
+        signer: RequestSigner,
+        left: Sequence[tuple[Any, Any]] = (),
+        clock: Callable[[], float],
+        signed_off: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._control, self._run, self._clock, self._signed_off = control, run, clock, signed_off
+        self._files, self._signer, self._left = files, signer, left
+        self._requests: dict[str, _SentRequest] = {}  # by the request's name, as are the next ones
+        self._pending: dict[str, _PendingReply] = {}
+        self._fetched: list[str] = []  # replies that were returned, and that may not be in the audit yet
+        self._roll_calls: list[str] = []  # the same of a roll call: they are in the audit once the roll call is over
+
+    def registered(self) -> Mapping[int, str]:
+        """Return the names of all sites that may take part by node, connected or not."""
+        return {node: site.name for node, site in self._signer.sites().items()}
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError("this Grid has no Flower run")
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError("this Grid has no Flower run")
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        raise NotImplementedError("use Message(...)")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes of the connected sites."""
+        return [node.node_id for node in self._control.nodes() if node.online]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their replies."""
+        pending, until = set(self.push_messages(messages)), time.monotonic() + (timeout or float("inf"))
+        replies = list[Message]()
+        while pending and time.monotonic() < until:
+            new = self.pull_messages(pending)
+            replies += new
+            pending -= {reply.metadata.reply_to_message_id for reply in new}
+            time.sleep(0 if new else POLL_S)
+        return replies
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Sign each message for its site, write the objects into files, and announce the messages.
+
+        Returns:
+            The names of the accepted messages: a site that is no longer registered gets none.
+        """
+        self._release(self._roll_calls)
+        announced, contents = list[tuple[Any, Any]](), dict[str, bytes]()
+        for message in messages:
+            message.metadata.created_at = self._clock()
+            self._signer.sign(message)
+            tree, parts = split_message(message)
+            for name, content in parts.items():
+                if name not in contents:
+                    self._files.write(name, content)
+            contents |= parts
+            announced.append((envelope(message), tree))
+            sizes, assembled = [len(content) for content in parts.values()], array_bytes(message.content)
+            bound = ReplyBound.for_request(sizes, assembled, masked_update_bytes(message.content))
+            metadata = message.metadata
+            empty = Message(
+                RecordDict(), metadata.dst_node_id, metadata.message_type, ttl=metadata.ttl, group_id=metadata.group_id
+            )
+            set_message_id(empty, metadata.message_id)
+            self._requests[metadata.message_id] = _SentRequest(empty, bound)
+            self._signer.note_sent(message)
+        accepted, missing = self._control.push(self._run, announced)
+        while missing:  # an earlier message has released them meanwhile
+            for name in missing:
+                self._files.write(name, contents[name])
+            accepted, missing = self._control.push(self._run, announced)
+        return accepted
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the complete replies to these messages; a reply that is still arriving waits for the next call.
+
+        Where all replies have been announced, looking at the files is cheap and is repeated for a moment.
+        """
+        self._release(self._fetched)
+        names = list(message_ids)
+        errors = list[Message]()
+        if unannounced := [name for name in names if name not in self._pending]:
+            for status in self._control.replies(self._run, unannounced):
+                if status.reason is None:
+                    self._pending[status.request] = _PendingReply(status, object_ids(status.tree))
+                else:
+                    errors.append(self._no_reply(status.request, status.reason))
+        complete, until = self._complete(names), time.monotonic() + POLL_S
+        while not complete and not unannounced and time.monotonic() < until:
+            time.sleep(LOOK_S)
+            complete = self._complete(names)
+        replies = dict(itertools.islice(complete.items(), AT_A_TIME))
+        for name in replies:
+            del self._pending[name]
+        return [*errors, *(self._reply(pending) for pending in replies.values())]
+
+    def left_replies(self, run: str) -> Iterator[Arrival]:
+        """Yield the replies to this run that were accepted, and that no process had recorded when it ended.
+
+        A reply is released, as are those to other runs, once the caller has recorded it and asks for the next.
+        """
+        for left, tree in self._left:
+            name, node = left.metadata.message_id, left.metadata.src_node_id
+            objects = {part: content for part in object_ids(tree) if (content := self._files.view(part)) is not None}
+            size = sum(map(len, objects.values())) + SPARE_BYTES
+            with suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
+                message = join_message(name, objects, size)
+                statement = self._signer.statement_of(node, message.content)
+                if statement.run == run:
+                    yield Arrival(statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY)
+            self._control.release([name])
+        self._left = ()
+
+    def close(self) -> None:
+        """Release the replies that were returned: the run is done, and has recorded them."""
+        self._release(self._fetched)
+        self._release(self._roll_calls)
+
+    def _release(self, names: list[str]) -> None:
+        if names:
+            self._control.release(names)
+            names.clear()
+
+    def _complete(self, names: Iterable[str]) -> dict[str, _PendingReply]:
+        """Return the replies to these messages that have arrived completely, never will, or are refused already."""
+        complete = dict[str, _PendingReply]()
+        for name in names:
+            if (pending := self._pending.get(name)) is None:
+                continue
+            missing = [part for part in pending.missing if part and not self._files.has(part)]
+            if len(missing) < len(pending.missing):
+                pending.size += sum(self._files.size(part) for part in set(pending.missing) - set(missing))
+                pending.missing, pending.since = missing, time.monotonic()
+            if request := self._requests.get(name):
+                pending.fault = request.bound.fault(len(pending.names), pending.size)
+            if pending.fault or not missing or time.monotonic() - pending.since > UPLOAD_STALL_S:
+                complete[name] = pending
+        return complete
+
+    def _reply(self, pending: _PendingReply) -> Message:
+        name, metadata = pending.status.request, pending.status.envelope.metadata
+        if pending.missing and not pending.fault:
+            reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
+            return self._error(name, NODE_UNAVAILABLE, reason)
+        fault, message, request = pending.fault, None, self._requests.get(name)
+        bound = request.bound if request else NO_REPLY
+        if not fault:
+            try:
+                contents = {part: self._files.view(part) or b"" for part in pending.names}
+                message = join_message(metadata.message_id, contents, bound.assembled)
+            except TooLarge:
+                fault = bound.too_large
+            except ValueError as error:
+                fault = f"its reply cannot be read: {error}"
+        is_roll_call = request is not None and request.message.metadata.message_type == ROLL_CALL
+        (self._roll_calls if is_roll_call else self._fetched).append(metadata.message_id)
+        # An error holds no record and is not signed: it counts for nothing but words.
+        if message is not None and message.has_content():
+            fault = self._signer.fault(name, message)
+        if fault or message is None:
+            return self._error(name, REFUSED_REPLY, fault)
+        self._requests.pop(name, None)
+        return message
+
+    def _no_reply(self, name: str, lack: NoReply) -> Message:
+        """Return an error in place of a reply that will not come, with the sign-off of a site that was stopped."""
+        code, reason = _REASONS[lack]
+        request = self._requests.get(name)
+        if lack is NoReply.SITE_GONE and request is not None:
+            site = self.registered().get(request.message.metadata.dst_node_id)
+            if site is None:
+                code, reason = REVOKED, NOT_REGISTERED
+            elif when := self._signed_off().get(site):
+                reason = stopped_at(when)
+        return self._error(name, code, reason)
+
+    def _error(self, name: str, code: int, reason: str) -> Message:
+        if (request := self._requests.pop(name, None)) is not None:
+            message = request.message
+        else:  # no request of this run
+            message = Message(RecordDict(), 0, "train", ttl=1.0)
+            set_message_id(message, name)
+        return Message(Error(code, reason), reply_to=message)

@@ -1,1 +1,0 @@
-"""The objects of messages in the SuperLink: bounds, storage, service."""

@@ -1,1 +1,0 @@
-"""Protects the hospitals' port from strangers."""

@@ -1,0 +1,191 @@
+"""The SuperLink as a process on this machine: how it starts and ends, its log, and the clock it shares with runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from common.errors import BadInput, Fault, stop_on
+from common.system.files import write_atomically
+from common.system.plain_text import json_text
+from common.system.resources import LARGE_BUFFERS
+from common.system.stopping import STARTER
+from common.system.terminal import LogForm, log_form
+from server.coordinator.folder import Coordinator
+from server.coordinator.preflight import port_faults_of
+from server.deployment.superlink.control_client import superlink_answers
+
+OBJECTS, CLOCK = "objects", "clock.json"
+"""Names in the coordinator's folder ``state``: contents of messages, and the steady clock's offset."""
+START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
+FILE_BYTES, FILES = 2 * 2**20, 3
+LINES_A_MINUTE, LONGEST_LINE = 300, 2000
+"""Further lines are only counted, so that a flood of lines does not displace older ones."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class SuperLink:
+    """The SuperLink's process and the log of what it prints."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process and wait until it answers.
+
+        Raises:
+            BadInput: If it does not answer in time, with the end of its log.
+        """
+        coordinator = self._coordinator
+        stop_on(port_faults_of(coordinator))
+        coordinator.log.parent.mkdir(parents=True, exist_ok=True)
+        coordinator.log.touch(mode=0o600)
+        self._process = subprocess.Popen(
+            command(coordinator),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, STARTER: str(os.getpid()), **LARGE_BUFFERS},  # it ends when this process does
+        )
+        assert self._process.stdout is not None
+        self._log = copy_lines(self._process.stdout, BoundedLog(coordinator.log, as_json=log_form() is LogForm.json))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not superlink_answers(coordinator):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                self._log.join(STOP_GRACE_S)  # so that its last lines are in the file
+                end = "\n    ".join(coordinator.log.read_text(errors="replace").splitlines()[-5:])
+                problem = f"the SuperLink did not start. The end of {coordinator.log}:\n    {end}"
+                raise BadInput([Fault(str(coordinator.folder), problem)])
+            time.sleep(0.1)
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, None while the process runs."""
+        return self._process.poll() if self._process else None
+
+    def stop(self) -> None:
+        """End the process by SIGTERM, and after :data:`STOP_GRACE_S` by SIGKILL, which its database survives."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def command(coordinator: Coordinator) -> list[str]:
+    """Return the command line that starts the SuperLink."""
+    authority = coordinator.authority
+    return [
+        *(sys.executable, "-P", "-m", "server.deployment.superlink.program"),
+        *("--state", str(coordinator.state.resolve())),
+        *("--connections", str(coordinator.file.connections)),
+        *("--fleet", coordinator.fleet_address),
+        *("--authority", str(coordinator.ca_certificate.resolve())),
+        *("--certificate", str((authority / "server.crt").resolve())),
+        *("--key", str((authority / "server.key").resolve())),
+    ]
+
+
+# ---------------------------------------------------------------------- its log
+
+
+@dataclass
+class BoundedLog:
+    """A log of :data:`FILES` files of :data:`FILE_BYTES` at most (PATH, PATH.1, PATH.2), readable by their owner only.
+
+    Args:
+        clock: Seconds.
+        as_json: Write each line as an object with ``time`` and ``message``.
+    """
+
+    path: Path
+    clock: Callable[[], float] = time.monotonic
+    as_json: bool = False
+    _minute: float = float("-inf")
+    _lines: int = 0
+
+    def write(self, line: str) -> None:
+        """Add a line with the time, unless the minute already has :data:`LINES_A_MINUTE` lines."""
+        now = self.clock()
+        if now - self._minute >= 60:
+            left_out, self._minute, self._lines = self._lines - LINES_A_MINUTE, now, 0
+            if left_out > 0:
+                self._append(f"{left_out} more lines in that minute")
+        self._lines += 1
+        if self._lines <= LINES_A_MINUTE:
+            self._append(printable(line)[:LONGEST_LINE])
+
+    def _append(self, line: str) -> None:
+        self._rotate()
+        number = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(number, "a", encoding="utf-8") as file:
+            os.fchmod(number, 0o600)  # a file of an earlier release
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            file.write((json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n")
+
+    def _rotate(self) -> None:
+        if not self.path.exists() or self.path.stat().st_size < FILE_BYTES:
+            return
+        names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, FILES))]
+        for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
+            if newer.exists():
+                newer.replace(older)
+
+
+def printable(line: str) -> str:
+    """Return a line without colours, with all other control characters written as escapes."""
+    plain = _COLOURS.sub("", line).rstrip("\r\n")
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)
+
+
+def copy_lines(source: IO[bytes], log: BoundedLog) -> threading.Thread:
+    """Copy the lines that a process prints to a log, in a thread that ends with the process."""
+
+    def copy() -> None:
+        while line := source.readline(4 * LONGEST_LINE):
+            try:
+                log.write(line.decode(errors="replace"))
+            except OSError:  # the disk is full: the process must not wait for us
+                continue
+        source.close()
+
+    thread = threading.Thread(target=copy, name="log", daemon=True)
+    thread.start()
+    return thread
+
+
+# ---------------------------------------------------------------------- its clock
+
+
+def steady_clock(file: Path) -> Callable[[], float]:
+    """Return a clock of Unix time that SuperLink and runs share, and that setting the machine's clock does not move.
+
+    The SuperLink decides by this clock when a message expires and whether a site is lost. Otherwise a machine clock
+    that is set forward by an hour would make every site an hour late. Signatures of calls use the machine's own clock.
+
+    Args:
+        file: Holds the offset between Unix time and the time since the machine's start; made where it is missing or
+            of an earlier start.
+    """
+    boot = _BOOT.read_text(encoding="ascii").strip()
+    try:
+        stored = json.loads(file.read_bytes())
+        offset = float(stored["offset_s"]) if stored["boot"] == boot else None
+    except (OSError, ValueError, KeyError, TypeError):
+        offset = None
+    if offset is None:
+        offset = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        write_atomically(file, json.dumps({"boot": boot, "offset_s": offset}).encode())
+    return lambda: offset + time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,163 @@
+"""Refused calls of the hospital link: the SuperLink records them, and the process that leads a run reads them.
+
+Refused calls of admitted sites are lines of JSON in ``state/refused-calls.jsonl``, those of strangers only lines of the
+log. Repetitions are counted and the file is replaced when it is full, so that no caller can fill the disk.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+FILE = "refused-calls.jsonl"
+PAUSE_S = 5.0
+"""Pause before the same refusal is written again, with the number of its repetitions."""
+FULL_BYTES = 2**20
+MOST_KINDS = 1000
+"""Different refusals that are distinguished; all others are counted as one."""
+REPORT_EVERY_S, REPORT_LINES = 60.0, 20
+"""Pause between two reports on strangers, and lines of a report; all other addresses share one more line."""
+OTHERS = "other addresses"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RefusedCall:
+    """A refused call of an admitted site.
+
+    Attributes:
+        caller: Registered name of the site whose key signed the call.
+        call: Name of the method of the Fleet API.
+        reason: Explanation in words.
+        other: Registered name of the site that the call was about, if that is not the caller.
+        run: Flower's number of the run; 0 where the call names none.
+    """
+
+    caller: str
+    call: str
+    reason: str
+    other: str = ""
+    run: int = 0
+
+
+class RefusedCalls:
+    """Records refused calls of admitted sites. Safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._written: dict[RefusedCall, tuple[float, int]] = {}  # time of the last line, repetitions since
+        self._timer: threading.Timer | None = None
+
+    def note(self, refused: RefusedCall) -> None:
+        """Write a refusal, or count it where the same refusal was written less than :data:`PAUSE_S` ago."""
+        with self._lock:
+            if refused not in self._written and len(self._written) >= MOST_KINDS:
+                refused = RefusedCall(refused.caller, "several", "many different calls were refused")
+            when, times = self._written.get(refused, (-PAUSE_S, 0))
+            now, times = time.monotonic(), times + 1
+            if now - when >= PAUSE_S:
+                self._written[refused] = now, 0
+                self._write(refused, times)
+                return
+            self._written[refused] = when, times
+            if self._timer is None:
+                self._timer = threading.Timer(PAUSE_S, self._write_counted)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _write_counted(self) -> None:
+        """Write the refusals that were only counted, so that the last refusals of an attack are recorded, too."""
+        with self._lock:
+            self._timer, now = None, time.monotonic()
+            for refused, (_, times) in list(self._written.items()):
+                if times:
+                    self._written[refused] = now, 0
+                    self._write(refused, times)
+
+    def _write(self, refused: RefusedCall, times: int) -> None:
+        about = f" about {refused.other}" if refused.other else ""
+        _log.warning("refused %s of %s%s: %s (%d times)", refused.call, refused.caller, about, refused.reason, times)
+        line: dict[str, Any] = {"time": time.time(), **vars(refused), "times": times}
+        if self._path.exists() and self._path.stat().st_size > FULL_BYTES:
+            self._path.replace(self._path.with_suffix(".old.jsonl"))
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class RefusedCallsReader:
+    """Reads the refused calls that are recorded from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = self._size()
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yield the refusals recorded since the last call, oldest first."""
+        if (size := self._size()) < self._position:
+            self._position = 0  # the file was full and was replaced
+        if size == self._position:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._position += len(complete)
+        for line in complete.splitlines():
+            yield json.loads(line)
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+@dataclass
+class StrangerCalls:
+    """Counts refused calls of unknown callers, and logs one line for each address and reason once a minute.
+
+    Args:
+        clock: Seconds.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _reported: float = float("-inf")
+    _timer: threading.Timer | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, peer: str, reason: str) -> None:
+        """Count a refused call.
+
+        Args:
+            peer: Address and port as gRPC's ``context.peer()`` has them, e.g. ``ipv6:%5B::1%5D:40000``.
+        """
+        address = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+        with self._lock:
+            is_new = (address, reason) not in self._counts
+            full = is_new and len(self._counts) >= MOST_KINDS
+            self._counts[(OTHERS, "various reasons") if full else (address, reason)] += 1
+            wait_s = self._reported + REPORT_EVERY_S - self.clock()
+            if wait_s > 0 and self._timer is None:
+                self._timer = threading.Timer(wait_s, self.report)
+                self._timer.daemon = True
+                self._timer.start()
+        if wait_s <= 0:
+            self.report()
+
+    def report(self) -> None:
+        """Log the counts since the last report."""
+        with self._lock:
+            self._reported, self._timer = self.clock(), None
+            counts, self._counts = self._counts, Counter()
+        for (address, reason), number in counts.most_common(REPORT_LINES):
+            _log.warning("refused from %s: %s, %d times", address, reason, number)
+        if rest := sum(counts.values()) - sum(number for _, number in counts.most_common(REPORT_LINES)):
+            _log.warning("refused from %s: various reasons, %d times", OTHERS, rest)

@@ -1,0 +1,179 @@
+"""Registered sites with their presence, and runs: in memory for reading, in SQLite for the next start."""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from server.deployment.superlink.database import Database
+
+PATIENCE = 2
+"""Heartbeat intervals without a heartbeat after which a site counts as lost; Flower's own rule."""
+RUN_SILENT_S = 60.0
+"""Time without a heartbeat of the process that leads a run, after which sites drop their work on the run."""
+MOST_RUNS = 100
+"""Runs that are remembered, the newest."""
+
+
+class Presence(StrEnum):
+    """The connection of a site, or the reason why it has none."""
+
+    NEVER = "never connected"
+    CONNECTED = "connected"
+    SIGNED_OFF = "signed off"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class RegisteredSite:
+    """A site that may call.
+
+    Attributes:
+        node_id: Number in Flower's protocol, derived from the key: the same in every database.
+        name: Name under which the site was admitted.
+        public_key: PEM, as Flower sends it.
+        state: Last state that the site reported; never ``LOST``, which follows from ``until``.
+        until: Time on the steady clock at which the site counts as lost.
+    """
+
+    node_id: int
+    name: str
+    public_key: bytes
+    state: Presence = Presence.NEVER
+    until: float = 0.0
+
+    def at(self, now: float) -> Presence:
+        """Return the presence of the site at this time."""
+        return Presence.LOST if self.state == Presence.CONNECTED and self.until <= now else self.state
+
+
+class Sites:
+    """All registered sites. Safe to use from several threads."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database, self._clock = database, clock
+        rows = database.read("SELECT node, name, key, state, until FROM sites")
+        self._sites = {
+            int(node): RegisteredSite(int(node), name, bytes(key), Presence(state), until)
+            for node, name, key, state, until in rows
+        }
+
+    def all(self) -> list[RegisteredSite]:
+        """Return all sites, each with its presence now."""
+        now = self._clock()
+        return [replace(site, state=site.at(now)) for site in list(self._sites.values())]
+
+    def get(self, node_id: int) -> RegisteredSite | None:
+        """Return the site of a node, None for an unregistered node."""
+        return self._sites.get(node_id)
+
+    def is_connected(self, node_id: int) -> bool:
+        """Return whether a site has sent its heartbeats in time."""
+        site = self._sites.get(node_id)
+        return site is not None and site.at(self._clock()) == Presence.CONNECTED
+
+    def has_signed_off(self, node_id: int) -> bool:
+        """Return whether a site has signed off and has not come back."""
+        site = self._sites.get(node_id)
+        return site is not None and site.state == Presence.SIGNED_OFF
+
+    def by_key(self) -> Mapping[bytes, RegisteredSite]:
+        """Return the sites by their public keys."""
+        return {site.public_key: site for site in list(self._sites.values())}
+
+    def register(self, name: str, public_key: bytes) -> int:
+        """Register a site's key under its name; return the node's number."""
+        node_id = node_of(public_key)
+        if node_id not in self._sites:
+            self._store(RegisteredSite(node_id, name, public_key))
+        return node_id
+
+    def unregister(self, node_id: int) -> None:
+        """Forget a site: from now on every call signed with its key is refused."""
+        with self._database.lock:
+            self._database.write(("DELETE FROM sites WHERE node = ?", (str(node_id),)))
+            self._sites.pop(node_id, None)
+
+    def activate(self, node_id: int, interval_s: float) -> bool:
+        """Mark a site as connected; return False where it is connected already."""
+        with self._database.lock:
+            return not self.is_connected(node_id) and self.heartbeat(node_id, interval_s)
+
+    def deactivate(self, node_id: int) -> bool:
+        """Mark a site as signed off; return False where it was not connected."""
+        with self._database.lock:
+            if not self.is_connected(node_id):
+                return False
+            self._store(replace(self._sites[node_id], state=Presence.SIGNED_OFF, until=self._clock()))
+            return True
+
+    def heartbeat(self, node_id: int, interval_s: float) -> bool:
+        """Record a site's heartbeat; return False for an unregistered node."""
+        with self._database.lock:
+            if (site := self._sites.get(node_id)) is None:
+                return False
+            self._store(replace(site, state=Presence.CONNECTED, until=self._clock() + PATIENCE * interval_s))
+            return True
+
+    def _store(self, site: RegisteredSite) -> None:
+        row = str(site.node_id), site.name, site.public_key, str(site.state), site.until
+        with self._database.lock:
+            self._database.write(("INSERT OR REPLACE INTO sites VALUES (?, ?, ?, ?, ?)", row))
+            self._sites[site.node_id] = site
+
+
+def node_of(public_key: bytes) -> int:
+    """Return a site's node number: 64 bits of its key's SHA-256, above the small numbers that Flower reserves."""
+    return int.from_bytes(hashlib.sha256(public_key).digest()[:8]) | 1 << 63
+
+
+class Runs:
+    """All runs. Safe to use from several threads.
+
+    Args:
+        steady: Seconds; heartbeats are not stored, so after a restart of the SuperLink every run has its full time.
+    """
+
+    def __init__(self, database: Database, steady: Callable[[], float]) -> None:
+        self._database, self._steady = database, steady
+        rows = database.read("SELECT run, is_over FROM runs ORDER BY rowid")
+        self._is_over = {int(run): bool(is_over) for run, is_over in rows}
+        self._last_heartbeat = {run: steady() for run, is_over in self._is_over.items() if not is_over}
+
+    def begin(self) -> int:
+        """Begin a run; return its number."""
+        run = secrets.randbits(63) | 1
+        with self._database.lock:
+            oldest = list(self._is_over)[: max(0, len(self._is_over) - MOST_RUNS + 1)]
+            forget = [("DELETE FROM runs WHERE run = ?", (str(old),)) for old in oldest]
+            self._database.write(("INSERT INTO runs VALUES (?, 0)", (str(run),)), *forget)
+            for old in oldest:
+                del self._is_over[old]
+            self._is_over[run], self._last_heartbeat[run] = False, self._steady()
+        return run
+
+    def end(self, run: int) -> None:
+        """Mark a run as over."""
+        with self._database.lock:
+            self._database.write(("UPDATE runs SET is_over = 1 WHERE run = ?", (str(run),)))
+            self._last_heartbeat.pop(run, None)
+            if run in self._is_over:
+                self._is_over[run] = True
+
+    def heartbeat(self, run: int) -> bool:
+        """Record a heartbeat of the process that leads a run; return False where the run is over."""
+        with self._database.lock:
+            if not self.is_active(run):
+                return False
+            self._last_heartbeat[run] = self._steady()
+            return True
+
+    def is_active(self, run: int) -> bool:
+        """Return whether a process leads this run."""
+        last = self._last_heartbeat.get(run)
+        return last is not None and self._steady() - last <= RUN_SILENT_S
+
+    def unfinished(self) -> list[int]:
+        """Return the runs that nobody has ended, including those whose process is silent."""
+        return list(self._last_heartbeat)

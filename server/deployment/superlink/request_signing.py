@@ -1,0 +1,132 @@
+"""Signs a run's requests for their sites, and verifies replies by the keys that the sites were admitted with.
+
+The keys are those of the coordinator's own files, ``sites/NAME.toml``, not those of the SuperLink's database.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message, RecordDict
+
+from common.security.identity import fingerprint
+from common.security.signatures import (
+    CHAINED,
+    ReplyStatement,
+    RequestStatement,
+    SignatureFault,
+    record_context,
+    refuse_another_record,
+    sign,
+    signature_of,
+    verified_reply,
+)
+from common.wire.canonical_bytes import record_sha256
+
+
+@dataclass(frozen=True)
+class Recipient:
+    """A site that may take part: its name, and its public key as an OpenSSH line."""
+
+    name: str
+    public_key: str
+
+
+@dataclass(frozen=True)
+class SentRequest:
+    """A request that was sent to a site, with its run and round."""
+
+    site: Recipient
+    run: str
+    round: int
+
+
+class RequestSigner:
+    """Signs requests and verifies replies.
+
+    Args:
+        key, certificate: The coordinator's, for requests.
+        sites: Reads the sites that may take part, by Flower's number of their node.
+    """
+
+    def __init__(
+        self, key: ec.EllipticCurvePrivateKey, certificate: bytes, sites: Callable[[], Mapping[int, Recipient]]
+    ) -> None:
+        self._key, self._certificate, self._read_sites = key, certificate, sites
+        self._sites: Mapping[int, Recipient] = {}
+        self._sent: dict[str, SentRequest] = {}  # by the name of the message
+
+    def sites(self) -> Mapping[int, Recipient]:
+        """Read the sites that may take part again, and return them by node."""
+        self._sites = self._read_sites()
+        return self._sites
+
+    def sign(self, message: Message) -> None:
+        """Sign a request for its site; a request to a site that was revoked stays unsigned."""
+        site = self._site(message.metadata.dst_node_id)
+        if site is None:
+            return  # the SuperLink does not deliver it
+        run, server_round, record = record_context(message.content)
+        statement = RequestStatement(
+            site=site.name,
+            key=fingerprint(site.public_key),
+            run=run,
+            round=server_round,
+            record=record,
+            sha256=record_sha256(message.content),
+            nonce=secrets.token_hex(16),
+        )
+        message.content = sign(message.content, statement, self._key, certificate=self._certificate)
+
+    def note_sent(self, message: Message) -> None:
+        """Remember a request under its message's final name."""
+        site = self._site(message.metadata.dst_node_id)
+        if site is not None:
+            run, server_round, _ = record_context(message.content)
+            self._sent[message.metadata.message_id] = SentRequest(site, run, server_round)
+
+    def fault(self, message_id: str, reply: Message) -> str:
+        """Explain why a reply is not the recipient's own answer to a request; empty where it is.
+
+        Args:
+            message_id: Name of the request's message.
+        """
+        sent = self._sent.pop(message_id, None)
+        if sent is None:
+            return "nothing was asked"
+        try:
+            statement = _verified(reply.content, sent.site.public_key)
+            stated = (statement.site, statement.run, statement.round, statement.message)
+            if stated != (sent.site.name, sent.run, sent.round, message_id):
+                raise SignatureFault("its statement names another site, run, round or message")
+            record = record_context(reply.content)[2]
+            if statement.record != record or (statement.number > 0) != (record in CHAINED):
+                raise SignatureFault("its statement names another kind of record")
+        except SignatureFault as fault:
+            return f"its reply is not signed by {sent.site.name} as an answer to what it was asked: {fault}"
+        return ""
+
+    def statement_of(self, node_id: int, content: RecordDict) -> ReplyStatement:
+        """Return the statement that a site has signed about a reply to an earlier run.
+
+        Raises:
+            SignatureFault: If the site of this node has not signed it, or has signed it about other records.
+        """
+        site = self._site(node_id)
+        if site is None:
+            raise SignatureFault("its site may no longer take part")
+        statement = _verified(content, site.public_key)
+        if statement.site != site.name:
+            raise SignatureFault("its statement names another site")
+        return statement
+
+    def _site(self, node_id: int) -> Recipient | None:
+        return self._sites.get(node_id) or self.sites().get(node_id)
+
+
+def _verified(content: RecordDict, public_key: str) -> ReplyStatement:
+    """Return the statement about a reply's records; raise :class:`SignatureFault` unless this key signed it."""
+    statement: ReplyStatement = verified_reply(signature_of(content)[0], public_key)
+    refuse_another_record(statement, content)
+    return statement

@@ -1,1 +1,0 @@
-"""How a run talks to the SuperLink."""

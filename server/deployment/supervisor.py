@@ -1,0 +1,118 @@
+"""The supervisor of ``flwr-server run``: a small process that restarts the process that leads the run when it dies.
+
+A kill, a lack of memory or a defect of ours ends the leading process; it then goes on from its last checkpoint. Both
+processes end when the run is done or cannot go on, the input is wrong, a person stops the run, or the leading process
+dies :data:`MOST_DEATHS` times without completing a round.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from pathlib import Path
+
+from common.system.stopping import STARTER, STOPPED_ON_REQUEST, exit_message, graceful_shutdown, stop_on_signals
+
+MOST_DEATHS = 5
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+"""Pause before the process is restarted: the first, and the longest."""
+
+PROGRAM = (sys.executable, "-P", "-m", "server.cli")
+"""Command of the leading process."""
+
+
+class RunExit(IntEnum):
+    """Exit codes of ``flwr-server run``."""
+
+    DONE = 0
+    STOPPED = 1
+    BAD_INPUT = 2
+    ON_REQUEST = STOPPED_ON_REQUEST
+    CRASHED = 70
+
+
+def supervise(
+    arguments: Sequence[str],
+    done: Callable[[], int],
+    note: Callable[[str, int, float], None],
+    *,
+    resume: bool,
+) -> int:
+    """Lead the run in a child process, and restart the child as long as that helps.
+
+    Args:
+        arguments: Of ``flwr-server``.
+        done: Returns the number of completed rounds.
+        note: Called at each death with its cause, the number of deaths in a row, and the seconds until the restart;
+            0 for no restart.
+
+    Returns:
+        The exit code, a :class:`RunExit`.
+    """
+    stop = _Stop()
+    with stop_on_signals(), graceful_shutdown(int(RunExit.ON_REQUEST), stop.request):
+        deaths, before = 0, done()
+        while True:
+            code = _exit_code_of([*PROGRAM, *arguments, "--once", *["--resume"] * resume], stop)
+            if stop.requested.is_set():
+                return code if code >= 0 else _stopped_on_request()
+            if 0 <= code < RunExit.CRASHED:
+                return code
+            deaths, before = (1 if (now := done()) > before else deaths + 1), now
+            pause_s = min(FIRST_PAUSE_S * 2 ** (deaths - 1), MAX_PAUSE_S) if deaths < MOST_DEATHS else 0.0
+            note(_cause(code), deaths, pause_s)
+            if not pause_s:
+                return RunExit.CRASHED
+            if stop.requested.wait(pause_s):
+                return _stopped_on_request()
+            resume = True
+
+
+def _stopped_on_request() -> RunExit:
+    print(exit_message(), file=sys.stderr)  # the child is gone and could not say how to go on
+    return RunExit.ON_REQUEST
+
+
+class _Stop:
+    """A request to stop, by SIGTERM or Ctrl-C, which is passed on to the child."""
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def request(self) -> None:
+        """End the child; runs in a thread of its own."""
+        self.requested.set()
+        if self.child is not None:
+            self.child.terminate()
+
+
+def _exit_code_of(command: Sequence[str], stop: _Stop) -> int:
+    """Run the child to its end; return its exit code, or minus the signal that killed it."""
+    # A session of its own: Ctrl-C at the terminal reaches the child once, through us. The child ends when this process
+    # does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork handlers run in the child, and of a
+    # process that has used gRPC one child in twenty was aborted.
+    environment = {**os.environ, STARTER: str(os.getpid())}
+    with subprocess.Popen(command, start_new_session=True, env=environment) as child:
+        stop.child = child
+        if stop.requested.is_set():
+            child.terminate()
+        return child.wait()
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def rounds_done(run_folder: Path) -> int:
+    """Return the number of completed rounds: that of the newest checkpoint, intact or not."""
+    numbers = (path.stem.removeprefix("round-") for path in run_folder.glob("checkpoints/round-*.json"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
