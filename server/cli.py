@@ -95,15 +95,15 @@ def admit(
     from server.coordinator.admission import admit as admitted
     from server.coordinator.folder import read_coordinator
 
-    coordinator, wanted = read_coordinator(folder), read_request(request)
-    stop_on(admission_faults(coordinator, wanted))
-    console.print(f"site         {wanted.site}", highlight=False, markup=False)
-    console.print(f"fingerprint  {fingerprint(wanted.public_key)}", highlight=False, soft_wrap=True)
+    coordinator, site = read_coordinator(folder), read_request(request)
+    stop_on(admission_faults(coordinator, site))
+    console.print(f"site         {site.site}", highlight=False, markup=False)
+    console.print(f"fingerprint  {fingerprint(site.public_key)}", highlight=False, soft_wrap=True)
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
         _ask("Is it the same, and is this site to be admitted?")
-    kit = admitted(coordinator, wanted, ClaimLimits(classes, max_images))
-    console.print(f"Admitted. Send {kit} to {wanted.site}; it holds no secret.", soft_wrap=True, highlight=False)
+    kit = admitted(coordinator, site, ClaimLimits(classes, max_images))
+    console.print(f"Admitted. Send {kit} to {site.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -166,7 +166,7 @@ def run(
         str(out),
         *(("--sites", str(sites)) if sites else ()),
         *(("--log-format", log_format.value) if log_format is not LogForm.text else ()),
-        *(part for one in overrides for part in ("--set", one)),
+        *(part for override in overrides for part in ("--set", override)),
     ]
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
     from server.coordinator.folder import read_coordinator
@@ -177,8 +177,8 @@ def run(
     # Before torch is imported.
     file, coordinator = read_early(experiment, overrides), read_coordinator(folder)
     expected_sites(coordinator, file, sites, resume=resume)
-    of_folder = resumed_folder_faults(out) if resume else new_folder_faults(out)
-    stop_on([*faults_of_run(coordinator, out, resume=resume), *of_folder])
+    folder_faults = resumed_folder_faults(out) if resume else new_folder_faults(out)
+    stop_on([*faults_of_run(coordinator, out, resume=resume), *folder_faults])
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
     with uncollected_imports():
@@ -202,7 +202,7 @@ def run(
 
 
 def _ask(question: str) -> None:
-    """Have a person agree; end the program where they do not.
+    """Ask a person for confirmation, and end the program without it.
 
     Raises:
         BadInput: If standard input is closed, as under some services.
@@ -213,7 +213,7 @@ def _ask(question: str) -> None:
 
 
 def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
-    """Lead in a process of its own, begun again where it dies; what happened stands in the run folder too."""
+    """Lead the run in a child process that is restarted when it dies; record each death in the run folder, too."""
     from server.deployment.supervisor import rounds_done, supervise
     from server.runs.folder import RunFolder
 
@@ -246,15 +246,15 @@ def verify(
     from server.runs.folder import unverifiable_faults
 
     stop_on(unverifiable_faults(receipt))  # before torch is imported
-    known = {one.site: one.public_key for one in map(read_request, requests or ())}
+    keys = {site.site: site.public_key for site in map(read_request, requests or ())}
     from server.runs.verify import verify as checked
 
-    found = checked(receipt, known)
-    for line in [*found.right, *found.unknown]:
+    result = checked(receipt, keys)
+    for line in [*result.right, *result.unknown]:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-    for fault in found.faults:
+    for fault in result.faults:
         console.print(f"WRONG  {fault}", soft_wrap=True, highlight=False, markup=False)
-    raise SystemExit(1 if found.faults else 0)
+    raise SystemExit(1 if result.faults else 0)
 
 
 @app.command()
@@ -282,16 +282,16 @@ def status(
         return
     from server.deployment.status import in_words, overview
 
-    found = overview(coordinator)
+    current = overview(coordinator)
     if as_json:
-        print(json_text(found, allow_nan=True))
+        print(json_text(current, allow_nan=True))
     else:
-        console.print(in_words(found), highlight=False)
+        console.print(in_words(current), highlight=False)
 
 
 @app.command()
 def runs(folder: Folder, as_json: AsJson = False) -> None:
-    """List the runs that this coordinator has exit_with_code: when, how far, how each ended, and where its folder lies.
+    """List the runs that this coordinator has led: when, how far, how each ended, and where its folder lies.
 
     Example: flwr-server runs trial
     """
@@ -299,11 +299,11 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
     from server.deployment.status import runs_in_words
     from server.runs.live_status import runs_led
 
-    found = runs_led(read_coordinator(folder).state)
+    history = runs_led(read_coordinator(folder).state)
     if as_json:
-        print(json_text(found, allow_nan=True))
+        print(json_text(history, allow_nan=True))
     else:
-        console.print(runs_in_words(found), highlight=False)
+        console.print(runs_in_words(history), highlight=False)
 
 
 def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
@@ -321,7 +321,7 @@ def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) 
 
 @app.command()
 def health(folder: Folder) -> None:
-    """Exit with 0 if the SuperLink superlink_answers, else with 1: for health checks of containers.
+    """Exit with 0 if the SuperLink answers, else with 1: for health checks of containers.
 
     Example: flwr-server health trial
     """
@@ -353,8 +353,8 @@ def revoke(
     if not yes:
         _ask(f"{site} is to take part no more?")
     take_back(coordinator, site)
-    said = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
-    console.print(said, soft_wrap=True)
+    message = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
+    console.print(message, soft_wrap=True)
 
 
 @app.command()
@@ -377,21 +377,21 @@ def deadlines(
     planned = read_planned(experiment).experiment if experiment else None
     from server.deployment.timers import timers, timers_table  # once nothing is wrong with the call
 
-    found = timers(planned)
+    all_timers = timers(planned)
     if as_json:
-        print(json_text([timer.__dict__ for timer in found], allow_nan=True))
+        print(json_text([timer.__dict__ for timer in all_timers], allow_nan=True))
     else:
-        console.print(timers_table(found))
+        console.print(timers_table(all_timers))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     end_with_starter()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    stays_up = given[:1] == ["start"] or (given[:1] == ["status"] and "--web" in given)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    stays_up = words[:1] == ["start"] or (words[:1] == ["status"] and "--web" in words)
     with stop_on_signals(), graceful_shutdown(0) if stays_up else contextlib.nullcontext():
-        if given[:1] == ["run"]:
-            set_resume_hint(lambda: shlex.join(["flwr-server", *given, *([] if "--resume" in given else ["--resume"])]))
+        if words[:1] == ["run"]:
+            set_resume_hint(lambda: shlex.join(["flwr-server", *words, *([] if "--resume" in words else ["--resume"])]))
         run_program(app, arguments, (CannotGoOn,), prints_result=not stays_up)
 
 

@@ -38,7 +38,7 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """One side does not accept the other.
+    """The coordinator and the site do not accept one another.
 
     Attributes:
         may_pass: Whether the refusal may pass in a moment, because an admission may be on its way.

@@ -27,7 +27,7 @@ from server.deployment.superlink.registrations import PATIENCE, RUN_SILENT_S
 
 @dataclass(frozen=True)
 class Timer:
-    """One timer of the coordinator or of a run."""
+    """A timer of the coordinator or of a run, with its source and its effect."""
 
     name: str
     seconds: float

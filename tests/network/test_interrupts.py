@@ -15,7 +15,6 @@ from tests.network.ended import WAYS, Command, Ended, Table, listens, rounds_don
 from tests.network.real import PARTIAL, ROOT, Coordinator, Site, exported, flwr_client, flwr_sim, machine, written
 
 LIMIT_S = 5.0
-ENDLESS = ("--set", "run.rounds=500")
 IMAGES = 4000
 
 
@@ -86,93 +85,76 @@ def says(text: str) -> Callable[[Command, Path], bool]:
 
 @dataclass(frozen=True)
 class Case:
-    """One command.
+    """A command.
 
     Attributes:
-        typed: Of the world and the path that is new.
+        line: With the names of :class:`World` in capitals, and OUT for a path that is new.
         late: Whether it is at work.
         code: With which it ends.
         words: What it says then.
         makes: Whether it makes the new path only when it is done.
     """
 
-    typed: Callable[[World, Path], tuple[object, ...]]
+    line: str
     late: Callable[[Command, Path], bool]
     code: int = 3
     words: str = "stopped on request"
     makes: bool = False
 
+    def typed(self, world: World, out: Path) -> list[object]:
+        """The words of the command line."""
+        places = {"OUT": out, "COORDINATOR": "coordinator", "OTHER": "other", "NORTH": "north"}
+        return [
+            getattr(world, word.lower())
+            if word in ("EXPERIMENT", "RUN", "IMAGES")
+            else getattr(world, places[word]).folder
+            if word in ("COORDINATOR", "OTHER", "NORTH")
+            else places.get(word, word)
+            for word in self.line.split()
+        ]
+
 
 GOES_ON = "stopped on request; to go on: flwr-"
+ENDLESS = "--set run.rounds=500"
 CASES = {
     "flwr-sim run (inline)": Case(
-        lambda w, out: ("flwr-sim", "run", w.experiment, "--out", out, "--backend", "inline", *ENDLESS),
-        trained(2),
-        words=GOES_ON,
+        f"flwr-sim run EXPERIMENT --out OUT --backend inline {ENDLESS}", trained(2), words=GOES_ON
     ),
-    "flwr-sim run (ray)": Case(
-        lambda w, out: ("flwr-sim", "run", w.experiment, "--out", out, "--backend", "ray", *ENDLESS),
-        trained(2),
-        words=GOES_ON,
-    ),
+    "flwr-sim run (ray)": Case(f"flwr-sim run EXPERIMENT --out OUT --backend ray {ENDLESS}", trained(2), words=GOES_ON),
     "flwr-sim compare": Case(
-        lambda w, out: ("flwr-sim", "compare", w.experiment, "--out", out, "--backend", "inline", *ENDLESS),
-        trained(1),
-        words=GOES_ON,
+        f"flwr-sim compare EXPERIMENT --out OUT --backend inline {ENDLESS}", trained(1), words=GOES_ON
     ),
     "flwr-sim study": Case(
-        lambda w, out: ("flwr-sim", "study", "experiments/papers/fedmlp", "--quick", "--out", out, *ENDLESS),
-        trained(1),
-        words=GOES_ON,
+        f"flwr-sim study experiments/papers/fedmlp --quick --out OUT {ENDLESS}", trained(1), words=GOES_ON
     ),
-    "flwr-sim benchmark": Case(
-        lambda w, out: ("flwr-sim", "benchmark", "--variant", "small", "--out", out),
-        says("validation AUROC"),
-        words=GOES_ON,
-    ),
-    "flwr-sim demo": Case(lambda w, out: ("flwr-sim", "demo", "--backend", "inline", "--out", out), trained(1)),
-    "flwr-sim sites": Case(lambda w, out: ("flwr-sim", "sites", w.experiment, "--out", out), worked(1.0)),
-    "flwr-sim predict": Case(
-        lambda w, out: ("flwr-sim", "predict", w.run, w.images, "--out", out), worked(1.0), makes=True
-    ),
+    "flwr-sim benchmark": Case("flwr-sim benchmark --variant small --out OUT", says("validation AUROC"), words=GOES_ON),
+    "flwr-sim demo": Case("flwr-sim demo --backend inline --out OUT", trained(1)),
+    "flwr-sim sites": Case("flwr-sim sites EXPERIMENT --out OUT", worked(1.0)),
+    "flwr-sim predict": Case("flwr-sim predict RUN IMAGES --out OUT", worked(1.0), makes=True),
     "flwr-sim evaluate": Case(
-        lambda w, out: (
-            *("flwr-sim", "evaluate", w.run, w.images, "--out", out),
-            *("--classes", "0,1,2,3,4,5,6,7,8,9"),
-        ),
-        worked(1.0),
-        makes=True,
+        "flwr-sim evaluate RUN IMAGES --out OUT --classes 0,1,2,3,4,5,6,7,8,9", worked(1.0), makes=True
     ),
-    "flwr-sim export": Case(lambda w, out: ("flwr-sim", "export", w.run, "--out", out), worked(2.0), makes=True),
-    "flwr-server start": Case(
-        lambda w, out: ("flwr-server", "start", w.other.folder), says("hospitals connect to"), code=0
-    ),
+    "flwr-sim export": Case("flwr-sim export RUN --out OUT", worked(2.0), makes=True),
+    "flwr-server start": Case("flwr-server start OTHER", says("hospitals connect to"), code=0),
     "flwr-server run": Case(
-        lambda w, out: (
-            *("flwr-server", "run", w.coordinator.folder, w.experiment, "--out", out, "--sites", "1", *ENDLESS),
-            *("--set", "participation.min_sites=1"),
-        ),
+        f"flwr-server run COORDINATOR EXPERIMENT --out OUT --sites 1 {ENDLESS} --set participation.min_sites=1",
         trained(2),
         words=GOES_ON,
     ),
     "flwr-server run (waits for sites)": Case(
-        lambda w, out: ("flwr-server", "run", w.coordinator.folder, w.experiment, "--out", out),
-        says("waiting for"),
-        words=GOES_ON,
+        "flwr-server run COORDINATOR EXPERIMENT --out OUT", says("waiting for"), words=GOES_ON
     ),
     "flwr-server status --web": Case(
-        lambda w, out: ("flwr-server", "status", w.coordinator.folder, "--web", "--port", "0"),
+        "flwr-server status COORDINATOR --web --port 0",
         says("live view: https"),
         code=0,
         words="the live view is closed",
     ),
-    "flwr-server verify": Case(lambda w, out: ("flwr-server", "verify", w.run), worked(1.0)),
-    "flwr-client start": Case(lambda w, out: ("flwr-client", "start", w.north.folder), says("connected to"), code=0),
-    "flwr-client check": Case(lambda w, out: ("flwr-client", "check", w.north.folder, "--all"), worked(1.0)),
-    "flwr-client preview": Case(lambda w, out: ("flwr-client", "preview", w.north.folder), worked(1.0)),
-    "flwr-client preview-data": Case(
-        lambda w, out: ("flwr-client", "preview-data", w.north.folder, "--out", out), worked(1.0), makes=True
-    ),
+    "flwr-server verify": Case("flwr-server verify RUN", worked(1.0)),
+    "flwr-client start": Case("flwr-client start NORTH", says("connected to"), code=0),
+    "flwr-client check": Case("flwr-client check NORTH --all", worked(1.0)),
+    "flwr-client preview": Case("flwr-client preview NORTH", worked(1.0)),
+    "flwr-client preview-data": Case("flwr-client preview-data NORTH --out OUT", worked(1.0), makes=True),
 }
 WHEN = {"early": ("Ctrl-C", "SIGTERM to the parent"), "late": tuple(WAYS)}
 ALL = [(name, when, way) for name in CASES for when, ways in WHEN.items() for way in ways]

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,17 +35,10 @@ EXPERIMENT = "experiments/digits_surgical.toml"
 
 @dataclass(frozen=True)
 class Place:
-    """What the calls name: files with a mistake, a folder that is taken, folders that are right."""
+    """A folder with files that hold a mistake, a folder that is taken and folders that are right; and a used port."""
 
     folder: Path
-    coordinator: Path
-    site: Path
-    trained: Path
-    taken: Path
     port: int
-
-    def __getitem__(self, name: str) -> Path:
-        return self.folder / name
 
 
 @pytest.fixture(scope="module")
@@ -83,17 +76,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         ports = ("--port", port, "--listen", "127.0.0.1")
         made = flwr_server("init", folder / "trial", "--name", "trial", "--host", "127.0.0.1", *ports)
         assert made.code == 0, made.err
-        site = _admitted_site(folder, port)
-        yield Place(folder, folder / "trial", site, folder / "trained", folder / "taken", port)
-
-
-def _admitted_site(folder: Path, port: int) -> Path:
-    site = folder / "north"
-    assert flwr_client("init", site, "--name", "north").code == 0
-    (site / "site.toml").write_text('name = "north"\n[data]\nkind = "digits"\n', encoding="utf-8")
-    assert flwr_server("admit", folder / "trial", site / "north.request", "--yes").code == 0
-    shutil.copy(folder / "trial" / "kits" / "north.kit", site)
-    return site
+        site = folder / "north"
+        assert flwr_client("init", site, "--name", "north").code == 0
+        (site / "site.toml").write_text('name = "north"\n[data]\nkind = "digits"\n', encoding="utf-8")
+        assert flwr_server("admit", folder / "trial", site / "north.request", "--yes").code == 0
+        shutil.copy(folder / "trial" / "kits" / "north.kit", site)
+        yield Place(folder, port)
 
 
 @pytest.fixture(scope="session")
@@ -104,327 +92,185 @@ def table() -> Iterator[Table]:
         found.write(ROOT / "build" / "wrong-calls.md")
 
 
-Typed = Callable[[Place, Path], tuple[object, ...]]
 NO_FILE, NO_FOLDER = "there is no such file.", "is no coordinator's folder"
 NO_SITE, NO_MODEL = "there is no such folder.", "model.json: cannot be read: No such file or directory."
 NOWHERE = "is a link to a place that is not there."
 WRONG_KEY, IN_USE = "is not a known key.", "cannot be opened: address already in use."
-CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
-    ("flwr-sim run", "wrong path"): (lambda p, out: ("run", p["none.toml"], "--out", out), NO_FILE),
-    ("flwr-sim run", "wrong key"): (lambda p, out: ("run", p["key.toml"], "--out", out), WRONG_KEY),
-    ("flwr-sim run", "wrong --set"): (
-        lambda p, out: ("run", EXPERIMENT, "--out", out, "--set", "run.roundz=3"),
-        WRONG_KEY,
-    ),
-    ("flwr-sim run", "unknown method"): (
-        lambda p, out: ("run", EXPERIMENT, "--out", out, "--set", "run.method=surgicl"),
-        'Did you mean "surgical"?',
-    ),
-    ("flwr-sim run", "folder taken"): (lambda p, out: ("run", EXPERIMENT, "--out", p.taken), "is not empty"),
-    ("flwr-sim run", "occupied port"): (
-        lambda p, out: ("run", EXPERIMENT, "--out", out, "--web", "--port", p.port),
-        IN_USE,
-    ),
-    ("flwr-sim run", "wrong file"): (
-        lambda p, out: ("run", p["labels.csv"], "--out", out),
-        "is a table; an experiment file is wanted.",
-    ),
-    ("flwr-sim run", "dangling link"): (lambda p, out: ("run", EXPERIMENT, "--out", p["dangling"]), NOWHERE),
-    ("flwr-sim run", "below a dangling link"): (
-        lambda p, out: ("run", EXPERIMENT, "--out", p["dangling"] / "run"),
-        NOWHERE,
-    ),
-    ("flwr-sim run", "nothing to resume"): (
-        lambda p, out: ("run", EXPERIMENT, "--out", p.taken, "--resume"),
-        "holds something, but no run. Name the folder of a run, or a new one.",
-    ),
-    ("flwr-sim benchmark", "wrong path"): (
-        lambda p, out: ("benchmark", p["none"], "--out", out),
-        "A checkout has one in experiments/benchmark",
-    ),
-    ("flwr-sim compare", "wrong path"): (lambda p, out: ("compare", p["none.toml"], "--out", out), NO_FILE),
-    ("flwr-sim compare", "wrong key"): (lambda p, out: ("compare", p["key.toml"], "--out", out), WRONG_KEY),
-    ("flwr-sim compare", "the same twice"): (
-        lambda p, out: ("compare", EXPERIMENT, EXPERIMENT, "--out", out),
-        'two files have one name: "digits_surgical". Rename one of them.',
-    ),
-    ("flwr-sim compare", "wrong --set"): (
-        lambda p, out: ("compare", EXPERIMENT, "--out", out, "--set", "run.seed=3"),
-        "is settled by --seeds. Leave it out.",
-    ),
-    ("flwr-sim compare", "dangling link"): (lambda p, out: ("compare", EXPERIMENT, "--out", p["dangling"]), NOWHERE),
-    ("flwr-sim study", "wrong path"): (lambda p, out: ("study", p["none"], "--out", out), NO_FILE),
-    ("flwr-sim study", "wrong key"): (lambda p, out: ("study", p["study"], "--out", out), WRONG_KEY),
-    ("flwr-sim study", "wrong --set"): (
-        lambda p, out: ("study", "experiments/papers/fedmlp", "--out", out, "--set", "run.roundz=3"),
-        WRONG_KEY,
-    ),
-    ("flwr-sim sites", "wrong path"): (lambda p, out: ("sites", p["none.toml"], "--out", out), NO_FILE),
-    ("flwr-sim sites", "wrong key"): (lambda p, out: ("sites", p["key.toml"], "--out", out), WRONG_KEY),
-    ("flwr-sim init", "wrong path"): (lambda p, out: ("init", p["none.csv"], "--out", out), NO_FILE),
-    **{
-        ("flwr-sim init", f"wrong file: {name}"): (
-            lambda p, out, name=name: ("init", p[name], "--images", p.taken, "--out", out),
-            words,
-        )
-        for name, words in {
-            "utf16.csv": "is not UTF-8 text but UTF-16. Save it as UTF-8 text.",
-            "empty.csv": "is empty. Its first line names the columns.",
-            "noise.npz": "is not UTF-8 text",
-            "other.csv": "no column of the table names pictures",
-            "labels.csv": "none of the 1 pictures of column",
-        }.items()
-    },
-    ("flwr-sim init", "wrong key"): (
-        lambda p, out: ("init", p["labels.csv"], "--image-column", "scan", "--out", out),
-        '"scan" is not a column',
-    ),
-    ("flwr-sim init", "file taken"): (
-        lambda p, out: ("init", p["labels.csv"], "--out", p["key.toml"]),
-        "is there already. Name another file, or remove it.",
-    ),
-    ("flwr-sim export", "wrong path"): (lambda p, out: ("export", p["none"], "--out", out), NO_MODEL),
-    ("flwr-sim export", "wrong key"): (lambda p, out: ("export", p["model"], "--to", "onix"), "expected onnx"),
-    ("flwr-sim predict", "wrong path"): (
-        lambda p, out: ("predict", p["none"], p["none.npz"], "--out", out),
-        NO_FILE,
-    ),
-    ("flwr-sim predict", "folder taken"): (
-        lambda p, out: ("predict", p["model"], p["key.toml"], "--out", p["key.toml"]),
-        "exists, and nothing is written over.",
-    ),
-    **{
-        ("flwr-sim predict", f"wrong file: {name}"): (
-            lambda p, out, name=name: ("predict", p["model"], p[name], "--out", out),
-            words,
-        )
-        for name, words in {
-            "page.html": "holds no image that can be read (page.html: neither PNG, JPEG, DICOM nor NIfTI)",
-            "empty": "is no npz file, no picture and no folder of pictures",
-            "noise.npz": "no npz file",
-            "labels.npz": 'has no images. Keys: "labels"',
-        }.items()
-    },
-    ("flwr-sim export", "wrong file"): (
-        lambda p, out: ("export", p["model"], "--check", p["page.html"], "--out", out),
-        "holds no image that can be read",
-    ),
-    ("flwr-sim export", "folder taken"): (
-        lambda p, out: ("export", p["model"], "--out", p["key.toml"]),
-        "exists, and nothing is written over.",
-    ),
-    ("flwr-sim evaluate", "wrong file: npz"): (
-        lambda p, out: ("evaluate", p["model"], p["labels.npz"]),
-        'has no array "test_images"',
-    ),
-    ("flwr-sim evaluate", "wrong file: toml"): (lambda p, out: ("evaluate", p["model"], p["key.toml"]), WRONG_KEY),
-    ("flwr-sim evaluate", "wrong key"): (
-        lambda p, out: ("evaluate", p["model"], p["labels.csv"], "--image-column", "scan"),
-        '"scan" is not a column',
-    ),
-    ("flwr-sim evaluate", "wrong file: csv"): (
-        lambda p, out: ("evaluate", p["model"], p["labels.csv"]),
-        'expected at least one of "mass".',
-    ),
-    ("flwr-sim evaluate", "wrong file: png"): (
-        lambda p, out: ("evaluate", p["model"], ROOT / "docs" / "report.png"),
-        "report.png is not text but a picture. Name a csv file.",
-    ),
-    ("flwr-sim study", "wrong file"): (
-        lambda p, out: ("study", p["labels.csv"], "--out", out),
-        "labels.csv/study.toml: there is no such file. Name a folder with a study.toml",
-    ),
-    ("flwr-sim evaluate", "wrong option"): (
-        lambda p, out: ("evaluate", p["model"], p["labels.csv"], "--classes", "mass"),
-        "names the label columns of an npz file, and labels.csv is none. Leave it out.",
-    ),
-    ("flwr-sim evaluate", "wrong path"): (lambda p, out: ("evaluate", p["none"], p["none.csv"]), NO_FILE),
-    ("flwr-sim weights", "wrong key"): (
-        lambda p, out: ("weights", out, "--architecture", "resnet"),
-        "there is no source of weights",
-    ),
-    ("flwr-sim weights", "wrong path"): (
-        lambda p, out: ("weights", out, "--architecture", "resnet18", "--checkpoint", p["none.pth"]),
-        NO_FILE,
-    ),
-    **{
-        ("flwr-sim weights", f"wrong file: {name}"): (
-            lambda p, out, name=name: ("weights", out, "--architecture", "densenet121", "--checkpoint", p[name]),
-            words,
-        )
-        for name, words in {
-            "a.png": "is no file of tensors. Name a .pth or .pt file of torch.save, or a .safetensors file.",
-            "labels.csv": "is no file of tensors.",
-            "empty.csv": "is no file of tensors.",
-            "cut.safetensors": "is no file of tensors.",
-            "taken": "is a folder, not a file.",
-        }.items()
-    },
-    ("flwr-sim weights", "file taken"): (
-        lambda p, out: ("weights", p["key.toml"], "--architecture", "resnet18"),
-        "exists, and nothing is written over.",
-    ),
-    ("flwr-sim demo", "folder taken"): (lambda p, out: ("demo", "--out", p.taken), "holds something that no demo"),
-    ("flwr-sim demo", "root"): (lambda p, out: ("demo", "--out", "/"), "holds something that no demo"),
-    ("flwr-sim demo", "dangling link"): (lambda p, out: ("demo", "--out", p["dangling"]), NOWHERE),
-    ("flwr-sim demo", "wrong key"): (lambda p, out: ("demo", "--out", out, "--backend", "rai"), "simulation.backend"),
-    ("flwr-sim examples", "wrong path"): (lambda p, out: ("examples", p["key.toml"] / "x"), "cannot be written"),
-    ("flwr-server init", "wrong path"): (
-        lambda p, out: ("init", p["key.toml"] / "x", "--name", "x", "--host", "h.example"),
-        "cannot be written",
-    ),
-    ("flwr-server init", "folder taken"): (
-        lambda p, out: ("init", p.coordinator, "--name", "x", "--host", "h.example"),
-        "is a coordinator's folder already",
-    ),
-    ("flwr-server admit", "wrong path"): (lambda p, out: ("admit", p.coordinator, p["none.request"]), NO_FILE),
-    ("flwr-server start", "wrong path"): (lambda p, out: ("start", p["none"]), NO_FOLDER),
-    ("flwr-server start", "wrong key"): (lambda p, out: ("start", p["wrong-coordinator"]), WRONG_KEY),
-    ("flwr-server start", "occupied port"): (lambda p, out: ("start", p.coordinator), IN_USE),
-    ("flwr-server run", "wrong path"): (lambda p, out: ("run", p["none"], EXPERIMENT, "--out", out), NO_FOLDER),
-    ("flwr-server run", "wrong key"): (
-        lambda p, out: ("run", p.coordinator, p["key.toml"], "--out", out),
-        WRONG_KEY,
-    ),
-    ("flwr-server run", "folder taken"): (
-        lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", p.taken),
-        "is not empty",
-    ),
-    ("flwr-server run", "dangling link"): (
-        lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", p["dangling"]),
-        NOWHERE,
-    ),
-    ("flwr-server run", "nothing to resume"): (
-        lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", p.taken, "--resume"),
-        "holds something, but no run.",
-    ),
-    ("flwr-server run", "not started"): (
-        lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", out),
-        "flwr-server start does not run on this folder.",
-    ),
-    ("flwr-server status", "occupied port"): (
-        lambda p, out: ("status", p.coordinator, "--web", "--port", p.port),
-        "cannot be opened: address already in use",
-    ),
-    ("flwr-server revoke", "wrong key"): (
-        lambda p, out: ("revoke", p.coordinator, "nort"),
-        'is not an admitted site. Did you mean "north"?',
-    ),
-    ("flwr-server admit", "wrong file"): (
-        lambda p, out: ("admit", p.coordinator, p.coordinator / "authority" / "ca.crt"),
-        "is a certificate; a request is wanted here.",
-    ),
-    ("flwr-server verify", "wrong path"): (lambda p, out: ("verify", p["none"]), NO_FILE),
-    ("flwr-server verify", "folder without a run"): (lambda p, out: ("verify", p.taken), "holds no run that is done."),
-    **{
-        ("flwr-server verify", f"wrong file: {name}"): (
-            lambda p, out, name=name: ("verify", p[name]),
-            "is no receipt of a run. Name the receipt.json of a run, or the run's folder.",
-        )
-        for name in ("a.png", "key.toml", "other.csv", "empty.csv", "model/model.json")
-    },
-    ("flwr-server verify", "wrong request"): (
-        lambda p, out: ("verify", p["run"], "--request", p["none.request"]),
-        NO_FILE,
-    ),
-    ("flwr-server status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_FOLDER),
-    ("flwr-server status", "wrong key"): (lambda p, out: ("status", p["wrong-coordinator"]), WRONG_KEY),
-    ("flwr-server runs", "wrong path"): (lambda p, out: ("runs", p["none"]), NO_FOLDER),
-    ("flwr-server runs", "wrong key"): (lambda p, out: ("runs", p["wrong-coordinator"]), WRONG_KEY),
-    ("flwr-server health", "wrong path"): (lambda p, out: ("health", p["none"]), NO_FOLDER),
-    ("flwr-server revoke", "wrong path"): (lambda p, out: ("revoke", p["none"], "north"), NO_FOLDER),
-    ("flwr-server deadlines", "wrong path"): (lambda p, out: ("deadlines", p["none"]), NO_FOLDER),
-    ("flwr-server deadlines", "wrong method"): (
-        lambda p, out: ("deadlines", p.coordinator, p["method.toml"]),
-        'Did you mean "surgical"?',
-    ),
-    ("flwr-server deadlines", "wrong key"): (lambda p, out: ("deadlines", p.coordinator, p["key.toml"]), WRONG_KEY),
-    ("flwr-sim compare", "out is a run"): (
-        lambda p, out: ("compare", EXPERIMENT, "--out", p["run"]),
-        "is the folder of a run, and nothing else is written into it.",
-    ),
-    ("flwr-sim study", "out is a run"): (
-        lambda p, out: ("study", "experiments/papers/fedmlp", "--quick", "--out", p["run"]),
-        "is the folder of a run, and nothing else is written into it.",
-    ),
-    ("flwr-sim benchmark", "out is a run"): (
-        lambda p, out: ("benchmark", "--out", p["run"]),
-        "is the folder of a run, and nothing else is written into it.",
-    ),
-    ("flwr-sim sites", "out is a hospital's"): (
-        lambda p, out: ("sites", EXPERIMENT, "--out", p.site),
-        "is the folder of a hospital, and nothing else is written into it.",
-    ),
-    ("flwr-sim sites", "out is a coordinator's"): (
-        lambda p, out: ("sites", EXPERIMENT, "--out", p.coordinator),
-        "is the folder of a coordinator, and nothing else is written into it.",
-    ),
-    ("flwr-client init", "wrong path"): (
-        lambda p, out: ("init", p["key.toml"] / "x", "--name", "x"),
-        "cannot be written",
-    ),
-    ("flwr-client start", "wrong path"): (lambda p, out: ("start", p["none"]), NO_SITE),
-    ("flwr-client start", "wrong key"): (lambda p, out: ("start", p["wrong-site"]), WRONG_KEY),
-    ("flwr-client check", "wrong path"): (lambda p, out: ("check", p["none"]), NO_SITE),
-    ("flwr-client check", "wrong key"): (lambda p, out: ("check", p["wrong-site"]), WRONG_KEY),
-    ("flwr-client preview", "wrong path"): (lambda p, out: ("preview", p["none"]), NO_SITE),
-    ("flwr-client preview", "wrong key"): (lambda p, out: ("preview", p["wrong-site"]), WRONG_KEY),
-    ("flwr-client preview", "folder taken"): (lambda p, out: ("preview", p.site, "--out", p.taken), "is not empty"),
-    ("flwr-client preview", "out is a key"): (
-        lambda p, out: ("preview", p.site, "--attack", "--out", p.site / "north.key"),
-        "exists, and nothing is written over.",
-    ),
-    ("flwr-client preview-data", "out is a link to nowhere"): (
-        lambda p, out: ("preview-data", p.site, "--out", p["dangling"]),
-        "exists, and nothing is written over.",
-    ),
-    ("flwr-sim init", "out is a link to nowhere"): (
-        lambda p, out: ("init", p["labels.csv"], "--out", p["dangling"]),
-        "is there already. Name another file, or remove it.",
-    ),
-    ("flwr-sim predict", "out is a link to nowhere"): (
-        lambda p, out: ("predict", p["model"], ROOT / "docs" / "report.png", "--out", p["dangling"]),
-        "exists, and nothing is written over.",
-    ),
-    ("flwr-client preview-data", "out is a key"): (
-        lambda p, out: ("preview-data", p.site, "--out", p.site / "north.key"),
-        "exists, and nothing is written over.",
-    ),
-    ("flwr-client preview-data", "wrong path"): (lambda p, out: ("preview-data", p["none"]), NO_SITE),
-    ("flwr-client preview-data", "wrong key"): (lambda p, out: ("preview-data", p["wrong-site"]), WRONG_KEY),
-    **{
-        (f"flwr-client {command}", f"wrong experiment: {name}"): (
-            lambda p, out, command=command, name=name: (command, p.site, "--experiment", p[name]),
-            words,
-        )
-        for command in ("preview", "preview-data", "check")
-        for name, words in {
-            "none.toml": NO_FILE,
-            "key.toml": WRONG_KEY,
-            "method.toml": 'Did you mean "surgical"?',
-            "labels.csv": "is a table; an experiment file is wanted.",
-            "a.png": "is not",
-        }.items()
-    },
-    ("flwr-client preview", "wrong experiment for an attack"): (
-        lambda p, out: ("preview", p.site, "--attack", "--experiment", p["key.toml"]),
-        WRONG_KEY,
-    ),
-    ("flwr-client audit verify", "wrong receipt"): (
-        lambda p, out: ("audit", "verify", p.site, "--receipt", p["none.json"]),
-        "there is no such file",
-    ),
-    ("flwr-client status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_SITE),
-    ("flwr-client health", "wrong path"): (lambda p, out: ("health", p["none"]), NO_SITE),
-    ("flwr-client status", "not started"): (lambda p, out: ("status", p.site), "no flwr-client runs"),
-    ("flwr-client status", "wrong folder"): (lambda p, out: ("status", p.taken), "is no site's folder"),
-    ("flwr-client init", "wrong file"): (
-        lambda p, out: ("init", p["labels.csv"], "--name", "x"),
-        "is a file; a site's folder is made here.",
-    ),
-    ("flwr-client audit show", "wrong path"): (lambda p, out: ("audit", "show", p["none"]), NO_SITE),
-    ("flwr-client audit verify", "wrong path"): (lambda p, out: ("audit", "verify", p["none"]), NO_SITE),
-}
+# fmt: off
+CALLS = [
+    ("wrong path", "flwr-sim run @none.toml --out @out", NO_FILE),
+    ("wrong key", "flwr-sim run @key.toml --out @out", WRONG_KEY),
+    ("wrong --set", "flwr-sim run EXPERIMENT --out @out --set run.roundz=3", WRONG_KEY),
+    ("unknown method", "flwr-sim run EXPERIMENT --out @out --set run.method=surgicl", 'Did you mean "surgical"?'),
+    ("folder taken", "flwr-sim run EXPERIMENT --out @taken", "is not empty"),
+    ("occupied port", "flwr-sim run EXPERIMENT --out @out --web --port PORT", IN_USE),
+    ("wrong file", "flwr-sim run @labels.csv --out @out", "is a table; an experiment file is wanted."),
+    ("dangling link", "flwr-sim run EXPERIMENT --out @dangling", NOWHERE),
+    ("below a dangling link", "flwr-sim run EXPERIMENT --out @dangling/run", NOWHERE),
+    ("nothing to resume", "flwr-sim run EXPERIMENT --out @taken --resume",
+     "holds something, but no run. Name the folder of a run, or a new one."),
+    ("wrong path", "flwr-sim benchmark @none --out @out", "A checkout has one in experiments/benchmark"),
+    ("wrong path", "flwr-sim compare @none.toml --out @out", NO_FILE),
+    ("wrong key", "flwr-sim compare @key.toml --out @out", WRONG_KEY),
+    ("the same twice", "flwr-sim compare EXPERIMENT EXPERIMENT --out @out",
+     'two files have one name: "digits_surgical". Rename one of them.'),
+    ("wrong --set", "flwr-sim compare EXPERIMENT --out @out --set run.seed=3", "is settled by --seeds. Leave it out."),
+    ("dangling link", "flwr-sim compare EXPERIMENT --out @dangling", NOWHERE),
+    ("wrong path", "flwr-sim study @none --out @out", NO_FILE),
+    ("wrong key", "flwr-sim study @study --out @out", WRONG_KEY),
+    ("wrong --set", "flwr-sim study experiments/papers/fedmlp --out @out --set run.roundz=3", WRONG_KEY),
+    ("wrong path", "flwr-sim sites @none.toml --out @out", NO_FILE),
+    ("wrong key", "flwr-sim sites @key.toml --out @out", WRONG_KEY),
+    ("wrong path", "flwr-sim init @none.csv --out @out", NO_FILE),
+    ("wrong file: utf16.csv", "flwr-sim init @utf16.csv --images @taken --out @out",
+     "is not UTF-8 text but UTF-16. Save it as UTF-8 text."),
+    ("wrong file: empty.csv", "flwr-sim init @empty.csv --images @taken --out @out",
+     "is empty. Its first line names the columns."),
+    ("wrong file: noise.npz", "flwr-sim init @noise.npz --images @taken --out @out", "is not UTF-8 text"),
+    ("wrong file: other.csv", "flwr-sim init @other.csv --images @taken --out @out",
+     "no column of the table names pictures"),
+    ("wrong file: labels.csv", "flwr-sim init @labels.csv --images @taken --out @out",
+     "none of the 1 pictures of column"),
+    ("wrong key", "flwr-sim init @labels.csv --image-column scan --out @out", '"scan" is not a column'),
+    ("file taken", "flwr-sim init @labels.csv --out @key.toml", "is there already. Name another file, or remove it."),
+    ("wrong path", "flwr-sim export @none --out @out", NO_MODEL),
+    ("wrong key", "flwr-sim export @model --to onix", "expected onnx"),
+    ("wrong path", "flwr-sim predict @none @none.npz --out @out", NO_FILE),
+    ("folder taken", "flwr-sim predict @model @key.toml --out @key.toml", "exists, and nothing is written over."),
+    ("wrong file: page.html", "flwr-sim predict @model @page.html --out @out",
+     "holds no image that can be read (page.html: neither PNG, JPEG, DICOM nor NIfTI)"),
+    ("wrong file: empty", "flwr-sim predict @model @empty --out @out",
+     "is no npz file, no picture and no folder of pictures"),
+    ("wrong file: noise.npz", "flwr-sim predict @model @noise.npz --out @out", "no npz file"),
+    ("wrong file: labels.npz", "flwr-sim predict @model @labels.npz --out @out", 'has no images. Keys: "labels"'),
+    ("wrong file", "flwr-sim export @model --check @page.html --out @out", "holds no image that can be read"),
+    ("folder taken", "flwr-sim export @model --out @key.toml", "exists, and nothing is written over."),
+    ("wrong file: npz", "flwr-sim evaluate @model @labels.npz", 'has no array "test_images"'),
+    ("wrong file: toml", "flwr-sim evaluate @model @key.toml", WRONG_KEY),
+    ("wrong key", "flwr-sim evaluate @model @labels.csv --image-column scan", '"scan" is not a column'),
+    ("wrong file: csv", "flwr-sim evaluate @model @labels.csv", 'expected at least one of "mass".'),
+    ("wrong file: png", "flwr-sim evaluate @model docs/report.png",
+     "report.png is not text but a picture. Name a csv file."),
+    ("wrong file", "flwr-sim study @labels.csv --out @out",
+     "labels.csv/study.toml: there is no such file. Name a folder with a study.toml"),
+    ("wrong option", "flwr-sim evaluate @model @labels.csv --classes mass",
+     "names the label columns of an npz file, and labels.csv is none. Leave it out."),
+    ("wrong path", "flwr-sim evaluate @none @none.csv", NO_FILE),
+    ("wrong key", "flwr-sim weights @out --architecture resnet", "there is no source of weights"),
+    ("wrong path", "flwr-sim weights @out --architecture resnet18 --checkpoint @none.pth", NO_FILE),
+    ("wrong file: a.png", "flwr-sim weights @out --architecture densenet121 --checkpoint @a.png",
+     "is no file of tensors. Name a .pth or .pt file of torch.save, or a .safetensors file."),
+    ("wrong file: labels.csv", "flwr-sim weights @out --architecture densenet121 --checkpoint @labels.csv",
+     "is no file of tensors."),
+    ("wrong file: empty.csv", "flwr-sim weights @out --architecture densenet121 --checkpoint @empty.csv",
+     "is no file of tensors."),
+    ("wrong file: cut.safetensors", "flwr-sim weights @out --architecture densenet121 --checkpoint @cut.safetensors",
+     "is no file of tensors."),
+    ("wrong file: taken", "flwr-sim weights @out --architecture densenet121 --checkpoint @taken",
+     "is a folder, not a file."),
+    ("file taken", "flwr-sim weights @key.toml --architecture resnet18", "exists, and nothing is written over."),
+    ("folder taken", "flwr-sim demo --out @taken", "holds something that no demo"),
+    ("root", "flwr-sim demo --out /", "holds something that no demo"),
+    ("dangling link", "flwr-sim demo --out @dangling", NOWHERE),
+    ("wrong key", "flwr-sim demo --out @out --backend rai", "simulation.backend"),
+    ("wrong path", "flwr-sim examples @key.toml/x", "cannot be written"),
+    ("wrong path", "flwr-server init @key.toml/x --name x --host h.example", "cannot be written"),
+    ("folder taken", "flwr-server init @trial --name x --host h.example", "is a coordinator's folder already"),
+    ("wrong path", "flwr-server admit @trial @none.request", NO_FILE),
+    ("wrong path", "flwr-server start @none", NO_FOLDER),
+    ("wrong key", "flwr-server start @wrong-coordinator", WRONG_KEY),
+    ("occupied port", "flwr-server start @trial", IN_USE),
+    ("wrong path", "flwr-server run @none EXPERIMENT --out @out", NO_FOLDER),
+    ("wrong key", "flwr-server run @trial @key.toml --out @out", WRONG_KEY),
+    ("folder taken", "flwr-server run @trial EXPERIMENT --out @taken", "is not empty"),
+    ("dangling link", "flwr-server run @trial EXPERIMENT --out @dangling", NOWHERE),
+    ("nothing to resume", "flwr-server run @trial EXPERIMENT --out @taken --resume", "holds something, but no run."),
+    ("not started", "flwr-server run @trial EXPERIMENT --out @out", "flwr-server start does not run on this folder."),
+    ("occupied port", "flwr-server status @trial --web --port PORT", "cannot be opened: address already in use"),
+    ("wrong key", "flwr-server revoke @trial nort", 'is not an admitted site. Did you mean "north"?'),
+    ("wrong file", "flwr-server admit @trial @trial/authority/ca.crt", "is a certificate; a request is wanted here."),
+    ("wrong path", "flwr-server verify @none", NO_FILE),
+    ("folder without a run", "flwr-server verify @taken", "holds no run that is done."),
+    ("wrong file: a.png", "flwr-server verify @a.png",
+     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
+    ("wrong file: key.toml", "flwr-server verify @key.toml",
+     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
+    ("wrong file: other.csv", "flwr-server verify @other.csv",
+     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
+    ("wrong file: empty.csv", "flwr-server verify @empty.csv",
+     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
+    ("wrong file: model/model.json", "flwr-server verify @model/model.json",
+     "is no receipt of a run. Name the receipt.json of a run, or the run's folder."),
+    ("wrong request", "flwr-server verify @run --request @none.request", NO_FILE),
+    ("wrong path", "flwr-server status @none", NO_FOLDER),
+    ("wrong key", "flwr-server status @wrong-coordinator", WRONG_KEY),
+    ("wrong path", "flwr-server runs @none", NO_FOLDER),
+    ("wrong key", "flwr-server runs @wrong-coordinator", WRONG_KEY),
+    ("wrong path", "flwr-server health @none", NO_FOLDER),
+    ("wrong path", "flwr-server revoke @none north", NO_FOLDER),
+    ("wrong path", "flwr-server deadlines @none", NO_FOLDER),
+    ("wrong method", "flwr-server deadlines @trial @method.toml", 'Did you mean "surgical"?'),
+    ("wrong key", "flwr-server deadlines @trial @key.toml", WRONG_KEY),
+    ("out is a run", "flwr-sim compare EXPERIMENT --out @run",
+     "is the folder of a run, and nothing else is written into it."),
+    ("out is a run", "flwr-sim study experiments/papers/fedmlp --quick --out @run",
+     "is the folder of a run, and nothing else is written into it."),
+    ("out is a run", "flwr-sim benchmark --out @run", "is the folder of a run, and nothing else is written into it."),
+    ("out is a hospital's", "flwr-sim sites EXPERIMENT --out @north",
+     "is the folder of a hospital, and nothing else is written into it."),
+    ("out is a coordinator's", "flwr-sim sites EXPERIMENT --out @trial",
+     "is the folder of a coordinator, and nothing else is written into it."),
+    ("wrong path", "flwr-client init @key.toml/x --name x", "cannot be written"),
+    ("wrong path", "flwr-client start @none", NO_SITE),
+    ("wrong key", "flwr-client start @wrong-site", WRONG_KEY),
+    ("wrong path", "flwr-client check @none", NO_SITE),
+    ("wrong key", "flwr-client check @wrong-site", WRONG_KEY),
+    ("wrong path", "flwr-client preview @none", NO_SITE),
+    ("wrong key", "flwr-client preview @wrong-site", WRONG_KEY),
+    ("folder taken", "flwr-client preview @north --out @taken", "is not empty"),
+    ("out is a key", "flwr-client preview @north --attack --out @north/north.key",
+     "exists, and nothing is written over."),
+    ("out is a link to nowhere", "flwr-client preview-data @north --out @dangling",
+     "exists, and nothing is written over."),
+    ("out is a link to nowhere", "flwr-sim init @labels.csv --out @dangling",
+     "is there already. Name another file, or remove it."),
+    ("out is a link to nowhere", "flwr-sim predict @model docs/report.png --out @dangling",
+     "exists, and nothing is written over."),
+    ("out is a key", "flwr-client preview-data @north --out @north/north.key", "exists, and nothing is written over."),
+    ("wrong path", "flwr-client preview-data @none", NO_SITE),
+    ("wrong key", "flwr-client preview-data @wrong-site", WRONG_KEY),
+    ("wrong experiment: none.toml", "flwr-client preview @north --experiment @none.toml", NO_FILE),
+    ("wrong experiment: key.toml", "flwr-client preview @north --experiment @key.toml", WRONG_KEY),
+    ("wrong experiment: method.toml", "flwr-client preview @north --experiment @method.toml",
+     'Did you mean "surgical"?'),
+    ("wrong experiment: labels.csv", "flwr-client preview @north --experiment @labels.csv",
+     "is a table; an experiment file is wanted."),
+    ("wrong experiment: a.png", "flwr-client preview @north --experiment @a.png", "is not"),
+    ("wrong experiment: none.toml", "flwr-client preview-data @north --experiment @none.toml", NO_FILE),
+    ("wrong experiment: key.toml", "flwr-client preview-data @north --experiment @key.toml", WRONG_KEY),
+    ("wrong experiment: method.toml", "flwr-client preview-data @north --experiment @method.toml",
+     'Did you mean "surgical"?'),
+    ("wrong experiment: labels.csv", "flwr-client preview-data @north --experiment @labels.csv",
+     "is a table; an experiment file is wanted."),
+    ("wrong experiment: a.png", "flwr-client preview-data @north --experiment @a.png", "is not"),
+    ("wrong experiment: none.toml", "flwr-client check @north --experiment @none.toml", NO_FILE),
+    ("wrong experiment: key.toml", "flwr-client check @north --experiment @key.toml", WRONG_KEY),
+    ("wrong experiment: method.toml", "flwr-client check @north --experiment @method.toml", 'Did you mean "surgical"?'),
+    ("wrong experiment: labels.csv", "flwr-client check @north --experiment @labels.csv",
+     "is a table; an experiment file is wanted."),
+    ("wrong experiment: a.png", "flwr-client check @north --experiment @a.png", "is not"),
+    ("wrong experiment for an attack", "flwr-client preview @north --attack --experiment @key.toml", WRONG_KEY),
+    ("wrong receipt", "flwr-client audit verify @north --receipt @none.json", "there is no such file"),
+    ("wrong path", "flwr-client status @none", NO_SITE),
+    ("wrong path", "flwr-client health @none", NO_SITE),
+    ("not started", "flwr-client status @north", "no flwr-client runs"),
+    ("wrong folder", "flwr-client status @taken", "is no site's folder"),
+    ("wrong file", "flwr-client init @labels.csv --name x", "is a file; a site's folder is made here."),
+    ("wrong path", "flwr-client audit show @none", NO_SITE),
+    ("wrong path", "flwr-client audit verify @none", NO_SITE),
+]
+# fmt: on
+"""Mistake, command line, and words of the answer. ``@NAME`` is a file or folder of :func:`place` or of the test."""
 
 
 def yardstick_s() -> float:
@@ -435,25 +281,39 @@ def yardstick_s() -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def called(command: str, typed: Typed, place: Place, tmp_path: Path) -> Ended:
-    words = (command.split()[0], *typed(place, tmp_path / "out"))
-    return Command(words, tmp_path / "said.log").ended(tmp_path)
+def label(call: tuple[object, str, str]) -> str:
+    """Command and mistake, by which a test is named."""
+    mistake, line, _ = call
+    return f"{' '.join(line.split()[:2])}, {mistake}, {line.split()[2]}"
 
 
-@pytest.mark.parametrize(("command", "mistake"), CALLS, ids=lambda each: str(each))
+def called(line: str, place: Place, tmp_path: Path) -> Ended:
+    """Make a call to its end."""
+
+    def filled(word: str) -> str:
+        own = {"@out": tmp_path / "out", "@full": tmp_path / "full", "EXPERIMENT": EXPERIMENT, "PORT": place.port}
+        first, slash, rest = word.partition("/")
+        if word.startswith("@") or word in own:
+            return f"{own.get(first, place.folder / first[1:])}{slash}{rest}"
+        return word
+
+    return Command([filled(word) for word in line.split()], tmp_path / "said.log").ended(tmp_path)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=label)
 def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
-    command: str, mistake: str, place: Place, tmp_path: Path, table: Table
+    call: tuple[str, str, str], place: Place, tmp_path: Path, table: Table
 ) -> None:
-    typed, words = CALLS[command, mistake]
-    tried: list[Ended] = []
-    while not tried or (tried[-1].cpu_s >= CPU_S and len(tried) < TRIES):
-        tried.append(called(command, typed, place, tmp_path))
-    ended = min(tried, key=lambda one: one.cpu_s)
-    table.add(command, mistake, ended)
-    said = " ".join(ended.said.split())
-    assert (ended.code, ended.left) == (2, ()), said
-    assert words in said
-    assert "Traceback" not in said
+    mistake, line, words = call
+    tries: list[Ended] = []
+    while not tries or (tries[-1].cpu_s >= CPU_S and len(tries) < TRIES):
+        tries.append(called(line, place, tmp_path))
+    ended = min(tries, key=lambda each: each.cpu_s)
+    table.add(line, mistake, ended)
+    output = " ".join(ended.said.split())
+    assert (ended.code, ended.left) == (2, ()), output
+    assert words in output
+    assert "Traceback" not in output
     busy = os.getloadavg()[0] > (os.cpu_count() or 1) + 1
     most = CPU_S_BESIDE_OTHERS if busy else CPU_S
     assert ended.cpu_s < most or ended.cpu_s < YARDSTICKS * min(yardstick_s() for _ in range(TRIES))
@@ -467,47 +327,38 @@ def trained(place: Place) -> Path:
     from common.models.saved import save_model
     from common.models.zoo.spec import ModelSpec
 
-    place.trained.mkdir()
+    folder = place.folder / "trained"
+    folder.mkdir()
     network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 0)
-    save_model(place.trained, network, label_contract_sha256="0" * 64)
-    return place.trained
+    save_model(folder, network, label_contract_sha256="0" * 64)
+    return folder
 
 
 NO_ROOM, NEEDED = "there is no room left on the disk", "17 MB are needed to start"
-ON_A_FULL_DISK: dict[tuple[str, int], tuple[Typed, str]] = {
-    ("flwr-sim run", 0): (lambda p, full: ("run", EXPERIMENT, "--out", full / "run", "--backend", "inline"), NEEDED),
-    ("flwr-sim compare", 0): (lambda p, full: ("compare", EXPERIMENT, "--out", full / "all"), NEEDED),
-    ("flwr-sim study", 0): (
-        lambda p, full: ("study", "experiments/papers/fedmlp", "--quick", "--out", full / "all"),
-        NEEDED,
-    ),
-    ("flwr-sim benchmark", 0): (lambda p, full: ("benchmark", "--out", full / "all"), NEEDED),
-    ("flwr-sim demo", 0): (lambda p, full: ("demo", "--out", full / "demo"), NEEDED),
-    ("flwr-sim examples", 0): (lambda p, full: ("examples", full / "experiments"), NO_ROOM),
-    ("flwr-sim examples", 4): (lambda p, full: ("examples", full / "experiments"), NO_ROOM),
-    ("flwr-sim sites", 0): (lambda p, full: ("sites", EXPERIMENT, "--out", full / "sites"), NO_ROOM),
-    ("flwr-sim sites", 600): (lambda p, full: ("sites", EXPERIMENT, "--out", full / "sites"), NO_ROOM),
-    ("flwr-sim export", 8): (lambda p, full: ("export", p.trained, "--out", full / "model.onnx"), NO_ROOM),
-    ("flwr-sim export", 12): (
-        lambda p, full: ("export", p.trained, "--to", "torchscript", "--out", full / "model.pt"),
-        NO_ROOM,
-    ),
-    ("flwr-server init", 0): (
-        lambda p, full: ("init", full / "new", "--name", "x", "--host", "h.example"),
-        NO_ROOM,
-    ),
-    **{
-        ("flwr-server init", room): (
-            lambda p, full: ("init", full / "new", "--name", "x", "--host", "h.example"),
-            NO_ROOM,
-        )
-        for room in (4, 8, 12, 16)
-    },
-    ("flwr-server run", 0): (lambda p, full: ("run", p.coordinator, EXPERIMENT, "--out", full / "run"), NEEDED),
-    ("flwr-client init", 0): (lambda p, full: ("init", full / "new", "--name", "x"), NO_ROOM),
-    ("flwr-client preview", 8): (lambda p, full: ("preview", p.site, "--out", full / "seen"), NO_ROOM),
-}
-"""Command, and how many kB are free -> what is typed, and what is said."""
+# fmt: off
+ON_A_FULL_DISK = [
+    (0, "flwr-sim run EXPERIMENT --out @full/run --backend inline", NEEDED),
+    (0, "flwr-sim compare EXPERIMENT --out @full/all", NEEDED),
+    (0, "flwr-sim study experiments/papers/fedmlp --quick --out @full/all", NEEDED),
+    (0, "flwr-sim benchmark --out @full/all", NEEDED),
+    (0, "flwr-sim demo --out @full/demo", NEEDED),
+    (0, "flwr-sim examples @full/experiments", NO_ROOM),
+    (4, "flwr-sim examples @full/experiments", NO_ROOM),
+    (0, "flwr-sim sites EXPERIMENT --out @full/sites", NO_ROOM),
+    (600, "flwr-sim sites EXPERIMENT --out @full/sites", NO_ROOM),
+    (8, "flwr-sim export @trained --out @full/model.onnx", NO_ROOM),
+    (12, "flwr-sim export @trained --to torchscript --out @full/model.pt", NO_ROOM),
+    (0, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
+    (4, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
+    (8, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
+    (12, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
+    (16, "flwr-server init @full/new --name x --host h.example", NO_ROOM),
+    (0, "flwr-server run @trial EXPERIMENT --out @full/run", NEEDED),
+    (0, "flwr-client init @full/new --name x", NO_ROOM),
+    (8, "flwr-client preview @north --out @full/seen", NO_ROOM),
+]
+# fmt: on
+"""Free space in kB, command line, and words of the answer."""
 
 
 @contextlib.contextmanager
@@ -530,19 +381,18 @@ def full_disk(folder: Path, room_kb: int) -> Iterator[Path]:
 
 @pytest.mark.torture
 @pytest.mark.usefixtures("trained")
-@pytest.mark.parametrize("call", ON_A_FULL_DISK, ids=lambda call: f"{call[0]}, {call[1]} kB")
-def test_a_full_disk_is_told_with_its_folder_and_leaves_nothing(
-    call: tuple[str, int], place: Place, tmp_path: Path, table: Table
+@pytest.mark.parametrize("call", ON_A_FULL_DISK, ids=label)
+def test_a_full_disk_is_reported_with_its_folder_and_leaves_nothing(
+    call: tuple[int, str, str], place: Place, tmp_path: Path, table: Table
 ) -> None:
-    command, room = call
-    typed, words = ON_A_FULL_DISK[call]
+    room, line, words = call
     with full_disk(tmp_path / "full", room) as full:
-        ended = Command((command.split()[0], *typed(place, full)), tmp_path / "said.log").ended(tmp_path)
-        table.add(command, f"full disk, {room} kB free", ended)
-        said = " ".join(ended.said.split())
+        ended = called(line, place, tmp_path)
+        table.add(line, f"full disk, {room} kB free", ended)
+        output = " ".join(ended.said.split())
         assert ended.code in (1, 2)
-        assert words in said
-        assert str(full) in said
-        assert "Traceback" not in said
+        assert words in output
+        assert str(full) in output
+        assert "Traceback" not in output
         assert ended.left == ()
         assert [path.name for path in full.iterdir()] == ["filler"]

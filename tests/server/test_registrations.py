@@ -17,7 +17,7 @@ from tests.network.real import flwr_server
 
 @dataclass
 class Registrations:
-    """The SuperLink's list of nodes; like the real one it lets no key be synchronize_registrations again."""
+    """The SuperLink's list of nodes; like the real one it lets no key be registered again."""
 
     there: list[Node] = field(default_factory=list)
     ever: set[bytes] = field(default_factory=set)

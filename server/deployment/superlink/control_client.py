@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -34,11 +35,12 @@ _UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, 
 SERVICE = "polyclinic.Control"
 LARGEST_CALL = 64 * 2**20
 """Bytes: requests to thousands of sites are announced in one call, without their contents."""
-_CLASSES = {
-    name.rpartition(".")[2]: made
-    for name, made in message_classes(
-        "polyclinic.control",
-        """
+proto = SimpleNamespace(
+    **{
+        name.rpartition(".")[2]: message_class
+        for name, message_class in message_classes(
+            "polyclinic.control",
+            """
 Nothing:
 Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key
 Sites: 1 Site* sites
@@ -50,32 +52,23 @@ MessageNames: 1 uint64 run_id, 2 string* names
 Reply: 1 string request, 2 bytes envelope, 3 bytes tree, 4 string reason
 Replies: 1 Reply* replies
 """,
-    ).items()
-}
-Nothing: Any = _CLASSES["Nothing"]
-Site: Any = _CLASSES["Site"]
-Sites: Any = _CLASSES["Sites"]
-Run: Any = _CLASSES["Run"]
-RunBegin: Any = _CLASSES["RunBegin"]
-Requests: Any = _CLASSES["Requests"]
-PushResult: Any = _CLASSES["PushResult"]
-MessageNames: Any = _CLASSES["MessageNames"]
-Reply: Any = _CLASSES["Reply"]
-Replies: Any = _CLASSES["Replies"]
-
+        ).items()
+    }
+)
+"""Classes of the requests and responses."""
 CALLS: dict[str, tuple[Any, Any]] = {
-    "Health": (Nothing, Nothing),
-    "ListSites": (Nothing, Sites),
-    "Register": (Site, Nothing),
-    "Unregister": (Site, Nothing),
-    "BeginRun": (Nothing, RunBegin),
-    "EndRun": (Run, Nothing),
-    "Heartbeat": (Run, Run),
-    "Push": (Requests, PushResult),
-    "Replies": (MessageNames, Replies),
-    "LetGo": (MessageNames, Nothing),
+    "health": (proto.Nothing, proto.Nothing),
+    "list_sites": (proto.Nothing, proto.Sites),
+    "register": (proto.Site, proto.Nothing),
+    "unregister": (proto.Site, proto.Nothing),
+    "begin_run": (proto.Nothing, proto.RunBegin),
+    "end_run": (proto.Run, proto.Nothing),
+    "heartbeat": (proto.Run, proto.Run),
+    "push": (proto.Requests, proto.PushResult),
+    "replies": (proto.MessageNames, proto.Replies),
+    "release": (proto.MessageNames, proto.Nothing),
 }
-"""Classes of each call's request and response."""
+"""Each call with the classes of its request and response."""
 
 
 def parsed_message(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
@@ -102,7 +95,7 @@ class Node:
 
     @property
     def online(self) -> bool:
-        """Whether the site is connected."""
+        """Tells if the site is connected."""
         return self.state == Presence.CONNECTED
 
 
@@ -157,20 +150,20 @@ class Control:
 
     def health(self) -> None:
         """Raise :class:`SuperLinkGone` unless the SuperLink answers."""
-        self._call("Health", Nothing())
+        self._call("health", proto.Nothing())
 
     def nodes(self) -> list[Node]:
         """Return all registered sites."""
-        sites = self._call("ListSites", Nothing()).sites
+        sites = self._call("list_sites", proto.Nothing()).sites
         return [Node(site.node_id, site.name, Presence(site.state), site.public_key) for site in sites]
 
     def register(self, name: str, public_key: str) -> None:
         """Register a site's key, an OpenSSH line, under its name."""
-        self._call("Register", Site(name=name, public_key=flower_key(public_key)))
+        self._call("register", proto.Site(name=name, public_key=flower_key(public_key)))
 
     def unregister(self, node: Node) -> None:
         """Remove a registration: from now on every call signed with its key is refused."""
-        self._call("Unregister", Site(node_id=node.node_id))
+        self._call("unregister", proto.Site(node_id=node.node_id))
 
     def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
         """Begin a run, and end every run whose process was killed, so that sites drop their work on it.
@@ -178,16 +171,16 @@ class Control:
         Returns:
             The run's number, and envelope and tree of each reply to an earlier run that nobody has released.
         """
-        begin = self._call("BeginRun", Nothing())
+        begin = self._call("begin_run", proto.Nothing())
         return int(begin.run_id), list(map(parsed_message, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:
         """End a run."""
-        self._call("EndRun", Run(run_id=run))
+        self._call("end_run", proto.Run(run_id=run))
 
     def heartbeat(self, run: int) -> bool:
         """Send a run's heartbeat; return whether the run is still active on the SuperLink."""
-        return bool(self._call("Heartbeat", Run(run_id=run)).goes_on)
+        return bool(self._call("heartbeat", proto.Run(run_id=run)).goes_on)
 
     def push(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
         """Announce requests by their envelopes and trees.
@@ -197,7 +190,7 @@ class Control:
         """
         serialized = [(envelope.SerializeToString(), tree.SerializeToString()) for envelope, tree in requests]
         envelopes, trees = [envelope for envelope, _ in serialized], [tree for _, tree in serialized]
-        result = self._call("Push", Requests(run_id=run, envelopes=envelopes, trees=trees))
+        result = self._call("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
         return list(result.names), list(result.missing)
 
     def replies(self, run: int, names: Collection[str]) -> list[RequestStatus]:
@@ -206,12 +199,12 @@ class Control:
             RequestStatus(reply.request, reason=NoReply[reply.reason])
             if reply.reason
             else RequestStatus(reply.request, *parsed_message(reply.envelope, reply.tree))
-            for reply in self._call("Replies", MessageNames(run_id=run, names=names)).replies
+            for reply in self._call("replies", proto.MessageNames(run_id=run, names=names)).replies
         ]
 
     def release(self, names: Collection[str]) -> None:
         """Release the contents of these messages."""
-        self._call("LetGo", MessageNames(names=names))
+        self._call("release", proto.MessageNames(names=names))
 
     def _call(self, name: str, request: Any) -> Any:
         until = time.monotonic() + self._patience_s

@@ -7,20 +7,7 @@ from typing import Any
 
 import grpc
 
-from server.deployment.superlink.control_client import (
-    CALLS,
-    LARGEST_CALL,
-    SERVICE,
-    Nothing,
-    PushResult,
-    Replies,
-    Reply,
-    Run,
-    RunBegin,
-    Site,
-    Sites,
-    parsed_message,
-)
+from server.deployment.superlink.control_client import CALLS, LARGEST_CALL, SERVICE, parsed_message, proto
 from server.deployment.superlink.messages import Storage, StoredMessage
 
 THREADS = 16
@@ -32,73 +19,72 @@ class RunEnded(Exception):
 
 
 class ControlService:
-    """The control calls; each method answers the call of its name in :meth:`methods`."""
+    """The control calls; each method answers the call of its name."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    def methods(self) -> dict[str, Callable[[Any], Any]]:
-        """Return the methods by the names of their calls."""
-        return {
-            "Health": lambda request: Nothing(),
-            "ListSites": self._list_sites,
-            "Register": self._register,
-            "Unregister": self._unregister,
-            "BeginRun": self._begin_run,
-            "EndRun": self._end_run,
-            "Heartbeat": self._heartbeat,
-            "Push": self._push,
-            "Replies": self._replies,
-            "LetGo": self._release,
-        }
+    def health(self, request: Any) -> Any:
+        """Show that the SuperLink answers."""
+        return proto.Nothing()
 
-    def _list_sites(self, request: Any) -> Any:
+    def list_sites(self, request: Any) -> Any:
+        """Return all registered sites."""
         sites = (
-            Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
+            proto.Site(node_id=site.node_id, name=site.name, state=str(site.state), public_key=site.public_key)
             for site in self._storage.sites.all()
         )
-        return Sites(sites=sites)
+        return proto.Sites(sites=sites)
 
-    def _register(self, request: Any) -> Any:
+    def register(self, request: Any) -> Any:
+        """Register a site's key under its name."""
         self._storage.sites.register(request.name, request.public_key)
-        return Nothing()
+        return proto.Nothing()
 
-    def _unregister(self, request: Any) -> Any:
+    def unregister(self, request: Any) -> Any:
+        """Remove a site's registration."""
         self._storage.sites.unregister(request.node_id)
-        return Nothing()
+        return proto.Nothing()
 
-    def _begin_run(self, request: Any) -> Any:
+    def begin_run(self, request: Any) -> Any:
+        """Begin a run; return its number and the replies that earlier runs left."""
         run, left = self._storage.begin_run()
-        return RunBegin(run_id=run, envelopes=[reply.envelope for reply in left], trees=[reply.tree for reply in left])
+        envelopes, trees = [reply.envelope for reply in left], [reply.tree for reply in left]
+        return proto.RunBegin(run_id=run, envelopes=envelopes, trees=trees)
 
-    def _end_run(self, request: Any) -> Any:
+    def end_run(self, request: Any) -> Any:
+        """End a run."""
         self._storage.messages.end(request.run_id)
-        return Nothing()
+        return proto.Nothing()
 
-    def _heartbeat(self, request: Any) -> Any:
-        return Run(run_id=request.run_id, goes_on=self._storage.runs.heartbeat(request.run_id))
+    def heartbeat(self, request: Any) -> Any:
+        """Record a run's heartbeat; return whether the run is active."""
+        return proto.Run(run_id=request.run_id, goes_on=self._storage.runs.heartbeat(request.run_id))
 
-    def _push(self, request: Any) -> Any:
+    def push(self, request: Any) -> Any:
+        """Accept a run's requests; return their names and the objects whose files are missing."""
         self._require_active(request.run_id)
         messages = map(parsed_message, request.envelopes, request.trees)
         names, missing = self._storage.messages.push([StoredMessage.request(*message) for message in messages])
-        return PushResult(names=names, missing=missing)
+        return proto.PushResult(names=names, missing=missing)
 
-    def _replies(self, request: Any) -> Any:
+    def replies(self, request: Any) -> Any:
+        """Return the replies to these requests, or the reasons why there are none."""
         self._require_active(request.run_id)
         replies = []
         for answer in self._storage.messages.replies(request.run_id, request.names):
             if isinstance(answer, StoredMessage):
-                replies.append(Reply(request=answer.partner, envelope=answer.envelope, tree=answer.tree))
+                replies.append(proto.Reply(request=answer.partner, envelope=answer.envelope, tree=answer.tree))
             else:
                 root, reason = answer
-                replies.append(Reply(request=root, reason=reason.name))
-        return Replies(replies=replies)
+                replies.append(proto.Reply(request=root, reason=reason.name))
+        return proto.Replies(replies=replies)
 
-    def _release(self, request: Any) -> Any:
+    def release(self, request: Any) -> Any:
+        """Release the objects of these messages."""
         for name in request.names:
             self._storage.messages.release(name)
-        return Nothing()
+        return proto.Nothing()
 
     def _require_active(self, run: int) -> None:
         if not self._storage.runs.is_active(run):
@@ -114,7 +100,8 @@ def serve_control(address: str, storage: Storage) -> grpc.Server:
     Raises:
         OSError: If the file system of the folder takes no sockets, or the folder is gone.
     """
-    handlers = {name: _handler(name, method) for name, method in ControlService(storage).methods().items()}
+    service = ControlService(storage)
+    handlers = {name: _handler(name, getattr(service, name)) for name in CALLS}
     options = [("grpc.max_receive_message_length", LARGEST_CALL), ("grpc.max_send_message_length", -1)]
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="control"),

@@ -35,7 +35,7 @@ _TABLES = (
 
 
 class Database:
-    """One SQLite connection for all threads.
+    """A connection to the SuperLink's SQLite file, shared by all threads.
 
     Attributes:
         lock: Held during a change, for well under a millisecond; reading memory does not need it.

@@ -29,7 +29,7 @@ _STORE = f"INSERT OR REPLACE INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?
 
 
 class ReplyOutcome(Enum):
-    """How the storage answered a reply that a site announced."""
+    """The storage's answer to a reply that a site announced."""
 
     ACCEPTED = auto()
     ANOTHER_WAS_ACCEPTED = auto()
@@ -154,7 +154,7 @@ class Arrivals:
 
 @dataclass
 class Messages:
-    """All messages. Safe to use from several threads.
+    """Stores the messages between runs and sites. Safe to use from several threads.
 
     Args:
         clock: The steady clock.

@@ -49,7 +49,7 @@ class RegisteredSite:
 
 
 class Sites:
-    """All registered sites. Safe to use from several threads."""
+    """Stores the registered sites and their presence. Safe to use from several threads."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database, self._clock = database, clock
@@ -129,7 +129,7 @@ def node_of(public_key: bytes) -> int:
 
 
 class Runs:
-    """All runs. Safe to use from several threads.
+    """Stores the runs and the heartbeats of their processes. Safe to use from several threads.
 
     Args:
         steady: Seconds; heartbeats are not stored, so after a restart of the SuperLink every run has its full time.
