@@ -255,14 +255,14 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: flwr-client status north
     """
-    from client.connection.status import in_words, read_status
+    from client.connection.status import read_status, status_text
     from client.site.site_file import checked_folder
 
     present = read_status(checked_folder(folder) / "state")
     if as_json:
         print(json_text(present, allow_nan=True))
     else:
-        console.print(in_words(present), soft_wrap=True, highlight=False, markup=False)
+        console.print(status_text(present), soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()

@@ -280,13 +280,13 @@ def status(
     if web:
         _show(coordinator, listen, port, as_json=as_json)
         return
-    from server.deployment.status import in_words, overview
+    from server.deployment.status import overview, status_tables
 
     current = overview(coordinator)
     if as_json:
         print(json_text(current, allow_nan=True))
     else:
-        console.print(in_words(current), highlight=False)
+        console.print(status_tables(current), highlight=False)
 
 
 @app.command()
@@ -296,14 +296,14 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
     Example: flwr-server runs trial
     """
     from server.coordinator.folder import read_coordinator
-    from server.deployment.status import runs_in_words
+    from server.deployment.status import runs_table
     from server.runs.live_status import runs_led
 
     history = runs_led(read_coordinator(folder).state)
     if as_json:
         print(json_text(history, allow_nan=True))
     else:
-        console.print(runs_in_words(history), highlight=False)
+        console.print(runs_table(history), highlight=False)
 
 
 def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:

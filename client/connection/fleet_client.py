@@ -406,7 +406,7 @@ def _transfer(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) 
 
 
 def bundle_fault(content: bytes, fab_hash: str) -> str:
-    """Explain why an app bundle is not a mere name; empty where it is. Nothing in a bundle is ever run or unpacked."""
+    """Explain why an app bundle is refused; empty where it carries no code. No bundle is ever run or unpacked."""
     if hashlib.sha256(content).hexdigest() != fab_hash:
         return "the app bundle is not the one that the run names"
     if len(content) > BUNDLE_MAX_BYTES:

@@ -188,7 +188,7 @@ class Service:
             if days < CERTIFICATE_WARNING_DAYS:
                 self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
             stop = threading.Event()
-            beat = threading.Thread(target=self._beat, args=(link, stop), name="heartbeat", daemon=True)
+            beat = threading.Thread(target=self._send_heartbeats, args=(link, stop), name="heartbeat", daemon=True)
             beat.start()
 
             def sign_off() -> None:  # a heartbeat in progress must not arrive afterwards
@@ -229,7 +229,7 @@ class Service:
                 if not is_disk_full(error):
                     raise
 
-    def _beat(self, link: FleetClient, stop: threading.Event) -> None:
+    def _send_heartbeats(self, link: FleetClient, stop: threading.Event) -> None:
         """Send heartbeats while the main thread trains, and interrupt that thread when its run has ended."""
         while not stop.wait(HEARTBEAT_PAUSE_S):
             try:

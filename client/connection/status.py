@@ -133,7 +133,7 @@ def read_status(state: Path) -> Mapping[str, Any]:
     return {"healthy": is_healthy(present, time.time()), **present}
 
 
-def in_words(status: Mapping[str, Any]) -> str:
+def status_text(status: Mapping[str, Any]) -> str:
     """Return the text of ``flwr-client status`` for a person."""
     lines = [f"site {status['site']}: {status['state']}"]
     if status["phase"]:

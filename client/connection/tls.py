@@ -41,7 +41,7 @@ def days_valid(
     """
     context = ssl.create_default_context(cadata=ca_certificate)
     try:
-        shown = _shown(address, context, environment, timeout_s)
+        shown = _shown_certificate(address, context, environment, timeout_s)
     except Refused as refusal:
         if refusal.exit_code is ExitCode.EXPIRED:
             dates = _dates_shown(address, environment)
@@ -72,12 +72,12 @@ def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        return x509.load_der_x509_certificate(_shown(address, context, environment))
+        return x509.load_der_x509_certificate(_shown_certificate(address, context, environment))
     except UNREADABLE_CERTIFICATE as error:
         raise ValueError(str(error)) from None
 
 
-def _shown(
+def _shown_certificate(
     address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
 ) -> bytes:
     """Return the certificate (DER) that is shown to a caller with this context, which may refuse it."""
@@ -144,7 +144,7 @@ def _exempts(entry: str, host: str) -> bool:
 
 
 def _authorization(proxy: SplitResult) -> dict[str, str]:
-    """Name and password of the proxy's URL, as gRPC sends them."""
+    """Return the header with name and password of the proxy's URL, as gRPC sends it; empty without a name."""
     if proxy.username is None:
         return {}
     pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"

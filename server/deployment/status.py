@@ -72,7 +72,7 @@ def _online(coordinator: Coordinator) -> Mapping[str, bool]:
         return {}
 
 
-def in_words(status: Mapping[str, Any]) -> RenderableType:
+def status_tables(status: Mapping[str, Any]) -> RenderableType:
     """Return the overview as tables for a person."""
     up = LINK[status["superlink"]]
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
@@ -124,7 +124,7 @@ def _run_in_words(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def runs_in_words(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
+def runs_table(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return the runs as a table for a person."""
     if not runs:
         return Text("no run yet")

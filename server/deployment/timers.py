@@ -37,7 +37,7 @@ class Timer:
 
 @dataclass(frozen=True)
 class Nesting:
-    """A timer that must be shorter than another, by their names, and the consequence where it is not."""
+    """A rule that the inner timer is shorter than the outer one, both given by name, and the consequence otherwise."""
 
     inner: str
     outer: str

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from client.app import answer_roll_call
-from client.connection.status import Status, in_words
+from client.connection.status import Status, status_text
 from client.gate.incoming_request import OutOfTime, digest
 from client.site.memory import MemoryFolder
 from client.site.policy import Policy
@@ -194,7 +194,7 @@ def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
     first_round(at, private_plan())
     assert privacy_status(at) == {"epsilon": cost(ONE), "delta": 1e-5, "budget": 40.0}
     found = asdict(Status("north", privacy=privacy_status(at)))
-    assert f"privacy spent, over all runs: epsilon {cost(ONE):.2f} of 40 at delta 1e-05" in in_words(found)
+    assert f"privacy spent, over all runs: epsilon {cost(ONE):.2f} of 40 at delta 1e-05" in status_text(found)
 
 
 def test_a_run_without_privacy_leaves_no_ledger(tmp_path: Path) -> None:

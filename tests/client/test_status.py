@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from client.connection.service import exclusive
-from client.connection.status import FILE, SILENT_S, STALE_S, Status, in_words, is_healthy, read_status, status_file
+from client.connection.status import FILE, SILENT_S, STALE_S, Status, is_healthy, read_status, status_file, status_text
 from common.errors import BadInput
 from tests.network.real import eventually, flwr_client
 
@@ -106,7 +106,7 @@ def test_the_file_holds_names_counts_and_times_and_only_its_owner_reads_it(tmp_p
 
 def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
     status = Status("north", "working", "trial", "abc", 3, 10, "train", seconds_left=90.0, certificate_days=20.6)
-    words = in_words(asdict(status)).splitlines()
+    words = status_text(asdict(status)).splitlines()
     assert words[:2] == ["site north: working (train)", "run abc: round 3 of 10; about 2 min left"]
     assert words[2:] == [
         "coordinator trial: last answer 0 s ago",
@@ -118,12 +118,12 @@ def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
 def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
     status = Status("north", "connecting", "trial", last_contact=time.time() - 100)
     status.failed("no route")
-    words = in_words(asdict(status))
+    words = status_text(asdict(status))
     assert words.startswith("site north: connecting\ncoordinator trial: last answer 100 s ago\nlast error: no route (")
     status.run, status.rounds, status.round = "abc", 10, 1
-    assert "run abc: round 1 of 10\n" in in_words(asdict(status))
+    assert "run abc: round 1 of 10\n" in status_text(asdict(status))
     status.finished = "2026-11-22T04:00:00+00:00"
-    assert "last run abc: done 2026-11-22T04:00:00+00:00\n" in in_words(asdict(status))
+    assert "last run abc: done 2026-11-22T04:00:00+00:00\n" in status_text(asdict(status))
 
 
 # ---------------------------------------------------------------------- whose file

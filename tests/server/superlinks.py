@@ -213,6 +213,12 @@ class Port:
         self.link.sent[name] = message
         return name
 
+    def hand(self, hospital: Hospital, words: str = "train") -> str:
+        """Send a site a message, which the site pulls; return the message's name."""
+        name = self.ask(hospital, words)
+        hospital.pull()
+        return name
+
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes]:

@@ -122,8 +122,7 @@ def test_a_site_that_falls_silent_is_lost_and_has_not_signed_off(port: Port, vic
 def test_an_object_whose_file_appears_while_it_is_asked_for_is_there_at_the_next_look(
     port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     view, looks = port.link.files.view, iter([True])  # the first look comes before the file
     monkeypatch.setattr(port.link.files, "view", lambda name: None if next(looks, False) else view(name))
     request = PullObjectRequest(node=victim.node, run_id=port.link.run, object_id=name)
@@ -153,8 +152,7 @@ def test_a_site_pulls_its_message_and_sends_its_reply_and_both_lie_in_files(port
 
 
 def test_the_same_reply_again_is_the_same_reply(port: Port, victim: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     first = victim.announce(reply)
     assert set(victim.announce(reply).objects_to_push) == set(first.objects_to_push) != set()
@@ -166,8 +164,7 @@ def test_the_same_reply_again_is_the_same_reply(port: Port, victim: Hospital) ->
 def test_a_site_that_lost_the_line_while_the_run_knew_of_its_reply_sends_what_is_missing(
     port: Port, victim: Hospital
 ) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     victim.announce(reply)
     assert came_to(port.link, name)
@@ -176,8 +173,7 @@ def test_a_site_that_lost_the_line_while_the_run_knew_of_its_reply_sends_what_is
 
 
 def test_content_of_another_hash_is_not_kept_and_the_right_one_may_still_come(port: Port, victim: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     session = victim.announce(reply).session_id
     part, content = next(iter(get_all_nested_objects(reply).items()))
@@ -189,8 +185,7 @@ def test_content_of_another_hash_is_not_kept_and_the_right_one_may_still_come(po
 
 def test_a_reply_that_is_not_whole_when_its_time_is_over_is_not_taken(port: Port, victim: Hospital) -> None:
     """The run waits no longer: a site that counted it would miss it in the receipt."""
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     session = victim.announce(reply).session_id
     first, last = list(get_all_nested_objects(reply).items())[:2]
@@ -203,16 +198,14 @@ def test_a_reply_that_is_not_whole_when_its_time_is_over_is_not_taken(port: Port
 
 
 def test_nothing_is_handed_out_to_a_run_that_is_over(port: Port, victim: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     port.link.storage.messages.end(port.link.run)
     request = PullObjectRequest(node=victim.node, run_id=port.link.run, object_id=name)
     assert refused(lambda: victim.stub.PullObject(request)) == (DENIED, "Run is finished.")
 
 
 def test_a_site_learns_of_its_run_and_its_bundle(port: Port, victim: Hospital) -> None:
-    port.ask(victim)
-    victim.pull()
+    port.hand(victim)
     run = victim.stub.GetRun(GetRunRequest(node=victim.node, run_id=port.link.run)).run
     assert run.run_id == port.link.run
 
@@ -259,8 +252,7 @@ CALLS: dict[str, Callable[[Hospital, Hospital, str], Any]] = {
 def test_a_call_in_another_sites_name_is_refused_and_noted_with_both_names(
     call: str, port: Port, victim: Hospital, forger: Hospital
 ) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     request = CALLS[call](forger, victim, name)
     code, _ = refused(lambda: getattr(forger.stub, call)(request))
     assert code in (DENIED, UNKNOWN)
@@ -390,9 +382,7 @@ def answered(port: Port) -> list[int]:
 def test_a_forger_cannot_answer_another_sites_message_in_any_way(
     port: Port, victim: Hospital, forger: Hospital
 ) -> None:
-    name, own = port.ask(victim), port.ask(forger)
-    victim.pull()
-    forger.pull()
+    name, own = port.hand(victim), port.hand(forger)
     attempts = [
         forger.reply_to(name),
         forger.reply_to(name, source=victim.node_id),
@@ -411,8 +401,7 @@ def test_a_forger_cannot_answer_another_sites_message_in_any_way(
 
 
 def test_a_reply_in_the_name_of_another_run_is_not_taken(port: Port, victim: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     other = port.link.storage.runs.begin()
     assert refused(lambda: victim.announce(victim.reply_to(name, run=other)))[0] == grpc.StatusCode.FAILED_PRECONDITION
     assert answered(port) == []
@@ -437,8 +426,7 @@ def test_a_site_cannot_send_a_message_that_is_no_reply_to_another_site(
 
 
 def test_a_second_reply_to_one_message_is_told_to_its_sender_and_noted(port: Port, victim: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     victim.send(victim.reply_to(name, "first"))
     code, reason = refused(lambda: victim.announce(victim.reply_to(name, "second")))
     assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "another reply to this message was taken before")
@@ -449,18 +437,12 @@ def test_a_second_reply_to_one_message_is_told_to_its_sender_and_noted(port: Por
 def test_a_forger_cannot_call_its_reply_as_another_site_called_its_own(
     port: Port, victim: Hospital, forger: Hospital
 ) -> None:
-    name, own = port.ask(victim), port.ask(forger)
-    victim.pull()
-    forger.pull()
+    name, own = port.hand(victim), port.hand(forger)
     theirs = victim.reply_to(name)
     victim.send(theirs)
     mine = forger.reply_to(own)
     mine.metadata.__dict__["_message_id"] = theirs.object_id
-    request = PushMessagesRequest(
-        node=forger.node,
-        messages_list=[_proto(mine, theirs.object_id)],
-        message_object_trees=[get_object_tree(theirs)],
-    )
+    request = pushing(forger, _proto(mine, theirs.object_id), get_object_tree(theirs))
     assert refused(lambda: forger.stub.PushMessages(request))[0] in (DENIED, grpc.StatusCode.ALREADY_EXISTS)
     assert answered(port) == [victim.node_id]
 
@@ -469,6 +451,10 @@ def _proto(message: Any, name: str) -> Any:
     proto = message_to_proto(remove_content_from_message(message))
     proto.metadata.message_id = name
     return proto
+
+
+def pushing(hospital: Hospital, proto: Any, tree: ObjectTree) -> PushMessagesRequest:
+    return PushMessagesRequest(node=hospital.node, messages_list=[proto], message_object_trees=[tree])
 
 
 @pytest.mark.parametrize(
@@ -482,13 +468,10 @@ def _proto(message: Any, name: str) -> Any:
     ids=["another root", "a path", "a path below", "endless"],
 )
 def test_a_tree_that_is_none_is_refused(tree: ObjectTree, port: Port, victim: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     tree.object_id = tree.object_id.replace("{root}", reply.object_id)
-    request = PushMessagesRequest(
-        node=victim.node, messages_list=[_proto(reply, reply.object_id)], message_object_trees=[tree]
-    )
+    request = pushing(victim, _proto(reply, reply.object_id), tree)
     assert refused(lambda: victim.stub.PushMessages(request))[0] == DENIED
     victim.send(reply)
 
@@ -496,16 +479,14 @@ def test_a_tree_that_is_none_is_refused(tree: ObjectTree, port: Port, victim: Ho
 def test_endless_words_of_an_error_are_cut_and_reach_the_run_and_those_of_other_fields_are_refused(
     port: Port, victim: Hospital
 ) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     proto, tree = _proto(reply, reply.object_id), get_object_tree(reply)
     proto.metadata.group_id = "x" * 4_000_000
-    long = PushMessagesRequest(node=victim.node, messages_list=[proto], message_object_trees=[tree])
-    assert refused(lambda: victim.stub.PushMessages(long)) == (DENIED, "the reply's own fields are too long")
+    assert refused(lambda: victim.stub.PushMessages(pushing(victim, proto, tree)))[0] == DENIED
     proto.ClearField("content")
     proto.metadata.group_id, proto.error.code, proto.error.reason = "1", 2, "x" * 4_000_000
-    victim.stub.PushMessages(PushMessagesRequest(node=victim.node, messages_list=[proto], message_object_trees=[tree]))
+    victim.stub.PushMessages(pushing(victim, proto, tree))
     assert len(said_of(came_to(port.link, name)).error.reason) == LONGEST_REASON
 
 
@@ -519,15 +500,12 @@ def test_a_site_seems_to_be_there_for_two_minutes_at_most_after_its_last_sign(po
 
 def test_a_reply_cannot_fill_the_disk(port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "ROOM_BYTES", 3_000_000)
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     contents = [bytes([number]) * 1_000_000 for number in range(9)]
     tree = get_object_tree(reply)
     tree.children.extend(ObjectTree(object_id=named(content)) for content in contents)
-    request = PushMessagesRequest(
-        node=victim.node, messages_list=[_proto(reply, reply.object_id)], message_object_trees=[tree]
-    )
+    request = pushing(victim, _proto(reply, reply.object_id), tree)
     session = victim.stub.PushMessages(request).session_id
     assert [victim.push(named(content), content, session) for content in contents[:3]] == [True] * 3
     for content in contents[3:]:
@@ -559,11 +537,7 @@ def pulled_small(hospital: Hospital) -> dict[str, bytes]:
 
 def announced_with(hospital: Hospital, reply: Message, contents: list[bytes]) -> Any:
     """Announce a reply, with these contents along; Flower's own class keeps the field that it does not know."""
-    announced = PushMessagesRequest(
-        node=hospital.node,
-        messages_list=[message_to_proto(remove_content_from_message(reply))],
-        message_object_trees=[get_object_tree(reply)],
-    )
+    announced = pushing(hospital, _proto(reply, reply.object_id), get_object_tree(reply))
     ours = fleet_protocol.PushMessagesRequest.FromString(announced.SerializeToString())
     ours.small_contents.extend(contents)
     return hospital.stub.PushMessages(PushMessagesRequest.FromString(ours.SerializeToString()))
@@ -587,8 +561,7 @@ def test_the_small_objects_of_one_message_are_bounded_in_all() -> None:
 
 
 def test_a_reply_whose_objects_come_along_is_whole_at_once(port: Port, victim: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     contents = {part: one.deflate() for part, one in get_all_nested_objects(reply).items()}
     assert list(announced_with(victim, reply, list(contents.values())).objects_to_push) == []
@@ -600,13 +573,11 @@ def test_what_comes_along_and_is_no_part_of_the_reply_is_not_written(
     port: Port, victim: Hospital, forger: Hospital
 ) -> None:
     """Another site's object, and a changed one: neither fills a file, and the true one is still asked for."""
-    asked, other = port.ask(victim), port.ask(forger)
-    victim.pull()
-    forger.pull()
-    theirs = victim.reply_to(asked)
+    first, second = port.hand(victim), port.hand(forger)
+    theirs = victim.reply_to(first)
     victim.announce(theirs)
     foreign = [one.deflate() for one in get_all_nested_objects(theirs).values()]
-    own = forger.reply_to(other, "my own")
+    own = forger.reply_to(second, "my own")
     parts = {part: one.deflate() for part, one in get_all_nested_objects(own).items()}
     wanted = announced_with(forger, own, [*foreign, *(content + b"!" for content in parts.values())]).objects_to_push
     assert set(wanted) == parts.keys()
@@ -615,8 +586,7 @@ def test_what_comes_along_and_is_no_part_of_the_reply_is_not_written(
 
 @pytest.mark.parametrize("case", ["not handed", "too many bytes", "run over"])
 def test_nothing_of_a_refused_reply_is_written(case: str, port: Port, victim: Hospital, forger: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = (forger if case == "not handed" else victim).reply_to(name)
     parts = {part: one.deflate() for part, one in get_all_nested_objects(reply).items()}
     contents = [*parts.values(), bytes(fleet_protocol.SMALL_BYTES_IN_ALL) if case == "too many bytes" else b"-"]
@@ -634,8 +604,7 @@ def test_nothing_of_a_refused_reply_is_written(case: str, port: Port, victim: Ho
 def test_an_object_is_handed_out_only_to_whom_its_message_is_for(
     port: Port, victim: Hospital, forger: Hospital
 ) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     for part in get_all_nested_objects(port.link.sent[name]):
         own = PullObjectRequest(node=forger.node, run_id=port.link.run, object_id=part)
         assert refused(lambda own=own: forger.stub.PullObject(own))[0] == DENIED
@@ -643,10 +612,8 @@ def test_an_object_is_handed_out_only_to_whom_its_message_is_for(
 
 
 def test_a_site_does_not_get_another_sites_reply(port: Port, victim: Hospital, forger: Hospital) -> None:
-    name = port.ask(victim)
-    port.ask(forger)
-    victim.pull()
-    forger.pull()
+    name = port.hand(victim)
+    port.hand(forger)
     reply = victim.reply_to(name)
     victim.send(reply)
     for part in get_all_nested_objects(reply):
@@ -655,8 +622,7 @@ def test_a_site_does_not_get_another_sites_reply(port: Port, victim: Hospital, f
 
 
 def test_a_forger_cannot_push_into_another_sites_reply(port: Port, victim: Hospital, forger: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     session = victim.announce(reply).session_id
     for part, content in get_all_nested_objects(reply).items():
@@ -668,8 +634,7 @@ def test_a_forger_cannot_push_into_another_sites_reply(port: Port, victim: Hospi
 
 
 def test_a_forger_cannot_confirm_another_sites_message_or_reply(port: Port, victim: Hospital, forger: Hospital) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     victim.send(reply)
     for message in (name, reply.object_id, next(iter(get_object_tree(reply).children)).object_id):
@@ -693,8 +658,7 @@ def test_no_name_leads_to_the_coordinators_other_files(name: str, port: Port, vi
 
 
 def test_a_site_asks_only_about_runs_that_it_takes_part_in(port: Port, victim: Hospital, forger: Hospital) -> None:
-    port.ask(victim)
-    victim.pull()
+    port.hand(victim)
     run = port.link.run
     assert refused(lambda: forger.stub.GetRun(GetRunRequest(node=forger.node, run_id=run)))[0] == DENIED
     bundle = GetFabRequest(node=forger.node, run_id=run, hash_str="")
@@ -707,8 +671,7 @@ def test_a_site_asks_only_about_runs_that_it_takes_part_in(port: Port, victim: H
 def test_after_a_restart_a_site_goes_on_with_its_messages_and_nobody_else_does(
     port: Port, victim: Hospital, forger: Hospital
 ) -> None:
-    name = port.ask(victim)
-    victim.pull()
+    name = port.hand(victim)
     reply = victim.reply_to(name)
     victim.announce(reply)
     known = port.link.restarted().messages
@@ -724,8 +687,7 @@ def test_after_a_restart_a_site_goes_on_with_its_messages_and_nobody_else_does(
 def test_of_each_site_the_newest_messages_are_remembered_and_those_that_wait(port: Port, victim: Hospital) -> None:
     names, known = list[str](), port.link.storage.messages
     for number in range(MOST_MESSAGES + 5):
-        names.append(port.ask(victim, f"train {number}"))
-        victim.pull()
+        names.append(port.hand(victim, f"train {number}"))
         known.release(names[-1])
     assert [name for name in names if not known.may_pull(victim.node_id, name)] == names[:5]
     waiting = [port.ask(victim, f"wait {number}") for number in range(MOST_MESSAGES + 5)]

@@ -94,7 +94,7 @@ def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, scre
         "run": present,
         "release": ALL,
     }
-    for shown in (table, ALL, status.in_words({**found, "time": 0.0})):
+    for shown in (table, ALL, status.status_tables({**found, "time": 0.0})):
         console.print(shown, markup=False)
     assert raw_in(screen.getvalue()) == set()
 
@@ -164,7 +164,7 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
     at = site_status.Status("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
     at.failed(ALL)
     assert raw_in(at.last_error) == set()
-    assert raw_in(site_status.in_words({**asdict(at), "privacy": {}})) == set()
+    assert raw_in(site_status.status_text({**asdict(at), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}
     assert raw_in(audit_report.describe_entry(entry), "") == set()
     assert raw_in(json_text(entry), "") == set()

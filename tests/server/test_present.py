@@ -9,7 +9,7 @@ import numpy as np
 
 from common.models.network import Head
 from common.models.state import ModelState
-from server.deployment.status import in_words
+from server.deployment.status import status_tables
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present, part_of, read_present
 from server.runs.reporter import Reporter
@@ -55,7 +55,7 @@ def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_was
         "time": 0.0,
         "release": "0",
     }
-    words = str(in_words({**found, "run": vars(present)}).renderables[-1])  # type: ignore[attr-defined]
+    words = str(status_tables({**found, "run": vars(present)}).renderables[-1])  # type: ignore[attr-defined]
     for line in (
         "north was left out of round 2: NaN",
         "south was left out of round 1: disk full",
@@ -106,7 +106,7 @@ def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_st
         "time": 40.0,
         "release": "0",
     }
-    words = str(in_words({**found, "run": vars(present)}).renderables[-1])  # type: ignore[attr-defined]
+    words = str(status_tables({**found, "run": vars(present)}).renderables[-1])  # type: ignore[attr-defined]
     assert f"waiting for north, south (signed off at {at}), at most 60 s more" in words
 
 

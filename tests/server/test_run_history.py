@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from server.cli import app
 from server.coordinator.folder import read_coordinator
 from server.coordinator.init import make_folder
-from server.deployment.status import runs_in_words
+from server.deployment.status import runs_table
 from server.runs.live_status import HISTORY, Present, note_run, runs_led
 from server.runs.reporter import Reporter
 
@@ -62,7 +62,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     led(tmp_path, tmp_path / "archived", "archived")
     (tmp_path / "archived").rename(tmp_path / "elsewhere")
     console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(runs_in_words(runs_led(tmp_path)))
+    console.print(runs_table(runs_led(tmp_path)))
     kept, archived = (line for line in console.export_text().splitlines() if "done" in line)
     assert "(moved or removed)" in archived
     assert "(moved or removed)" not in kept

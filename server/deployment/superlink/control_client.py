@@ -95,7 +95,7 @@ class Node:
 
     @property
     def online(self) -> bool:
-        """Tells if the site is connected."""
+        """True while the site is connected."""
         return self.state == Presence.CONNECTED
 
 

@@ -87,7 +87,8 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
         set_identity(COORDINATOR, run)
         stop = threading.Event()
         signal.signal(LOST_SIGNAL, _raise_run_lost)
-        heartbeats = threading.Thread(target=_beat, args=(coordinator, run, stop), name="heartbeat", daemon=True)
+        arguments = coordinator, run, stop
+        heartbeats = threading.Thread(target=_send_heartbeats, args=arguments, name="heartbeat", daemon=True)
         heartbeats.start()
         try:
             grid = NetworkGrid(
@@ -117,7 +118,7 @@ def _recipients(coordinator: Coordinator, control: Control) -> dict[int, Recipie
     return {node: Recipient(site.site, site.public_key) for node, site in sites if site is not None}
 
 
-def _beat(coordinator: Coordinator, run: int, stop: threading.Event) -> None:
+def _send_heartbeats(coordinator: Coordinator, run: int, stop: threading.Event) -> None:
     """Send heartbeats over a connection of this thread's own; interrupt the main thread when the run is lost."""
     with closing(Control(coordinator)) as control:
         while not stop.wait(HEARTBEAT_EVERY_S):
@@ -248,7 +249,7 @@ class NetworkGrid(Grid):
             )
             set_message_id(empty, metadata.message_id)
             self._requests[metadata.message_id] = _SentRequest(empty, bound)
-            self._signer.note_sent(message)
+            self._signer.remember_sent(message)
         accepted, missing = self._control.push(self._run, announced)
         while missing:  # an earlier message has released them meanwhile
             for name in missing:
@@ -348,7 +349,7 @@ class NetworkGrid(Grid):
         return message
 
     def _no_reply(self, name: str, lack: NoReply) -> Message:
-        """Return an error in place of a reply that will not come, with the sign-off of a site that was stopped."""
+        """Return an error in place of a reply that will not come, with the time at which a stopped site signed off."""
         code, reason = _REASONS[lack]
         request = self._requests.get(name)
         if lack is NoReply.SITE_GONE and request is not None:

@@ -79,7 +79,7 @@ class RequestSigner:
         )
         message.content = sign(message.content, statement, self._key, certificate=self._certificate)
 
-    def note_sent(self, message: Message) -> None:
+    def remember_sent(self, message: Message) -> None:
         """Remember a request under its message's final name."""
         site = self._site(message.metadata.dst_node_id)
         if site is not None:
