@@ -58,3 +58,18 @@ def federation(standing: Federation) -> Iterator[Federation]:
     standing.gather()
     yield standing
     standing.coordinator.end_runs()
+
+
+Survives = Callable[..., None]
+
+
+@pytest.fixture
+def survives(record_property: Callable[[str, object], None]) -> Survives:
+    """Notes for ``make torture`` which harm a run survived, how often, and that it ended in the undisturbed model."""
+
+    def note(kind: str, times: int = 1, *, same_model: bool = True) -> None:
+        record_property("survived", (kind, times) if times > 1 else kind)
+        if same_model:
+            record_property("same model", kind)
+
+    return note

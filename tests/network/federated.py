@@ -1,7 +1,7 @@
 """A federation to be harmed, and what its run folder says afterwards."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,21 @@ def admitted(folder: Path, experiment: str) -> Iterator[Federation]:
         coordinator = Coordinator(here)
         sites = [coordinator.admit(coordinator.site(one)) for one in exported(file, folder / "data")]
         yield Federation(here, coordinator, file, *sites)
+
+
+@contextmanager
+def connected(
+    experiment: Path, folder: Path, programs: Mapping[str, str] | None = None
+) -> Iterator[tuple[Coordinator, list[Site]]]:
+    """A coordinator in touch with the experiment's sites; a site in ``programs`` runs that one, not ``client.cli``."""
+    with machine(folder) as here:
+        coordinator = Coordinator(here)
+        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, here.folder / "data")]
+        coordinator.start()
+        for site in sites:
+            site.start_by("-m", (programs or {}).get(site.name, "client.cli"), "start", site.folder)
+        coordinator.sees(*sites)
+        yield coordinator, sites
 
 
 def hash_in(folder: Path) -> str:

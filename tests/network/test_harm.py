@@ -4,13 +4,14 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from client.connection.exit_codes import ExitCode
 from server.deployment.supervisor import RunExit
+from tests.network.conftest import Survives
 from tests.network.federated import (
     EVERYBODY,
     REMEMBERING,
@@ -25,7 +26,6 @@ from tests.network.real import Coordinator, Program, eventually, flwr_sim, free_
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
 CUT_S = 20.0
-Said = Callable[[str, object], None]
 
 
 # ---------------------------------------------------------------------- lines
@@ -53,10 +53,9 @@ def lines(federation: Federation) -> Iterator[dict[str, Program]]:
 
 @pytest.mark.parametrize("how", [signal.SIGUSR1, signal.SIGUSR2], ids=["silent", "reset"])
 def test_lines_that_are_cut_for_20_s_cost_time_and_nothing_else(
-    how: signal.Signals, federation: Federation, lines: dict[str, Program], tmp_path: Path, record_property: Said
+    how: signal.Signals, federation: Federation, lines: dict[str, Program], tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "network cut of 20 s")
-    record_property("same model", "network cut of 20 s")
+    survives("network cut of 20 s")
     overrides = (SLOW, "run.rounds=3", REMEMBERING)
     run = federation.run(tmp_path / "run", *overrides)
     federation.north.works_on("train", 2)
@@ -74,10 +73,9 @@ def test_lines_that_are_cut_for_20_s_cost_time_and_nothing_else(
 
 
 def test_a_coordinator_whose_disk_is_full_stops_says_what_to_free_and_goes_on_afterwards(
-    federation: Federation, tmp_path: Path, record_property: Said
+    federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "disk full at the coordinator")
-    record_property("same model", "disk full at the coordinator")
+    survives("disk full at the coordinator")
     overrides = ("run.rounds=3", REMEMBERING)
     run = federation.run_struck(tmp_path, "disk full", *overrides)
     assert run.ends() == RunExit.STOPPED
@@ -88,9 +86,9 @@ def test_a_coordinator_whose_disk_is_full_stops_says_what_to_free_and_goes_on_af
 
 
 def test_a_site_whose_disk_is_full_says_so_and_the_run_goes_on_without_its_update(
-    federation: Federation, tmp_path: Path, record_property: Said
+    federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "disk full at a site")
+    survives("disk full at a site", same_model=False)
     federation.strike(federation.north, tmp_path, "disk full")
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=3", REMEMBERING, "participation.min_sites=2")
     run.says("round 2 of 3")
@@ -108,10 +106,9 @@ def test_a_site_whose_disk_is_full_says_so_and_the_run_goes_on_without_its_updat
 
 @pytest.mark.parametrize("point", ["clock +1", "clock -1"])
 def test_a_coordinators_clock_that_is_set_in_a_round_changes_nothing(
-    point: str, federation: Federation, tmp_path: Path, record_property: Said
+    point: str, federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "clock set by an hour")
-    record_property("same model", "clock set by an hour")
+    survives("clock set by an hour")
     overrides = ("run.rounds=3", REMEMBERING)
     run = federation.run_struck(tmp_path, point, *overrides)
     assert run.ends() == 0, run.said
@@ -121,9 +118,9 @@ def test_a_coordinators_clock_that_is_set_in_a_round_changes_nothing(
 
 
 def test_a_site_whose_clock_is_set_wrong_is_told_so_and_costs_only_its_own_update(
-    federation: Federation, tmp_path: Path, record_property: Said
+    federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "clock set by an hour")
+    survives("clock set by an hour", same_model=False)
     federation.strike(federation.north, tmp_path, "clock +1")
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=3", "participation.min_sites=2")
     assert federation.north.program.ends() == ExitCode.CLOCK
@@ -133,10 +130,9 @@ def test_a_site_whose_clock_is_set_wrong_is_told_so_and_costs_only_its_own_updat
 
 @pytest.mark.parametrize("point", ["clock +1", "clock -1"])
 def test_a_superlink_whose_clock_is_wrong_for_a_while_keeps_the_run_waiting_and_no_longer(
-    point: str, federation: Federation, tmp_path: Path, record_property: Said
+    point: str, federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "clock set by an hour")
-    record_property("same model", "clock set by an hour")
+    survives("clock set by an hour")
     wrong, overrides, coordinator = tmp_path / "wrong", (SLOW, "run.rounds=3", REMEMBERING), federation.coordinator
     coordinator.program.stop()
     coordinator.start_by("-m", "tests.network.dying", wrong, point, 0, "serving", "start", coordinator.folder)
@@ -158,9 +154,9 @@ def test_a_superlink_whose_clock_is_wrong_for_a_while_keeps_the_run_waiting_and_
 
 
 def test_a_site_twice_as_slow_as_the_deadline_costs_only_its_own_update(
-    federation: Federation, tmp_path: Path, record_property: Said
+    federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "site slower than the deadline")
+    survives("site slower than the deadline", same_model=False)
     deadlines = ("participation.min_sites=2", "participation.round_deadline_s=20")
     run = federation.run(tmp_path / "run", "run.rounds=3", *deadlines)
     federation.south.works_on("train", 1)
@@ -176,9 +172,9 @@ def test_a_site_twice_as_slow_as_the_deadline_costs_only_its_own_update(
 
 
 def test_nobody_leads_serves_or_trains_twice_in_one_folder(
-    federation: Federation, tmp_path: Path, record_property: Said
+    federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", ("two programs in one folder", 3))
+    survives("two programs in one folder", 3, same_model=False)
     first = federation.run(tmp_path / "run", SLOW, "run.rounds=1")
     federation.north.works_on("train", 1)
     with federation.north.program.frozen():
@@ -197,10 +193,9 @@ def test_nobody_leads_serves_or_trains_twice_in_one_folder(
 
 
 def test_a_killed_flwr_server_start_takes_its_superlink_along_and_the_next_one_takes_over(
-    federation: Federation, tmp_path: Path, record_property: Said
+    federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "SIGKILL of flwr-server start")
-    record_property("same model", "SIGKILL of flwr-server start")
+    survives("SIGKILL of flwr-server start")
     coordinator, overrides = federation.coordinator, (SLOW, "run.rounds=3", REMEMBERING)
     run = federation.run(tmp_path / "run", *overrides)
     federation.north.works_on("train", 2)
@@ -213,10 +208,9 @@ def test_a_killed_flwr_server_start_takes_its_superlink_along_and_the_next_one_t
 
 
 def test_a_run_that_is_stopped_on_request_tells_its_sites_says_how_to_go_on_and_does(
-    federation: Federation, tmp_path: Path, record_property: Said
+    federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "SIGTERM to a run")
-    record_property("same model", "SIGTERM to a run")
+    survives("SIGTERM to a run")
     overrides = ("training.epochs=40", "run.rounds=2", REMEMBERING)
     run = federation.run(tmp_path / "run", *overrides)
     federation.north.works_on("train", 2)
@@ -232,9 +226,9 @@ def test_a_run_that_is_stopped_on_request_tells_its_sites_says_how_to_go_on_and_
 
 
 def test_a_site_that_is_stopped_lets_go_of_its_training_and_the_round_does_not_wait_for_it(
-    federation: Federation, tmp_path: Path, record_property: Said
+    federation: Federation, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "SIGTERM to a site")
+    survives("SIGTERM to a site", same_model=False)
     run = federation.run(tmp_path / "run", "training.epochs=60", "run.rounds=1", "participation.min_sites=2")
     federation.north.works_on("train", 1)
     began = time.monotonic()
@@ -245,8 +239,8 @@ def test_a_site_that_is_stopped_lets_go_of_its_training_and_the_round_does_not_w
     assert sites_by_round(tmp_path / "run") == [["east", "south"]]
 
 
-def test_two_runs_never_write_into_one_folder(federation: Federation, tmp_path: Path, record_property: Said) -> None:
-    record_property("survived", "two programs in one folder")
+def test_two_runs_never_write_into_one_folder(federation: Federation, tmp_path: Path, survives: Survives) -> None:
+    survives("two programs in one folder", same_model=False)
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=3")
     federation.north.works_on("train", 2)
     sets = ("--backend", "inline", "--set", SLOW, "--set", "run.rounds=3")
@@ -257,8 +251,8 @@ def test_two_runs_never_write_into_one_folder(federation: Federation, tmp_path: 
     assert len(lines_of(tmp_path / "run" / "rounds.jsonl")) == 3
 
 
-def test_a_second_coordinator_on_the_ports_of_the_first_says_so(federation: Federation, record_property: Said) -> None:
-    record_property("survived", "two programs in one folder")
+def test_a_second_coordinator_on_the_ports_of_the_first_says_so(federation: Federation, survives: Survives) -> None:
+    survives("two programs in one folder", same_model=False)
     other = Coordinator(federation.machine, "other")
     text = (other.folder / "coordinator.toml").read_text(encoding="utf-8")
     text = text.replace(str(other.port), str(federation.coordinator.port))

@@ -9,16 +9,15 @@ import pytest
 from client import app
 from common.wire.records import TrainReply, TrainRequest
 from tests.network.adversary import HARMS
+from tests.network.conftest import Survives
+from tests.network.federated import connected
 from tests.network.real import (
     PARTIAL,
-    Coordinator,
     eventually,
-    exported,
     flwr_client,
     flwr_server,
     flwr_sim,
     lines_of,
-    machine,
     written,
 )
 
@@ -50,23 +49,13 @@ def without_the_liar(experiment: Path, out: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_site_that_sends_something_else_that_cannot_count_in_every_round_changes_nothing_and_is_told_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survives: Survives
 ) -> None:
     for harm in HARMS:
-        record_property("survived", harm.kind)
-        record_property("same model", harm.kind)
+        survives(harm.kind)
     experiment = written(FOUR, tmp_path)
-    with machine(tmp_path / "machine") as here:
-        coordinator = Coordinator(here)
-        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, here.folder / "data")]
-        coordinator.start()
+    with connected(experiment, tmp_path / "machine", {LIAR: "tests.network.adversary"}) as (coordinator, sites):
         (liar,) = (site for site in sites if site.name == LIAR)
-        for site in sites:
-            if site is liar:
-                site.start_by("-m", "tests.network.adversary", "start", site.folder)
-            else:
-                site.start()
-        coordinator.sees(*sites)
         run = coordinator.run(experiment, tmp_path / "run", *CHANGES)
         eventually(lambda: not run.runs, "the run ends", within_s=900)
         assert run.ends() == 0, run.said

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.network.conftest import Survives
 from tests.network.federated import (
     EVERYBODY,
     REMEMBERING,
@@ -21,7 +22,6 @@ from tests.network.real import eventually, flwr_client, flwr_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
 OVERRIDES = ("run.rounds=3", REMEMBERING)
-Said = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,10 @@ def every_reply_is_in_the_receipt(federation: Federation, out: Path) -> str:
 
 @pytest.mark.parametrize("point", [*LEADING, "our own mistake"])
 def test_the_process_that_leads_dies_and_is_begun_again_by_the_one_that_stays(
-    point: str, federation: Federation, model: str, tmp_path: Path, record_property: Said
+    point: str, federation: Federation, model: str, tmp_path: Path, survives: Survives
 ) -> None:
     kind = "our own exception" if point == "our own mistake" else "SIGKILL of the leading process"
-    record_property("survived", kind)
-    record_property("same model", kind)
+    survives(kind)
     run = federation.run_struck(tmp_path, point, *OVERRIDES)
     assert run.ends() == 0, run.said
     assert (tmp_path / "happened").exists()
@@ -70,10 +69,9 @@ def test_the_process_that_leads_dies_and_is_begun_again_by_the_one_that_stays(
 
 @pytest.mark.parametrize("point", ["before sending", "after sending", "in aggregation", "between two rounds"])
 def test_the_superlink_is_killed_and_no_round_is_lost(
-    point: str, federation: Federation, model: str, tmp_path: Path, record_property: Said
+    point: str, federation: Federation, model: str, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "SIGKILL of the SuperLink")
-    record_property("same model", "SIGKILL of the SuperLink")
+    survives("SIGKILL of the SuperLink")
     run = federation.run_struck(tmp_path, point, *OVERRIDES, victim=federation.coordinator.superlink.pid)
     assert run.ends() == 0, run.said
     assert (tmp_path / "happened").exists()
@@ -93,10 +91,9 @@ AT_THE_SITE = (
 
 @pytest.mark.parametrize("point", AT_THE_SITE)
 def test_a_site_dies_and_is_started_again(
-    point: str, federation: Federation, model: str, tmp_path: Path, record_property: Said
+    point: str, federation: Federation, model: str, tmp_path: Path, survives: Survives
 ) -> None:
-    record_property("survived", "SIGKILL of a site")
-    record_property("same model", "SIGKILL of a site")
+    survives("SIGKILL of a site")
     north = federation.north
     federation.strike(north, tmp_path, point)
     run = federation.run(tmp_path / "run", *OVERRIDES)
@@ -110,11 +107,14 @@ def test_a_site_dies_and_is_started_again(
 
 @pytest.mark.parametrize("seed", [20261121, 7])
 def test_whoever_is_killed_whenever_the_model_is_the_same(
-    seed: int, federation: Federation, tmp_path: Path, record_property: Said
+    seed: int,
+    federation: Federation,
+    tmp_path: Path,
+    survives: Survives,
+    record_property: Callable[[str, object], None],
 ) -> None:
     record_property("seed", seed)
-    record_property("survived", ("SIGKILL at a random point", 5))
-    record_property("same model", "SIGKILL at a random point")
+    survives("SIGKILL at a random point", 5)
     draw, overrides = random.Random(seed), (SLOW, "run.rounds=6", REMEMBERING)
     model = undisturbed(federation.experiment, tmp_path / "through", *overrides)
     run = federation.run(tmp_path / "run", *overrides)

@@ -4,7 +4,6 @@ import base64
 import json
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from common.models.network import cpu_has_bf16
 from strategies.registry import STRATEGIES, strategy_named
 from tests.federations import needs_of
 from tests.network.federated import Federation as Connected
-from tests.network.real import FULL, ROOT, Coordinator, exported, flwr_server, flwr_sim, machine, written
+from tests.network.federated import connected
+from tests.network.real import FULL, ROOT, Coordinator, flwr_server, flwr_sim, written
 from tests.server.commands import needs_real_data
 
 pytestmark = pytest.mark.slow
@@ -53,19 +53,6 @@ class Federation:
         return first["model_sha256"], second["model_sha256"]
 
 
-@contextmanager
-def connected(experiment: Path, folder: Path) -> Iterator[Federation]:
-    """The experiment's sites as processes, in touch with their coordinator."""
-    with machine(folder) as here:
-        coordinator = Coordinator(here)
-        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, here.folder / "data")]
-        coordinator.start()
-        for site in sites:
-            site.start()
-        coordinator.sees(*sites)
-        yield Federation(coordinator, experiment)
-
-
 @pytest.fixture
 def partly(federation: Connected) -> Federation:
     """Each site labels other digits."""
@@ -75,8 +62,9 @@ def partly(federation: Connected) -> Federation:
 @pytest.fixture(scope="module")
 def fully(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Each site labels every digit."""
-    with connected(written(FULL, folder := tmp_path_factory.mktemp("fully")), folder / "machine") as federation:
-        yield federation
+    experiment = written(FULL, folder := tmp_path_factory.mktemp("fully"))
+    with connected(experiment, folder / "machine") as (coordinator, _):
+        yield Federation(coordinator, experiment)
 
 
 def own_needs(method: str) -> tuple[str, ...]:
@@ -189,8 +177,10 @@ def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Pat
 @needs_real_data
 def test_hospitals_with_radiographs_train_the_model_that_simulation_trains(tmp_path: Path) -> None:
     experiment = ROOT / "experiments" / "nih_surgical.toml"
-    with connected(experiment, tmp_path / "machine") as nih:
+    with connected(experiment, tmp_path / "machine") as (coordinator, _):
         data = tomllib.loads(experiment.read_text(encoding="utf-8"))["data"]
         again = ", ".join(f"{key} = {json.dumps(value)}" for key, value in data.items())
-        over_network, simulated = nih.models(tmp_path, "run.rounds=2", elsewhere=f"external_test={{{again}}}")
+        federation = Federation(coordinator, experiment)
+        elsewhere = f"external_test={{{again}}}"
+        over_network, simulated = federation.models(tmp_path, "run.rounds=2", elsewhere=elsewhere)
     assert over_network == simulated

@@ -11,16 +11,15 @@ from server.coordinator.folder import read_coordinator
 from server.reporting.live.files import FileWatcher, source_of
 from server.reporting.live.page import page
 from server.reporting.model_card import CARD
+from tests.network.federated import connected
 from tests.network.loose_talker import TEST, TRAINING
 from tests.network.real import (
     PARTIAL,
     Coordinator,
     eventually,
-    exported,
     flwr_client,
     flwr_server,
     lines_of,
-    machine,
     written,
 )
 from tests.words import raw_in
@@ -53,14 +52,7 @@ def test_what_cannot_be_does_not_count_and_is_said_without_any_control_character
 ) -> None:
     experiment = written(PARTIAL, tmp_path)
     out = tmp_path / "run"
-    with machine(tmp_path / "machine") as here:
-        coordinator = Coordinator(here)
-        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, here.folder / "data")]
-        coordinator.start()
-        for site in sites:
-            program = "tests.network.loose_talker" if site.name == LIAR else "client.cli"
-            site.start_by("-m", program, "start", site.folder)
-        coordinator.sees(*sites)
+    with connected(experiment, tmp_path / "machine", {LIAR: "tests.network.loose_talker"}) as (coordinator, sites):
         run = coordinator.run(experiment, out, *CHANGES, pages=True)
         eventually(lambda: not run.runs, "the run ends", within_s=600)
         assert run.ends() == 0, run.said
