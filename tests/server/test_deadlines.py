@@ -51,6 +51,7 @@ def test_without_an_experiment_the_defaults_are_listed_and_called_so(experiment:
 INTERNAL = {
     "POLL_S",  # with LOOK_S: how often files are looked for; nothing else happens
     "LOOK_S",
+    "FIRST_POLL_S",  # the shortest pause between two looks for replies; nothing else happens
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
     "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
