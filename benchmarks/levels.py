@@ -12,7 +12,6 @@ hides patients excludes.
 import argparse
 import statistics
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,8 +23,8 @@ from common.config import read_experiment
 from common.metrics.auroc import mean_auroc
 from common.simulation import whole_data
 from server.simulation.simulate import simulate
+from studies.compare import DEMO
 
-DEMO = Path(str(files("server.simulation") / "demo.toml"))
 WITHOUT_NORMS = ("model.norm=group", "evaluation.checkpoint=last")
 NOISE = (*WITHOUT_NORMS, "privacy.level=patient", "privacy.epsilon=8")
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -16,7 +16,8 @@ PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").g
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES}
 TEXT = "\n".join(TEXTS.values())
 PROGRAMS = {"flwr-sim": studies.cli.app, "flwr-server": server.cli.app, "flwr-client": client.cli.app}
-COMMANDS = re.findall(r"^\s*\.venv/bin/(flwr-(?:sim|server|client)) (.*?)(?:\s+&)?(?:\s+#.*)?$", TEXT, re.MULTILINE)
+COMMAND = r"^\s*(?:\.venv/bin/)?(flwr-(?:sim|server|client)) ([a-z][^;\n]*?)(?:\s+&)?(?:\s+#.*)?$"
+COMMANDS = re.findall(COMMAND, TEXT, re.MULTILINE)
 TARGETS = re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import typer
 
 import client.cli
 import server.cli
@@ -21,17 +20,6 @@ from tests.network.real import Machine, Program, eventually, free_ports, lines_o
 
 PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": client.cli}
 MODULES = {name: module.__name__ for name, module in PROGRAMS.items()}
-TUTORIALS = ("tutorial-researcher", "tutorial-coordinator", "tutorial-hospital", "new-method")
-
-
-TYPED = [(page, line) for page in TUTORIALS for line in lines(page) if line[0] in PROGRAMS]
-
-
-@pytest.mark.parametrize(("page", "line"), TYPED, ids=[f"{page}: {' '.join(line)}"[:90] for page, line in TYPED])
-def test_every_command_of_a_tutorial_parses(page: str, line: list[str]) -> None:
-    program, name, *arguments = line
-    group = typer.main.get_command(PROGRAMS[program].app)
-    group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
 
 
 def test_the_page_on_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,22 @@ def write(folder: Path, **more: Any) -> Path:
     return folder
 
 
+def check_page(html: str) -> None:
+    """A page is well formed and whole in itself, its references have targets, its figures take the page's colours."""
+    root = ElementTree.fromstring(html)
+    assert root.tag == "html"
+    tags = {element.tag for element in root.iter()}
+    assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "image", "foreignObject"})
+    assert not re.search(r"https?://|//[a-z]+\.|@import|url\((?!#)", html)
+    assert "default-src 'none'" in html
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', html)) == set(ids)
+    figures = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
+    assert figures
+    assert not re.search(r"(?:fill|stroke): #", "".join(figures))
+
+
 def body_text(html: str) -> str:
     text = "".join(ElementTree.fromstring(html).itertext())
     return re.sub(r"\s+", " ", text)

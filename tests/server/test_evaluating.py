@@ -15,7 +15,8 @@ from common.data.base.spec import DigitsSpec
 from common.data.load import load
 from common.models.saved import load_model
 from server.export.prediction import picture_scores
-from tests.server.commands import Ended, flwr_sim
+from studies.cli import main
+from tests.server.commands import flwr_sim
 
 Capture = pytest.CaptureFixture[str]
 CLASSES = ("one", "three", "seven")
@@ -71,11 +72,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     table(folder, "picture,shows,person", range(240), "{row}.png,{shows},p{person}")
     (folder / "own.toml").write_text(EXPERIMENT, encoding="utf-8")
-    from studies.cli import main
+    return run_of(folder / "own.toml")
 
+
+def run_of(experiment: Path) -> Path:
     with pytest.raises(SystemExit, match="0"):
-        main(["run", str(folder / "own.toml"), "--out", str(folder / "run")])
-    return folder / "run"
+        main(["run", str(experiment), "--out", str(experiment.parent / "run")])
+    return experiment.parent / "run"
 
 
 def evaluated(capsys: Capture, run: Path, path: Path, *options: object) -> dict:  # type: ignore[type-arg]
@@ -191,10 +194,6 @@ def test_a_few_images_are_enough(run: Path, capsys: Capture, tmp_path: Path) -> 
     assert evaluated(capsys, run, path)["images"] == 2
 
 
-def refused(ended: Ended, out: Path) -> bool:
-    return ended.code == 2 and not out.exists() and "Traceback" not in ended.err
-
-
 def test_predict_on_what_holds_no_image_is_a_fault_and_leaves_no_file(
     run: Path, capsys: Capture, tmp_path: Path
 ) -> None:
@@ -203,7 +202,8 @@ def test_predict_on_what_holds_no_image_is_a_fault_and_leaves_no_file(
     (tmp_path / "broken" / "a.png").write_bytes(b"no picture")
     for wrong in (run.parent / "labels.csv", tmp_path / "broken", tmp_path / "broken" / "a.png"):
         ended = flwr_sim(capsys, "predict", run, wrong, "--out", out)
-        assert refused(ended, out)
+        assert (ended.code, out.exists()) == (2, False)
+        assert "Traceback" not in ended.err
         assert "holds no image that can be read" in ended.err
 
 
@@ -248,11 +248,7 @@ def run_on_arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arrays")
     npz(folder / "digits.npz", train=range(160), val=range(160, 200), test=range(200, 320))
     (folder / "arrays.toml").write_text(ARRAYS, encoding="utf-8")
-    from studies.cli import main
-
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", str(folder / "arrays.toml"), "--out", str(folder / "run")])
-    return folder / "run"
+    return run_of(folder / "arrays.toml")
 
 
 def test_an_npz_file_is_read_as_the_run_read_its_own(run_on_arrays: Path, capsys: Capture) -> None:
@@ -275,26 +271,21 @@ def test_an_npz_file_needs_no_other_part_than_the_one_that_is_scored(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("data", "option", "value", "fault"),
     [
-        (("--patient-column", "persn"), 'digits.npz has no array "test_persn"; its arrays are'),
-        (("--patient-column", "persn"), 'Did you mean "test_person"?'),
-        (("--image-column", "file"), "--image-column: says how to read a csv, and digits.npz is none."),
-        (("--images", "."), "--images: says how to read a csv, and digits.npz is none."),
+        ("digits.npz", "--patient-column", "persn", 'digits.npz has no array "test_persn"; its arrays are'),
+        ("digits.npz", "--patient-column", "persn", 'Did you mean "test_person"?'),
+        ("digits.npz", "--image-column", "file", "--image-column: says how to read a csv, and digits.npz is none."),
+        ("digits.npz", "--images", ".", "--images: says how to read a csv, and digits.npz is none."),
+        ("arrays.toml", "--classes", "one", "--classes: arrays.toml is an experiment, whose [data] says how to read"),
     ],
 )
-def test_what_does_not_fit_an_npz_file_is_refused(
-    run_on_arrays: Path, capsys: Capture, options: tuple[str, ...], said: str
+def test_an_option_that_does_not_fit_the_kind_of_file_is_refused(
+    run_on_arrays: Path, capsys: Capture, data: str, option: str, value: str, fault: str
 ) -> None:
-    ended = flwr_sim(capsys, "evaluate", run_on_arrays, run_on_arrays.parent / "digits.npz", *options)
+    ended = flwr_sim(capsys, "evaluate", run_on_arrays, run_on_arrays.parent / data, option, value)
     assert ended.code == 2
-    assert said in " ".join(ended.err.split())
-
-
-def test_an_option_that_says_nothing_of_an_experiment_is_refused(run_on_arrays: Path, capsys: Capture) -> None:
-    ended = flwr_sim(capsys, "evaluate", run_on_arrays, run_on_arrays.parent / "arrays.toml", "--classes", "one")
-    assert ended.code == 2
-    assert "--classes: arrays.toml is an experiment, whose [data] says how to read its images." in ended.err
+    assert fault in " ".join(ended.err.split())
 
 
 def test_a_fault_of_an_npz_file_names_the_file_and_the_options_of_the_call(

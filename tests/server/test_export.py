@@ -170,18 +170,20 @@ def test_a_run_is_exported_beside_its_card_and_compared_on_images_that_are_named
     assert card == (tmp_path / "run" / "MODEL_CARD.md").read_text(encoding="utf-8")
 
 
-def test_an_experiment_is_no_model_and_the_command_for_its_sites_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("folder", "form", "remedy"),
+    [
+        ("experiments/digits_surgical.toml", "onnx", "flwr-sim sites experiments/digits_surgical.toml"),
+        ("run", "onx", '--to: is onx; expected onnx or torchscript. Did you mean "onnx"?'),
+    ],
+)
+def test_a_wrong_call_is_answered_with_what_was_meant(
+    folder: str, form: str, remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = flwr_sim(capsys, "export", "experiments/digits_surgical.toml")
+    place = saved(tmp_path / "run", "tiny_cnn") if folder == "run" else folder
+    ended = flwr_sim(capsys, "export", place, "--to", form)
     assert ended.code == 2
-    assert "flwr-sim sites experiments/digits_surgical.toml" in ended.err
-
-
-def test_an_unknown_form_is_answered_with_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = flwr_sim(capsys, "export", saved(tmp_path / "run", "tiny_cnn"), "--to", "onx")
-    assert ended.code == 2
-    assert '--to: is onx; expected onnx or torchscript. Did you mean "onnx"?' in ended.err
+    assert remedy in ended.err
 
 
 @needs_real_data

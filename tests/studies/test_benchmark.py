@@ -35,6 +35,11 @@ def a_line(**given: object) -> ResultLine:
     return ResultLine.model_validate({**facts, **figures, **cost, "classes": whole, **given})
 
 
+def line_for(run: PlannedRun) -> ResultLine:
+    names = ("key", "data", "pattern", "method", "lr", "seed", "tuning")
+    return a_line(**{name: getattr(run, name) for name in names})
+
+
 # ---------------------------------------------------------------------- what is planned
 
 
@@ -142,12 +147,7 @@ def made_up(without: int = 0) -> tuple[FormPlan, Mapping[str, ResultLine]]:
     plan = FormPlan.of(FOLDER, "small")
     rates = {method.label: 1e-3 for method in plan.benchmark.methods}
     runs: list[PlannedRun] = [*plan.tuning("digits"), *plan.results("digits", "shared5", rates)]
-    lines = {
-        run.key: a_line(
-            **{name: getattr(run, name) for name in ("key", "data", "pattern", "method", "lr", "seed", "tuning")}
-        )
-        for run in runs
-    }
+    lines = {run.key: line_for(run) for run in runs}
     return plan, dict(list(lines.items())[: len(lines) - without])
 
 
@@ -166,8 +166,7 @@ def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
     lines = dict[str, ResultLine]()
     for _ in range(2):  # the learning rates first
         for run in list(all_runs(plan, lines)):
-            names = ("key", "data", "pattern", "method", "lr", "seed", "tuning")
-            lines.setdefault(run.key, a_line(**{name: getattr(run, name) for name in names}))
+            lines.setdefault(run.key, line_for(run))
     found = lines_by_block(plan, lines)
     assert [pattern for _, pattern in blocks] == ["one7", "drawn7"]
     assert (len(lines), len(found)) == (planned_count(plan) - 3, planned_count(plan))
