@@ -1,7 +1,7 @@
 """AUROC, average precision and balanced accuracy, class by class, where some labels are unknown.
 
-An entry whose label is NaN (*not annotated*) is left out for its class. A measure that a class does not allow, because
-the test set holds no positive or no negative of it, is ``None``: neither 0 nor 0.5 would be true.
+An entry whose label is NaN (*not annotated*) is left out for its class. A measure is ``None`` for a class without a
+positive or without a negative in the test set: neither 0 nor 0.5 would be true.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,8 +25,8 @@ from common.plugins import METRICS, PLUGIN, load_entry_point
 MOST = 1e9
 """Largest magnitude of a metric."""
 Metric = Callable[[NDArray[np.floating], NDArray[np.floating]], float | None]
-"""Called once a class with the scores ``(n,)``, 0 to 1, and the labels ``(n,)``, 0 or 1, of the images whose label is
-known. There are positives and negatives among them. NaN or None stands for "not defined"."""
+"""A metric of one class, from scores ``(n,)``, 0 to 1, and labels ``(n,)``, 0 or 1, of the images whose label is known;
+they have both labels. NaN or None stands for "not defined"."""
 
 
 def metrics_of(names: Iterable[str]) -> Mapping[str, Metric]:
@@ -39,10 +39,10 @@ def metrics_of(names: Iterable[str]) -> Mapping[str, Metric]:
 
 
 def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
-    """Return what a metric says of one class.
+    """Compute a plug-in's metric for one class.
 
     Raises:
-        BadInput: If it fails, or returns no number of at most :data:`MOST`.
+        BadInput: If the metric fails, or returns no number of at most :data:`MOST`.
     """
     fault = partial(Fault, f"evaluation.metrics: {name}")
     try:
@@ -56,10 +56,10 @@ def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels
 
 
 def tolerant_metric(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
-    """Make a metric that is not defined where this one fails, or returns a number that cannot be told.
+    """Return a metric that is undefined where this metric fails or returns too large a number.
 
     Args:
-        tell: Told why.
+        tell: Called with the reason.
     """
 
     def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
@@ -77,15 +77,12 @@ Floats = NDArray[np.floating]
 NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
 GLOBAL_MODEL = "global model"
-"""The note of a test of the one model that a run ends with."""
-
-
+"""The note of a test of the final global model."""
 SUMS = "test images of all sites together, from the sum of the sites' counts by score"
-"""The note of a test of which the coordinator has a sum over sites alone."""
-
+"""The note of a test under secure aggregation, of which the coordinator has only a sum over sites."""
 FEWEST_POSITIVES = 30
-"""Test images that show a class, below which its AUROC is in no headline: with 30 the standard error of an AUROC of 0.8
-is 0.05 to 0.06 (Hanley and McNeil, Radiology 1982, equation 1, with 300 or 30 negatives)."""
+"""Fewest positive test images with which the AUROC of a class counts in a headline: with 30 the standard error of an
+AUROC of 0.8 is 0.05 to 0.06 (Hanley and McNeil, Radiology 1982, equation 1, with 300 or 30 negatives)."""
 
 Figure = Literal["auroc", "average_precision", "balanced_accuracy"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
@@ -93,12 +90,12 @@ FIGURES: tuple[Figure, ...] = get_args(Figure)
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """One class on one set of images; ``None`` where there are no positives or no negatives.
+    """The metrics of one class on one set of images; ``None`` where there are no positives or no negatives.
 
     Attributes:
-        positives, negatives: ``None`` where the site that has the images does not tell.
+        positives, negatives: Numbers of images; ``None`` where the site does not release them.
         more: Metrics of plug-ins by name.
-        errors: By the name of a figure, how far it lies at most from the exact one; no entry for an exact figure. A
+        errors: Largest distance of a figure from the exact value, by the figure's name; no entry for an exact figure. A
             figure whose error is beyond :data:`~common.metrics.measured.LARGEST_ERROR` is None.
     """
 
@@ -111,12 +108,12 @@ class ClassMetrics:
     errors: Mapping[Figure, float] = field(default_factory=dict)
 
     def measured(self, name: Figure) -> Measured | None:
-        """Return one figure with its error; None where it is not defined, or its error is too large."""
+        """Return a figure with its error; None where the figure is undefined or its error too large."""
         value: float | None = getattr(self, name)
         return None if value is None else Measured(value, self.errors.get(name, 0.0))
 
     def exact(self, name: Figure) -> float | None:
-        """Return one figure where it is exact; else None."""
+        """Return a figure if it is exact; else None."""
         value: float | None = getattr(self, name)
         return None if name in self.errors else value
 
@@ -128,7 +125,7 @@ class ClassMetrics:
 
 @dataclass(frozen=True)
 class ClassGroup:
-    """AUROC over some of the classes: mean and population SD over those for which it is defined."""
+    """Mean and population SD of the AUROC over some classes, of those with a defined AUROC."""
 
     mean_auroc: float | None
     sd_auroc: float | None
@@ -137,18 +134,18 @@ class ClassGroup:
 
     @property
     def measured(self) -> Measured | None:
-        """The mean with its error."""
+        """The mean AUROC with its error."""
         return None if self.mean_auroc is None else Measured(self.mean_auroc, self.error)
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The mean AUROC over the classes that enough test images show.
+    """The mean AUROC over the classes with at least :data:`FEWEST_POSITIVES` positive test images.
 
     Attributes:
         mean: None where there is no such class.
-        classes: Those that it counts.
-        left_out: Classes that have an AUROC and do not count, with the number of test images that show them.
+        classes: The classes that count.
+        left_out: Classes with an AUROC and too few positive test images, with their number.
     """
 
     mean: Measured | None
@@ -161,18 +158,18 @@ class Summary:
     """The ``test`` part of ``summary.json``; ``dataclasses.asdict`` gives its JSON.
 
     Attributes:
-        mean_more: Of each plug-in's metric, over the classes for which it is defined.
-        shared_classes: Those that every site annotates.
-        unique_classes: Those that exactly one of several sites annotates.
-        note: What was scored: ``"global model"`` or ``"mean over the owning sites' own models"``.
-        multi_class: Over all classes at once, where every image has exactly one.
-        intervals: Of the AUROCs, where the coordinator's own images were scored.
-        quality: Calibration and decisions, None as above.
-        pooled: Over the sites' own test parts, where they told how their scores are spread.
-        operating_points: Class -> thresholds chosen on the sites' validation images, where they sent their scores.
-        sampled: Of how many sites the sites' figures are; None where all were asked.
-        errors: Of the means over classes, as of :class:`ClassMetrics`.
-        withheld: Why there are no figures, where the run's level lets none out; else empty.
+        mean_more: Mean of each plug-in's metric over the classes for which it is defined.
+        shared_classes: AUROC of the classes that every site annotates.
+        unique_classes: AUROC of the classes that exactly one of several sites annotates.
+        note: The models that were tested: ``"global model"`` or ``"mean over the owning sites' own models"``.
+        multi_class: Metrics over all classes at once, where every image has exactly one.
+        intervals: Intervals of the AUROCs, where the coordinator's own images were scored.
+        quality: Calibration and decisions, where the coordinator's own images were scored.
+        pooled: Metrics over all sites' test parts together, from their score histograms.
+        operating_points: Class -> thresholds chosen on the sites' validation images, from their score histograms.
+        sampled: The sample of sites that was tested; None where all sites were asked.
+        errors: Errors of the means over classes, as in :class:`ClassMetrics`.
+        withheld: Why a private run releases no figures; else empty.
     """
 
     mean_auroc: float | None
@@ -194,26 +191,26 @@ class Summary:
     withheld: str = ""
 
     def measured(self, name: Figure) -> Measured | None:
-        """Return the mean of a figure over classes, with its error."""
+        """Return the mean of a figure over all classes, with its error."""
         value: float | None = getattr(self, f"mean_{name}")
         return None if value is None else Measured(value, self.errors.get(name, 0.0))
 
     def headline(self, members: Collection[str] | None = None) -> Headline:
-        """Return the mean AUROC that stands for the model: over classes that enough test images show.
+        """Return the mean AUROC over the classes with enough positive test images.
 
         Args:
-            members: Only these classes; all where None.
+            members: Names of the classes that may count; None for all.
         """
-        names = [name for name, each in self.per_class.items() if each.auroc is not None]
-        shown = {name: self.counts(name)[0] or 0 for name in names if members is None or name in members}
-        counted = tuple(name for name, positives in shown.items() if positives >= FEWEST_POSITIVES)
-        left_out = {name: positives for name, positives in shown.items() if positives < FEWEST_POSITIVES}
+        names = [name for name, metrics in self.per_class.items() if metrics.auroc is not None]
+        all_positives = {name: self.counts(name)[0] or 0 for name in names if members is None or name in members}
+        counted = tuple(name for name, positives in all_positives.items() if positives >= FEWEST_POSITIVES)
+        left_out = {name: positives for name, positives in all_positives.items() if positives < FEWEST_POSITIVES}
         return Headline(mean_of(self.per_class[name].measured("auroc") for name in counted), counted, left_out)
 
     def counts(self, name: str) -> tuple[int | None, int | None]:
-        """Return how many test images show a class, and how many do not; None where no site reports them.
+        """Return the numbers of positive and negative test images of a class; None where no site reports them.
 
-        Of a mean over sites they are those of all sites where these were added up, else of the site with most.
+        For a mean over sites they are the sums over sites if these were pooled, else those of the largest site.
         """
         added_up = self.pooled.per_class.get(name) if self.pooled and self.note != GLOBAL_MODEL else None
         result = added_up or self.per_class[name]
@@ -223,10 +220,10 @@ class Summary:
 def per_class(
     scores: Floats, labels: Floats, class_names: Sequence[str], more: Mapping[str, Metric] = NO_METRICS
 ) -> dict[str, ClassMetrics]:
-    """Score every class by itself.
+    """Compute the metrics of every class by itself.
 
     Args:
-        scores: Probabilities, ``(n, classes)``; looked at only where the label is known.
+        scores: Probabilities, ``(n, classes)``; ignored where the label is unknown.
         labels: 1, 0 or NaN for unknown, ``(n, classes)``.
         class_names: Names of the columns.
         more: Metrics of plug-ins by name.
@@ -243,7 +240,7 @@ def per_class(
 
 
 def mean_auroc(scores: Floats, labels: Floats) -> float | None:
-    """Return the mean of :func:`per_class`'s AUROCs, without the other measures; None where no class has one.
+    """Return the mean AUROC over classes; None where no class has an AUROC.
 
     Args:
         scores: Finite, ``(n, classes)``.
@@ -251,8 +248,8 @@ def mean_auroc(scores: Floats, labels: Floats) -> float | None:
     """
     if not np.isnan(labels).any():
         return mean_and_sd(map(_auroc, scores.T, labels.T))[0]
-    known = (~np.isnan(column) for column in labels.T)
-    return mean_and_sd(_auroc(scores[rows, c], labels[rows, c]) for c, rows in enumerate(known))[0]
+    rows_of = (~np.isnan(column) for column in labels.T)
+    return mean_and_sd(_auroc(scores[rows, c], labels[rows, c]) for c, rows in enumerate(rows_of))[0]
 
 
 def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
@@ -264,13 +261,13 @@ def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | N
 def summarise(
     results: Mapping[str, ClassMetrics], shared: Collection[str], unique: Collection[str], note: str = "global model"
 ) -> Summary:
-    """Gather the classes' results into the ``test`` part of ``summary.json``.
+    """Return the ``test`` part of ``summary.json`` from the metrics of the classes.
 
     Args:
         results: Class name -> its result, in the order of the run's classes.
         shared: Classes that every site annotates.
         unique: Classes that exactly one site annotates.
-        note: What was scored.
+        note: The models that were tested.
     """
     everything = class_group(results, results)
     return Summary(
@@ -288,20 +285,15 @@ def summarise(
 
 
 def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
-    """Average one class over several models: means where defined, and the largest counts that are told."""
+    """Average one class over several models: means of defined figures, and the largest counts."""
     return ClassMetrics(
         auroc=mean_and_sd(model.auroc for model in metrics)[0],
         average_precision=mean_and_sd(model.average_precision for model in metrics)[0],
         balanced_accuracy=mean_and_sd(model.balanced_accuracy for model in metrics)[0],
-        positives=_most(model.positives for model in metrics),
-        negatives=_most(model.negatives for model in metrics),
+        positives=max((model.positives for model in metrics if model.positives is not None), default=None),
+        negatives=max((model.negatives for model in metrics if model.negatives is not None), default=None),
         more=mean_more(metrics),
     )
-
-
-def _most(counts: Iterable[int | None]) -> int | None:
-    """Return the largest count that a site reports; None where none does."""
-    return max((count for count in counts if count is not None), default=None)
 
 
 def class_group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:
@@ -358,7 +350,7 @@ def _auroc(scores: Floats, labels: Floats) -> float | None:
 
 
 def _average_precision(scores: Floats, labels: Floats) -> float:
-    """Average over positives the precision at their score: scikit-learn's, to the bit, without its checks.
+    """Compute scikit-learn's average precision, to the bit, without its checks.
 
     Args:
         labels: 0 or 1, at least one of them 1.

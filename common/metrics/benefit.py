@@ -1,8 +1,8 @@
-"""Whether a site is better off alone or with the federation, and the sentence that says so.
+"""Comparison of a site's own model with the federated one, and the sentence that reports it.
 
 Four models are compared on one site's test part, over the classes that it annotates: one trained there alone, the
 federated model, the federated model fine-tuned there, and the mean of the first two models' probabilities. The
-coordinator's report and the site's own page say it in the same words, made here.
+coordinator's report and the site's own page print the same sentence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from common.system.plain_text import counted, listed, number, signed, span
 
 SiteModel = Literal["alone", "federated", "fine_tuned", "ensemble"]
 MODELS: tuple[SiteModel, ...] = get_args(SiteModel)
-"""The first is what the others are compared with."""
+"""The four models; the others are compared with the first."""
 OVER_ALONE = MODELS[1:]
 WORDS: Mapping[SiteModel, str] = {
     "alone": "trained alone",
@@ -31,11 +31,11 @@ Direction = Literal["above", "below", "open"]
 Choice = Literal["alone", "federation", "open"]
 CHANCE = 0.5
 PRINTED = 0.0005
-"""Smallest number that does not print as zero; an interval that reaches below it is said to include zero."""
+"""Smallest number that does not print as zero; an interval that reaches below it counts as including zero."""
 
 
 def direction(interval: Interval) -> Direction:
-    """Say on which side of zero an interval lies; ``open`` where it includes zero, as far as it prints."""
+    """Return the side of zero on which an interval lies; ``open`` where the printed interval includes zero."""
     low, high = interval
     if low < PRINTED and high > -PRINTED:
         return "open"
@@ -49,9 +49,9 @@ class Benefit:
     Attributes:
         auroc: Model -> class -> AUROC, of the same classes for all.
         mean: Model -> mean over these classes, with its 95 % interval.
-        gain: Each model but that trained alone -> its mean minus that of the model trained alone, with the interval of
+        gain: Model, but that trained alone -> its mean minus that of the model trained alone, with the interval of
             the difference.
-        over: What was resampled.
+        over: The units that were resampled.
     """
 
     auroc: Mapping[SiteModel, Mapping[str, float]]
@@ -66,28 +66,28 @@ class Benefit:
 
     @property
     def better(self) -> tuple[SiteModel, ...]:
-        """The models whose lead over that trained alone is more than other test images explain."""
+        """The models that are better than the one trained alone beyond the variation of test images."""
         ahead = (model for model in OVER_ALONE if direction(self.gain[model].interval) == "above")
         return tuple(model for model in ahead if self._tells(model))
 
     @property
     def choice(self) -> Choice:
-        """``alone`` where the federated model is worse and no use of it better; ``federation`` where one is better."""
+        """``federation`` if a model with it is better; ``alone`` if the federated model is worse; else ``open``."""
         if self.better:
             return "federation"
         worse = direction(self.gain["federated"].interval) == "below"
         return "alone" if worse and self._tells("alone") else "open"
 
     def _tells(self, model: SiteModel) -> bool:
-        """Return whether a model ranks better than chance; if it does not, a lead over a worse one means nothing."""
+        """Return True for a model that ranks better than chance; otherwise its lead over another means nothing."""
         return self.mean[model].interval[0] > CHANCE
 
 
 def benefit_sentence(site: str, benefit: Benefit, annotated: Sequence[str]) -> str:
-    """Return where a site is better off, with the figures that carry it; no verdict where the intervals include zero.
+    """Return the sentence with a site's verdict and its figures; no verdict where the intervals include zero.
 
     Args:
-        annotated: All classes of the site.
+        annotated: All classes that the site annotates.
     """
     classes, own = len(benefit.classes), benefit.mean["alone"]
     every = counted(len(annotated), "class", "classes")

@@ -1,4 +1,4 @@
-"""How far AUROCs would move with other test images: bootstrap intervals for every class and for their mean.
+"""Bootstrap intervals of AUROCs, for every class and for their mean.
 
 Each resample weighs the patients anew (the Bayesian bootstrap: Rubin, Annals of Statistics 1981): weights are
 exponential, an image has its patient's. Given their sum, the weights of a class's positives are those of a resample of
@@ -26,8 +26,8 @@ RESAMPLES = 1000
 LEVEL = 0.95
 HALVINGS = 60  # to the last bit of a number between 0 and 1
 SAME = 1e-5
-"""Resamples that rank alike have AUROCs closer than this: their weights are summed in float32."""
-CHUNK = 10  # resamples at a time, so that what is at work fits into a processor's cache
+"""Largest difference of equal AUROCs, whose weights are summed in float32."""
+CHUNK = 10  # resamples at a time, so that the arrays fit into a processor's cache
 
 Floats = NDArray[np.floating]
 Interval = tuple[float, float]
@@ -38,7 +38,7 @@ class Intervals:
     """95 % percentile intervals of AUROCs; a class without an AUROC has none, and does not count in the mean.
 
     Attributes:
-        over: What was resampled: images where nobody told whose they are; None in runs that did not note it.
+        over: The units that were resampled: images where the patients are unknown; None in runs that did not note it.
     """
 
     mean_auroc: Interval | None
@@ -49,7 +49,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its 95 % interval, which holds it."""
+    """A figure with its 95 % interval, which includes it."""
 
     value: float
     interval: Interval
@@ -57,12 +57,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RankedClass:
-    """One class of a test set, sorted once for all resamples.
+    """The ranking of one class of a test set, sorted once for all resamples.
 
     Attributes:
         positives, negatives: Rows of the test set; negatives by rising score.
-        cuts: Where a positive stands among the negatives, and both ends, ``(m,)`` ascending.
-        below, upto: Per positive, the cut after the negatives that score less, and after those that score no more.
+        cuts: Places of the positives among the negatives, and both ends, ``(m,)`` ascending.
+        below, upto: For each positive, the cut after the negatives that score less, and after those that score no more.
     """
 
     positives: NDArray[np.intp]
@@ -75,13 +75,13 @@ class RankedClass:
     def of(cls, scores: Floats, labels: Floats) -> "RankedClass":
         positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
         negatives = negatives[np.argsort(scores[negatives], kind="stable")]
-        ordered, wanted = scores[negatives], scores[positives]
-        below, upto = (np.searchsorted(ordered, wanted, side) for side in ("left", "right"))
+        ordered = scores[negatives]
+        below, upto = (np.searchsorted(ordered, scores[positives], side) for side in ("left", "right"))
         cuts = np.unique(np.concatenate([below, upto, [0, len(negatives)]]))
         return cls(positives, negatives, cuts, np.searchsorted(cuts, below), np.searchsorted(cuts, upto))
 
     def aurocs(self, weights: NDArray[np.float32]) -> Floats:
-        """Return weighted AUROC of each resample, ``(resamples,)``, from weights ``(images, resamples)``."""
+        """Return the weighted AUROC of each resample, ``(resamples,)``, from weights ``(images, resamples)``."""
         of_negatives = weights.take(self.negatives, 0, mode="clip")  # several times as fast as by index
         between = np.add.reduceat(of_negatives, self.cuts[:-1], axis=0)  # (m - 1, resamples)
         before = np.zeros((len(self.cuts), weights.shape[1]))  # weight of the negatives before each cut
@@ -110,15 +110,16 @@ def auroc_intervals(
 
 @dataclass(frozen=True)
 class ResampledAurocs:
-    """AUROCs of several classes on the same images, as found and in every resample.
+    """AUROCs of several classes on the same images, with those of every resample.
 
     Attributes:
-        found: ``(classes,)``.
-        drawn: ``(classes, resamples)``.
-        narrow: Of each class the percentile interval; ``wide``: widened where few patients show it, or do not.
+        observed: AUROCs of the images themselves, ``(classes,)``.
+        drawn: AUROCs of the resamples, ``(classes, resamples)``.
+        narrow: Percentile interval of each class.
+        wide: Intervals widened where few patients show a class, or few do not.
     """
 
-    found: Floats
+    observed: Floats
     drawn: Floats
     narrow: Sequence[Interval]
     wide: Sequence[Interval]
@@ -132,28 +133,30 @@ class ResampledAurocs:
         drawn = []
         for _ in range(RESAMPLES // CHUNK):
             weights = generator.standard_exponential((len(numbers), CHUNK), dtype=np.float32)[owner]
-            drawn.append(np.stack([each.aurocs(weights) for each in ranked]))  # (classes, CHUNK)
+            drawn.append(np.stack([ranking.aurocs(weights) for ranking in ranked]))  # (classes, CHUNK)
         aurocs = np.concatenate(drawn, axis=1)
-        found = np.array([each.aurocs(np.ones((len(owner), 1), np.float32))[0] for each in ranked])
-        counts = [(len(np.unique(owner[each.positives])), len(np.unique(owner[each.negatives]))) for each in ranked]
+        observed = np.array([ranking.aurocs(np.ones((len(owner), 1), np.float32))[0] for ranking in ranked])
+        counts = [
+            (len(np.unique(owner[ranking.positives])), len(np.unique(owner[ranking.negatives]))) for ranking in ranked
+        ]
         narrow = [_interval(of_class) for of_class in aurocs]
-        wide = [_around(own, score_interval(value, *n)) for own, value, n in zip(narrow, found, counts, strict=True)]
-        return cls(found, aurocs, narrow, wide)
+        wide = [_around(own, score_interval(value, *n)) for own, value, n in zip(narrow, observed, counts, strict=True)]
+        return cls(observed, aurocs, narrow, wide)
 
     @property
     def interval_of_mean(self) -> Interval:
         """The interval of the mean over the classes."""
-        return _of_mean(self.drawn.mean(axis=0), self.found.mean(), self.narrow, self.wide)
+        return _of_mean(self.drawn.mean(axis=0), self.observed.mean(), self.narrow, self.wide)
 
     def part(self, classes: slice) -> "ResampledAurocs":
-        """Return some of the classes, in the same resamples."""
-        return ResampledAurocs(self.found[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
+        """Return the part for some of the classes, with the same resamples."""
+        return ResampledAurocs(self.observed[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
 
 
 def paired_means(
     scores: Sequence[Floats], labels: Floats, patients: NDArray[np.str_], generator: np.random.Generator
 ) -> tuple[list[Estimate], list[Estimate]]:
-    """Return the mean AUROC of several models on the same images, and by how much each is above the first.
+    """Compare the mean AUROCs of several models on the same images.
 
     Every resample weighs the patients for all models alike. The interval of a difference reaches as far as the
     resamples' does, and at least as far as that made of both means' intervals and of their correlation (Zou and Donner,
@@ -161,43 +164,43 @@ def paired_means(
     ``test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws`` holds both against equally good models.
 
     Args:
-        scores: Of each model ``(n, classes)``.
-        labels: ``(n, classes)``: 1, 0 or NaN for unknown, of each class both kinds.
-        patients: ``(n,)``.
+        scores: Scores of each model, ``(n, classes)``.
+        labels: 1, 0 or NaN for unknown, ``(n, classes)``, with positives and negatives of each class.
+        patients: Patient of each image, ``(n,)``.
 
     Returns:
-        A mean for each model, and a difference for each but the first.
+        The mean of each model, and the difference of each from the first.
     """
     classes = labels.shape[1]
     ranked = [RankedClass.of(model[:, c], labels[:, c]) for model in scores for c in range(classes)]
     resampled = ResampledAurocs.of(ranked, patients, generator)
     models = [resampled.part(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
-    means = [Estimate(float(model.found.mean()), model.interval_of_mean) for model in models]
+    means = [Estimate(float(model.observed.mean()), model.interval_of_mean) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]
     pairs = zip(means[1:], drawn[1:], strict=True)
     return means, [_difference(mean, means[0], of_model, drawn[0]) for mean, of_model in pairs]
 
 
-def _difference(one: Estimate, other: Estimate, drawn: Floats, drawn_other: Floats) -> Estimate:
-    """Return one mean minus another, with the interval; ``drawn`` are both in every resample."""
-    value = one.value - other.value
+def _difference(mean: Estimate, other: Estimate, drawn: Floats, drawn_other: Floats) -> Estimate:
+    """Return a mean minus another with its interval; ``drawn`` and ``drawn_other`` are the means of all resamples."""
+    value = mean.value - other.value
     varies = min(float(np.std(drawn)), float(np.std(drawn_other))) > 1e-12
     correlation = float(np.corrcoef(drawn, drawn_other)[0, 1]) if varies else 0.0
 
     def reach(up: float, down: float) -> float:
         return math.sqrt(max(up * up + down * down - 2 * correlation * up * down, 0.0))
 
-    below = reach(one.value - one.interval[0], other.interval[1] - other.value)
-    above = reach(one.interval[1] - one.value, other.value - other.interval[0])
+    below = reach(mean.value - mean.interval[0], other.interval[1] - other.value)
+    above = reach(mean.interval[1] - mean.value, other.value - other.interval[0])
     low, high = _around(_interval(drawn - drawn_other), (value - below, value + above))
     return Estimate(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
 
 
 def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
-    """Compute Newcombe's 95 % interval of an AUROC: the true values from which it is no further than chance takes it.
+    """Compute Newcombe's 95 % score interval of an AUROC.
 
     Args:
-        positives, negatives: Independent ones, 1 or more each.
+        positives, negatives: Numbers of independent positives and negatives, 1 or more each.
     """
     z, shape = NormalDist().inv_cdf((1 + LEVEL) / 2), (positives + negatives) / 2 - 1
 
@@ -212,16 +215,16 @@ def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
 
 
 def _last_within(beyond: Callable[[float], float], outside: float, inside: float) -> float:
-    """Return where ``beyond``, positive outside, changes its sign, by halving."""
-    # The library's own search takes a quarter of a second to import, which is more than all intervals of a run.
+    """Return by bisection the place where ``beyond``, positive at ``outside``, changes its sign."""
+    # scipy's own search takes a quarter of a second to import, more than all intervals of a run take.
     for _ in range(HALVINGS):
         middle = (outside + inside) / 2
         outside, inside = (middle, inside) if beyond(middle) > 0 else (outside, middle)
     return inside
 
 
-def _around(one: Interval, other: Interval) -> Interval:
-    return min(one[0], other[0]), max(one[1], other[1])
+def _around(interval: Interval, other: Interval) -> Interval:
+    return min(interval[0], other[0]), max(interval[1], other[1])
 
 
 def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: Sequence[Interval]) -> Interval:
@@ -229,7 +232,7 @@ def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: S
     widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
     if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
         below, above = (
-            math.hypot(*(one[end] - wider[end] for one, wider in zip(narrow, wide, strict=True))) for end in (0, 1)
+            math.hypot(*(inner[end] - outer[end] for inner, outer in zip(narrow, wide, strict=True))) for end in (0, 1)
         )
         return max(float(mean - below / len(wide)), 0.0), min(float(mean + above / len(wide)), 1.0)
     factor = (widths[1] / widths[0]) ** 0.5
@@ -238,25 +241,25 @@ def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: S
 
 
 def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:
-    """Return the interval over images for one class from its counts by score; None without an AUROC.
+    """Return the interval over images of one class's AUROC from its score histogram; None without an AUROC.
 
-    Which of two images in one bin scores higher is unknown: the lower end takes the lowest AUROC of each resample that
-    the bins allow, the upper end the highest.
+    The order of images in one bin is unknown: the lower end takes the lowest AUROC of each resample that the bins
+    allow, the upper end the highest.
     """
     held = (histogram.positives + histogram.negatives) > 0
     positives, negatives = histogram.positives[held], histogram.negatives[held]
     if not positives.any() or not negatives.any():
         return None
     # The weights of n images add up to a gamma variate of shape n; (resamples, bins).
-    found = generator.standard_gamma(positives, (RESAMPLES, len(positives)))
+    weights = generator.standard_gamma(positives, (RESAMPLES, len(positives)))
     alarms = generator.standard_gamma(negatives, (RESAMPLES, len(negatives)))
-    pairs = found.sum(axis=1) * alarms.sum(axis=1)
-    won = (found * (np.cumsum(alarms, axis=1) - alarms)).sum(axis=1) / pairs
-    tied = (found * alarms).sum(axis=1) / pairs
-    known = pooled_auroc(histogram)
-    assert known is not None, "there are both kinds"
+    pairs = weights.sum(axis=1) * alarms.sum(axis=1)
+    won = (weights * (np.cumsum(alarms, axis=1) - alarms)).sum(axis=1) / pairs
+    tied = (weights * alarms).sum(axis=1) / pairs
+    exact = pooled_auroc(histogram)
+    assert exact is not None, "there are both kinds"
     counts = int(positives.sum()), int(negatives.sum())
-    low, high = score_interval(max(known.low, 0.0), *counts)[0], score_interval(min(known.high, 1.0), *counts)[1]
+    low, high = score_interval(max(exact.low, 0.0), *counts)[0], score_interval(min(exact.high, 1.0), *counts)[1]
     return _around((_interval(won)[0], min(_interval(won + tied)[1], 1.0)), (low, high))
 
 

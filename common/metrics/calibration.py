@@ -1,6 +1,6 @@
-"""What scores are worth besides their order: calibration, decisions, thresholds and curves, class by class.
+"""Quality of scores class by class: calibration, decisions, thresholds and curves.
 
-Thresholds are chosen on validation images; what deciding by them comes to is counted on test images.
+Thresholds are chosen on validation images; decisions by them are counted on test images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from common.models.zoo.spec import Task
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Images whose score lies in one tenth of the scale; ``mean_score`` is None where there are none."""
+    """Images whose score lies in one tenth of the scale; ``mean_score`` is None without images."""
 
     images: int
     positives: int
@@ -37,14 +37,14 @@ class ReliabilityBin:
 
 @dataclass(frozen=True)
 class Calibration:
-    """One class.
+    """Calibration of one class.
 
     Attributes:
-        bins: Ten, from low scores to high; each has its upper border but not its lower one.
+        bins: Ten bins from low scores to high; each includes its upper border, not its lower one.
         expected_error: Mean over images of the distance between mean score and share of positives in the image's bin
             (ECE: Naeini et al., AAAI 2015).
         brier: Mean squared distance between score and label.
-        within: How far both can be from what the scores themselves give; above 0 where a histogram stands for them.
+        within: Largest distance of both from the exact values; above 0 where they follow from a histogram.
     """
 
     bins: tuple[ReliabilityBin, ...]
@@ -55,7 +55,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Images of one class by label, and by whether their score is above 0.5."""
+    """Numbers of images of one class by label and by decision."""
 
     true_positives: int
     false_negatives: int
@@ -93,13 +93,13 @@ def _share(part: int, rest: int) -> float | None:
 
 
 def calibration(scores: Floats, labels: Floats) -> Calibration | None:
-    """Compute the calibration of scores ``(n,)`` whose label is known; None where none is."""
+    """Compute the calibration of scores ``(n,)`` of images with a known label; None without any."""
     positives, negatives = ((labels == kind).astype(np.int64) for kind in (1, 0))
     return _calibration(np.asarray(scores, np.float64), positives, negatives)
 
 
 def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
-    """Compute the calibration from histograms, each score taken for the middle of its bin."""
+    """Compute the calibration from a histogram, with the middle of its bin for each score."""
     positives, negatives = histogram.positives, histogram.negatives
     return _calibration(MIDDLES, positives, negatives, HALF_WIDTHS)
 
@@ -107,7 +107,7 @@ def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
 def _calibration(
     scores: Floats, positives: Counts, negatives: Counts, half_widths: Floats | None = None
 ) -> Calibration | None:
-    """Compute the calibration from scores ``(m,)``, up to ``half_widths`` off, and the images that have each."""
+    """Compute the calibration from scores ``(m,)``, exact within ``half_widths``, and the number of images of each."""
     images = positives + negatives
     total = int(images.sum())
     if not total:
@@ -137,10 +137,10 @@ def decisions(scores: Floats, labels: Floats) -> Decisions:
 
 
 def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisions:
-    """Count decisions by the lower border of a bin; they are exact, because no bin has it inside.
+    """Count decisions from a histogram; they are exact, because the threshold is the border of a bin.
 
     Args:
-        border: First bin whose images count as positive; by default the threshold is 0.5.
+        border: First bin whose images count as positive; by default that above 0.5.
     """
     found, missed = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
     alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [border])[::-1])
@@ -149,15 +149,15 @@ def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisi
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """One threshold of one class.
+    """A threshold of one class, with its decisions.
 
     Attributes:
         rule: ``youden`` has the largest sum of sensitivity and specificity (Youden, Cancer 1950); ``sensitivity`` is
             the highest threshold with at least the sensitivity that the experiment names; both on validation images.
-        target: That sensitivity; None for Youden's.
-        threshold: An image counts as positive above it.
-        chosen_on: Validation images with and without the finding.
-        decisions: On the test images.
+        target: That sensitivity; None under ``youden``.
+        threshold: Images with a higher score count as positive.
+        chosen_on: Numbers of positive and negative validation images.
+        decisions: Decisions on the test images.
     """
 
     rule: Literal["youden", "sensitivity"]
@@ -170,14 +170,14 @@ class OperatingPoint:
 def operating_points(
     validation: Mapping[str, ScoreHistogram], test: Mapping[str, ScoreHistogram], sensitivity: float
 ) -> dict[str, tuple[OperatingPoint, ...]]:
-    """Choose two points a class; a class without positives or negatives in validation, or test images, has none.
+    """Choose two operating points for each class that has both labels in validation, and test images.
 
-    Thresholds are borders of the histograms' bins, so the decisions are exact; between two borders there may be a
-    slightly better one. Where no border is better than calling all images alike, there is no point of Youden's.
+    Thresholds are borders of the histograms' bins, so that decisions are exact; between two borders there may be a
+    slightly better threshold. Where no border is better than calling all images alike, ``youden`` has no point.
 
     Args:
-        validation: Class -> scores on which thresholds are chosen.
-        test: Class -> scores of the same model on other images.
+        validation: Class -> histogram of the scores on validation images.
+        test: Class -> histogram of the same model's scores on test images.
         sensitivity: The target of the second rule, above 0 and at most 1.
     """
     both = {name: (chosen, test[name]) for name, chosen in validation.items() if name in test}
@@ -207,12 +207,12 @@ def _points(validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float
 
 
 def _from(counts: Counts) -> Counts:
-    """Return images in each bin and above, ``(BINS + 1,)``: those above each border."""
+    """Return the number of images above each border of the bins, ``(BINS + 1,)``."""
     return np.append(np.cumsum(counts[::-1])[::-1], 0)
 
 
 def _middle_of_widest(values: Counts) -> int:
-    """Return the middle of the longest row of borders with the largest value, because scores vary a little."""
+    """Return the middle of the longest row of borders with the largest value, far from small changes of scores."""
     best = np.flatnonzero(values == values.max())
     rows = np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
     widest = max(rows, key=len)
@@ -220,7 +220,7 @@ def _middle_of_widest(values: Counts) -> int:
 
 
 POINTS = 60
-"""Kept of a curve at most, evenly along the ROC curve."""
+"""Most points of a curve, evenly along the ROC curve."""
 NORMAL_95 = 1.959964
 
 Shares = NDArray[np.float64]
@@ -228,10 +228,10 @@ Shares = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RankingCurve:
-    """Test images whose score is above a threshold that falls from 1 to 0.
+    """Numbers of test images above a threshold that falls from 1 to 0, for ROC and precision-recall curves.
 
     Attributes:
-        found, alarms: Positives and negatives above it, from 0 to all of them; both have the same length.
+        found, alarms: Numbers of positives and negatives above each threshold, from 0 to all.
     """
 
     found: tuple[int, ...]
@@ -239,7 +239,7 @@ class RankingCurve:
 
 
 def curve_of(histogram: ScoreHistogram) -> RankingCurve | None:
-    """Return the curve at the borders of the histogram's bins; None without positives or negatives."""
+    """Return the curve of a histogram, at the borders of its bins; None without positives or negatives."""
     found = np.concatenate([[0], np.cumsum(histogram.positives[::-1])])
     alarms = np.concatenate([[0], np.cumsum(histogram.negatives[::-1])])
     if not found[-1] or not alarms[-1]:
@@ -250,7 +250,7 @@ def curve_of(histogram: ScoreHistogram) -> RankingCurve | None:
 
 
 def wilson(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
-    """Return ends of the 95 % score interval of shares, each ``(n,)`` (Wilson, JASA 1927); ``whole`` is above 0."""
+    """Return the ends of the 95 % score interval of shares, ``(n,)`` each (Wilson, JASA 1927); ``whole`` is above 0."""
     share, square = part / whole, NORMAL_95**2
     middle = (share + square / (2 * whole)) / (1 + square / whole)
     half = NORMAL_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
@@ -259,15 +259,16 @@ def wilson(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
 
 @dataclass(frozen=True)
 class Quality:
-    """One model on one test set.
+    """Calibration, decisions and curves of one model on one test set.
 
     Attributes:
         calibration: Class -> calibration; a class without a known label is left out.
-        decisions: Class -> decisions at probability 0.5; None as above.
+        decisions: Class -> decisions at probability 0.5.
         top_class: Where every image has exactly one class: calibration of the highest score, which counts as a
             positive where it belongs to the right class (Guo et al., ICML 2017).
         curves: Class -> ROC and precision-recall curve, where it has positives and negatives.
-        confusion: None as above: images by class (rows) and answer (columns), in the order of the run's classes.
+        confusion: Where every image has exactly one class: images by class (rows) and prediction (columns), in the
+            order of the run's classes.
     """
 
     calibration: Mapping[str, Calibration]
@@ -278,7 +279,7 @@ class Quality:
 
 
 def quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> Quality:
-    """Compute all measures from probabilities and labels ``(n, classes)``; a label is 1, 0 or NaN for unknown."""
+    """Compute calibration, decisions and curves from probabilities and labels (1, 0, NaN), ``(n, classes)`` each."""
     columns = {name: (scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
     calibrated = {name: calibration(*pair) for name, pair in columns.items()}
     of_each = Quality(
@@ -286,10 +287,10 @@ def quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Ta
         {name: decisions(*columns[name]) for name, result in calibrated.items() if result is not None},
         curves={name: curve for name, pair in columns.items() if (curve := curve_of(score_histogram(*pair)))},
     )
-    known = known_rows(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
-    if not known.any():
+    single = known_rows(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
+    if not single.any():
         return of_each
-    scores, labels = scores[known], labels[known]
+    scores, labels = scores[single], labels[single]
     answer, truth = np.argmax(scores, axis=1), np.argmax(labels == 1, axis=1)
     table = confusion(answer, truth, labels.shape[1])
     right = (answer == truth).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A figure with its error: how far it lies at most from the exact one of the same images."""
+"""Figures with their error: the largest distance from the exact figure of the same images."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import numpy as np
 from common.system.plain_text import NOT_APPLICABLE, number
 
 LARGEST_ERROR = 0.05
-"""A figure with a larger error says nothing: it is not printed, and nothing is computed or concluded from it."""
+"""Largest error of a figure that is printed or used; a figure with a larger error says nothing."""
 TOO_WIDE = f"error above {LARGEST_ERROR:g}"
 DIGITS = 3
 
@@ -36,8 +36,8 @@ class Measured:
 
 
 def mean_of(figures: Iterable[Measured | None]) -> Measured | None:
-    """Return the mean over those that there are; its error is the mean of theirs."""
-    rows = [(one.value, one.error) for one in figures if one is not None]
+    """Return the mean of the figures that are not None; its error is the mean of their errors."""
+    rows = [(figure.value, figure.error) for figure in figures if figure is not None]
     return Measured(*np.mean(rows, axis=0).tolist()) if rows else None
 
 

@@ -1,4 +1,4 @@
-"""How good a classifier is where every image has exactly one class: one confusion matrix, and accuracy site by site.
+"""Metrics of a task in which every image has exactly one class, from the confusion matrix and site by site.
 
 Macro means go over the classes that the test set holds. UniFed's released code averages its sensitivity, specificity
 and F1 over batches, with prediction and truth swapped; these are over the whole test set: only accuracy compares.
@@ -19,13 +19,13 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MultiClass:
-    """One model on one test set.
+    """Metrics of one model on one test set.
 
     Attributes:
         sensitivity: Macro recall.
         specificity: Macro true negative rate; None where all images are of one class.
         f1: Macro F1.
-        images: Those with a known class; the others are not counted.
+        images: Number of images with a known class; others are not counted.
     """
 
     accuracy: float
@@ -37,7 +37,7 @@ class MultiClass:
 
 @dataclass(frozen=True)
 class Tally:
-    """One site's test images in one round."""
+    """Number of right and of tested images of one site in one round."""
 
     correct: int
     tested: int
@@ -50,7 +50,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class RoundAccuracy:
-    """One round: ``mean`` weighs every site alike, ``pooled`` every image."""
+    """Accuracy of one round: ``mean`` weighs every site alike, ``pooled`` every image."""
 
     mean: float
     pooled: float
@@ -58,7 +58,7 @@ class RoundAccuracy:
 
 @dataclass(frozen=True)
 class ClientAccuracy:
-    """FedSLD's measures; each maximum is taken by itself, over test images, and so is optimistic.
+    """FedSLD's measures: the largest accuracies over all rounds, which are optimistic because they are on test images.
 
     Attributes:
         best_mean_client_test_accuracy: BMCTA, the largest mean over sites, in round ``best_mean_round``.
@@ -81,10 +81,10 @@ def confusion(predicted: Integers, truth: Integers, classes: int) -> Integers:
 
 
 def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
-    """Score the class with the highest score; None where no image has a known class.
+    """Compute the metrics of the class with the highest score; None where no image has a known class.
 
     Args:
-        scores: Logits or probabilities, ``(n, classes)``; looked at only where the image's class is known.
+        scores: Logits or probabilities, ``(n, classes)``; ignored where the image's class is unknown.
         labels: 1 in the column of the image's class, else 0, or NaN for what its source does not annotate;
             ``(n, classes)``. A row without a 1 is an image whose class is not known.
 
@@ -116,16 +116,16 @@ def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
 
 
 def round_accuracy(sites: Mapping[str, Tally]) -> RoundAccuracy | None:
-    """Average one round over the sites that tested at least one image; None where there is none."""
+    """Average one round over the sites that tested at least one image; None where no site did."""
     counts = [of_site for _, of_site in sorted(sites.items()) if of_site.tested]
     if not counts:
         return None
-    mean = float(np.mean([each.accuracy for each in counts]))
-    return RoundAccuracy(mean, sum(each.correct for each in counts) / sum(each.tested for each in counts))
+    mean = float(np.mean([tally.accuracy for tally in counts]))
+    return RoundAccuracy(mean, sum(tally.correct for tally in counts) / sum(tally.tested for tally in counts))
 
 
 def client_accuracy(rounds: Mapping[int, Mapping[str, Tally]]) -> ClientAccuracy | None:
-    """Return the best rounds, the earlier of equals; None where nobody tested in any round.
+    """Return the best accuracies, of equal rounds the earlier; None where no site tested in any round.
 
     Args:
         rounds: Round number -> site -> counts, without the sites that were absent.
@@ -145,10 +145,10 @@ def client_accuracy(rounds: Mapping[int, Mapping[str, Tally]]) -> ClientAccuracy
 
 
 def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Floats, Floats] | None:
-    """Return where sites' accuracies lie: ``points`` from 0 to 1, and the Gaussian kernel density there (Scott's rule).
+    """Return ``points`` from 0 to 1 and the Gaussian kernel density of the sites' accuracies there (Scott's rule).
 
-    None for fewer than two sites or accuracies that are all equal: there is no width to draw. What the kernels put
-    below 0 or above 1 is not folded back, so the area can be less than 1.
+    Return None for fewer than two sites or equal accuracies, which have no width. The density outside of 0 to 1 is cut
+    off, so the area can be less than 1.
     """
     if len(set(accuracies)) < 2:
         return None
@@ -159,7 +159,7 @@ def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Fl
 
 
 def known_rows(labels: Floats) -> NDArray[np.bool_]:
-    """Mark images that show exactly one class; a row without a 1 is an image whose class is not known."""
+    """Return True for each image that shows exactly one class; the class of an image without a 1 is unknown."""
     strange = labels[~(np.isnan(labels) | np.isin(labels, (0, 1)))]
     if strange.size:
         raise ValueError(f"Labels hold {strange[0]}; expected 0, 1 or NaN for unknown.")

@@ -1,4 +1,4 @@
-"""Several sites' test parts as one, from their summed score histograms; and a mean over a sample of the sites.
+"""Metrics over all sites' test images, from summed score histograms; and intervals of a mean over a sample of sites.
 
 The interval of such a mean follows Cochran, Sampling Techniques, 3rd ed. 1977, chapter 2: of ``n`` of ``N`` sites drawn
 at random, the variance of the mean is ``(1 - n / N) s² / n``. A mean over classes adds up what each site contributes to
@@ -28,7 +28,7 @@ from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled
 
 @dataclass(frozen=True)
 class SitesHistogram:
-    """One class: the sum of the histograms of these sites."""
+    """The sum of the score histograms of one class over these sites."""
 
     histogram: ScoreHistogram
     sites: tuple[str, ...]
@@ -36,13 +36,13 @@ class SitesHistogram:
 
 @dataclass(frozen=True)
 class PooledClass:
-    """One class over the sites that told; None where they hold no positives or no negatives.
+    """The metrics of one class over the sites that reported it; None where they hold no positives or no negatives.
 
     Attributes:
-        interval: Of the AUROC over images, 95 %; None where a site's test images are another's, too.
-        balanced_accuracy: At probability 0.5; exact.
-        sites: Those that told.
-        silent: Those that annotate the class and did not: by policy, for too few images, or as they were absent.
+        interval: 95 % interval of the AUROC over images; None where several sites share test images.
+        balanced_accuracy: Exact balanced accuracy at probability 0.5.
+        sites: The sites that reported.
+        silent: Sites that annotate the class and did not report: by policy, for too few images, or in absence.
     """
 
     auroc: Measured | None
@@ -60,7 +60,7 @@ class PooledClass:
 
 @dataclass(frozen=True)
 class Pooled:
-    """All classes; means are over those with a value. A class that no site reported is not in ``per_class``."""
+    """Metrics of all classes that a site reported; means are over classes with a value."""
 
     mean_auroc: Measured | None
     mean_average_precision: Measured | None
@@ -72,12 +72,12 @@ def pool_sites(
     owners: Mapping[str, Sequence[str]],
     generator: np.random.Generator | None = None,
 ) -> Pooled | None:
-    """Rank the images of all sites together; None where no site told anything.
+    """Compute metrics over the images of all sites together; None where no site reported.
 
     Args:
-        sums: Class -> its histogram.
+        sums: Class -> its summed histogram.
         owners: Class -> the sites that annotate it, in the order of the run's classes.
-        generator: For the intervals; None for none.
+        generator: Random generator of the intervals; None for no intervals.
     """
     results = dict[str, PooledClass]()
     for name in (name for name in owners if name in sums):
@@ -107,11 +107,11 @@ def pool_sites(
 def sum_histograms(
     reported: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
 ) -> dict[str, SitesHistogram]:
-    """Add up each class over the sites that annotate it; a class of which no site told has no entry.
+    """Add up the histograms of each class over the sites that annotate it; a class without a report has no entry.
 
     Args:
         reported: Site -> class -> its histogram.
-        owners: As of :func:`pool_sites`.
+        owners: As in :func:`pool_sites`.
     """
     sums = dict[str, SitesHistogram]()
     for name, sites in owners.items():
@@ -123,14 +123,14 @@ def sum_histograms(
 
 @dataclass(frozen=True)
 class SiteSample:
-    """How many sites figures are of that stand for all.
+    """A sample of sites whose figures stand for all.
 
     Attributes:
-        asked: Sites that were drawn to test.
-        of: Sites of the run.
-        mean_auroc: 95 % interval of the mean over classes, for all sites; None where a class was tested at a single one
-            of several, or where the figures are not means over sites.
-        per_class: The same of the classes that have one.
+        asked: Number of sites that were drawn to test.
+        of: Number of sites of the run.
+        mean_auroc: 95 % interval of the mean over classes, for all sites; None where a class was tested at only one of
+            several sites, or where the figures are not means over sites.
+        per_class: The interval of each class that has one.
     """
 
     asked: int
@@ -146,7 +146,7 @@ def site_sample(
 
     Args:
         values: Class -> site -> AUROC, of the sites that have one.
-        shares: Class -> share of the sites that annotate it that were asked; 1 leaves nothing to chance.
+        shares: Class -> share of its sites that were asked; with 1 nothing is random.
     """
     tested = {name: of_sites for name, of_sites in values.items() if of_sites}
     unknown = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]
@@ -163,7 +163,7 @@ def site_sample(
 
 
 def _moved(of_sites: Mapping[str, float], share: float) -> dict[str, float]:
-    """Return the part that each site has in how far the mean may move: squared, they add up to its variance."""
+    """Return each site's contribution to the deviation of the mean; their squares add up to its variance."""
     n = len(of_sites)
     if n == 1:
         return dict.fromkeys(of_sites, 0.0)
@@ -172,7 +172,7 @@ def _moved(of_sites: Mapping[str, float], share: float) -> dict[str, float]:
 
 
 def _around(mean: float, moved: Mapping[str, float]) -> Interval:
-    """Compute Student's interval around a mean of shares, which lie between 0 and 1."""
+    """Compute Student's interval around a mean of values from 0 to 1."""
     from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
 
     variance = sum(by * by for by in moved.values())

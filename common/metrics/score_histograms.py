@@ -1,7 +1,7 @@
-"""Scores of a class's positives and negatives as counts that sites can add up, and what is still certain of them.
+"""Histograms of a class's scores, which sites can add up, and bounds of AUROC and average precision from them.
 
-Which of two images in one bin scores higher is lost. So AUROC and average precision are known between two bounds that
-some order inside the bins attains: no scores in these bins lie outside, and nothing narrower is true of all.
+The order of images in one bin is lost. So AUROC and average precision lie between two bounds, each of which some order
+inside the bins attains.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ DECIDED = int(np.searchsorted(EDGES, THRESHOLD))
 
 @dataclass(frozen=True)
 class ScoreHistogram:
-    """One class: how many positives and negatives score in each bin, ``(BINS,)`` each; bins are ``(low, high]``."""
+    """Numbers of positives and of negatives of one class in each bin, ``(BINS,)``; bins are ``(low, high]``."""
 
     positives: Counts
     negatives: Counts
@@ -58,10 +58,10 @@ class ScoreHistogram:
 
 
 def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
-    """Count scores from 0 to 1, ``(n,)``, of images whose label is 1 and of those whose label is 0; NaN is neither.
+    """Return the histogram of scores from 0 to 1, ``(n,)``, by labels 1 and 0; images with label NaN do not count.
 
     Raises:
-        ValueError: For a score outside.
+        ValueError: For a score outside of 0 to 1.
     """
     of_kind = [scores[labels == kind] for kind in (1, 0)]
     if not all((kind >= 0).all() and (kind <= 1).all() for kind in of_kind):
@@ -71,10 +71,10 @@ def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
 
 
 def histograms_of(classes: Sequence[str], positives: Counts, negatives: Counts) -> dict[str, ScoreHistogram]:
-    """Return the histograms of these classes from their counts, flat: ``BINS`` of each, one class after the other.
+    """Return the histograms of these classes from flat arrays with ``BINS`` counts of each class.
 
     Raises:
-        ValueError: If a class is there twice, or there are other than ``BINS`` counts of 0 or more for each.
+        ValueError: If a class is repeated, or has not ``BINS`` counts of 0 or more.
     """
     if len(set(classes)) < len(classes):
         raise ValueError("scores must be of tested classes, once each.")
@@ -101,7 +101,7 @@ def bin_indices(scores: Floats) -> Counts:
 
 
 def pooled_auroc(histogram: ScoreHistogram) -> Measured | None:
-    """Bound the AUROC: pairs of one bin may go either way. None without positives or negatives."""
+    """Return bounds of the AUROC, as pairs in one bin may have either order; None without positives or negatives."""
     positives, negatives = histogram.positives, histogram.negatives
     pairs = int(positives.sum()) * int(negatives.sum())
     if not pairs:
@@ -112,10 +112,10 @@ def pooled_auroc(histogram: ScoreHistogram) -> Measured | None:
 
 
 def pooled_average_precision(histogram: ScoreHistogram) -> Measured | None:
-    """Bound the average precision, as scikit-learn defines it; None without positives or negatives.
+    """Return bounds of scikit-learn's average precision; None without positives or negatives.
 
-    It is largest where the positives of each bin share one score above its negatives, smallest where they have scores
-    of their own below them.
+    The precision is largest where the positives of each bin share one score above its negatives, smallest where they
+    have different scores below them.
     """
     positives, negatives = histogram.positives[::-1], histogram.negatives[::-1]  # from the highest scores down
     total, wrong = int(positives.sum()), np.cumsum(negatives)

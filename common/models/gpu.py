@@ -1,4 +1,4 @@
-"""Training on GPUs: equal work gives equal bits, a batch may be split across several GPUs, kernels start together.
+"""Training on GPUs: deterministic results, batches split across several GPUs, CUDA graphs.
 
 Data parallel: each GPU takes a part of the batch through the backbone; neck, head and loss see the whole batch on the
 first. That is where it differs from :class:`torch.nn.parallel.DistributedDataParallel`, which has a process for each
@@ -8,6 +8,7 @@ for each step; a graph starts them together (:func:`torch.cuda.make_graphed_call
 """
 
 import contextlib
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,49 +19,49 @@ from torch import Tensor, nn
 
 PARALLEL = "_data_parallel"
 SMALLEST_PART = 2
-"""Images; a batch that gives some GPU fewer goes through the first alone: batch normalisation needs two."""
+"""Fewest images of a part, as batch normalisation needs two; a smaller batch goes through the first GPU alone."""
 
 
 def use_gpus(backbone: nn.Module, gpus: int) -> None:
-    """Split a backbone's batches across so many GPUs from now on, the first of which it lies on."""
+    """Split a backbone's batches across this number of GPUs from now on; the backbone lies on the first."""
     backbone.__dict__.pop(PARALLEL, None)
     if gpus > 1:
         backbone.__dict__[PARALLEL] = DataParallelBackbone(first_gpus(gpus))
 
 
 def first_gpus(gpus: int) -> tuple[torch.device, ...]:
-    """Return the first GPUs of those that this process may see."""
+    """Return the first GPUs of those that this process may use."""
     return tuple(torch.device("cuda", index) for index in range(gpus))
 
 
 def visible_gpus() -> int:
-    """Return how many GPUs this process may use."""
+    """Return the number of GPUs that this process may use."""
     return torch.cuda.device_count()
 
 
 def describe_gpus(gpus: int) -> str:
-    """Say how many GPUs this machine shows, for somebody who asked for more."""
+    """Return a sentence with the number of GPUs of this machine, for a request of more."""
     return f"this machine shows {gpus or 'no'} {'GPU' if gpus <= 1 else 'GPUs'}."
 
 
 def is_data_parallel(backbone: nn.Module) -> bool:
-    """Return whether a backbone's batches are split across several GPUs."""
+    """Return True where a backbone's batches are split across several GPUs."""
     return PARALLEL in backbone.__dict__
 
 
 @contextlib.contextmanager
 def on_first_gpu(backbone: nn.Module) -> Iterator[None]:
-    """Keep batches on one GPU for a while: hooks on the layers see whole batches then."""
-    kept = backbone.__dict__.pop(PARALLEL, None)
+    """Keep batches on one GPU inside, so that hooks on the layers see whole batches."""
+    parallel = backbone.__dict__.pop(PARALLEL, None)
     try:
         yield
     finally:
-        if kept is not None:
-            backbone.__dict__[PARALLEL] = kept
+        if parallel is not None:
+            backbone.__dict__[PARALLEL] = parallel
 
 
 class DataParallelBackbone:
-    """A backbone's batches over several devices, in equal parts as far as they can be divided.
+    """Forward passes of a backbone over several devices, with parts of a batch as equal as possible.
 
     Each step sends the weights to every device and adds up the gradients in the order of the devices, so that equal
     batches give equal bits. Batch normalisation has the statistics of each part; its running statistics are the means
@@ -103,9 +104,9 @@ class DataParallelBackbone:
 
 
 class _Copies(torch.autograd.Function):
-    """Copies of tensors on every device: those of the first device, those of the second, and so on.
+    """Copies of tensors on every device, with gradients summed in the order of the devices.
 
-    Without it the order in which a weight's gradients arrive, and with three devices the sum, would vary.
+    Otherwise the order in which a weight's gradients arrive, and with three devices the sum, would vary.
     """
 
     @staticmethod
@@ -120,22 +121,17 @@ class _Copies(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        many = len(gradients) // len(context.devices)
-        return (None, *(_sum(gradients[place::many], context.devices[0]) for place in range(many)))
-
-
-def _sum(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
-    """Sum of one weight's gradients on the first device; None where it took no part anywhere."""
-    total: Tensor | None = None
-    for gradient in gradients:
-        if gradient is not None:
-            total = gradient.to(device) if total is None else total + gradient.to(device)
-    return total
+        first, many = context.devices[0], len(gradients) // len(context.devices)
+        sums: list[Tensor | None] = []  # None for a weight that took no part on any device
+        for place in range(many):
+            parts = [gradient.to(first) for gradient in gradients[place::many] if gradient is not None]
+            sums.append(functools.reduce(torch.add, parts) if parts else None)
+        return (None, *sums)
 
 
 @torch.no_grad()
 def _take_over(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None:
-    """Write what the forward passes left in the buffers: means where they are numbers, else the first device's."""
+    """Write the buffers after the forward passes: means of numbers, and other values of the first device."""
     for name, buffer in backbone.named_buffers():
         values = [own[name].to(buffer.device) for own in copies]
         if buffer.is_floating_point():
@@ -146,34 +142,34 @@ def _take_over(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None
 
 REPLAY = "_replay"
 RECORD_AFTER = 20
-"""Steps of one shape: to record takes as long as some dozen steps."""
+"""Number of steps of one shape before a graph is recorded, which takes as long as some dozen steps."""
 
 Step = Callable[[Tensor], Tensor]
 
 
 class BackboneGraph:
-    """A backbone's steps as CUDA graphs, recorded once a process; the bits are those of the backbone itself.
+    """A backbone's training steps as a CUDA graph, recorded once a process, with the same results to the bit.
 
-    A graph writes to the same memory each time. So a step uses it for its first forward pass alone, and the features
-    are copied; further views of a step, evaluation and batches of another size go through the backbone as ever.
+    A graph writes to the same memory each time. So a step uses it for the first forward pass only, and copies the
+    features; further views, evaluation and batches of another size go through the backbone itself.
     """
 
     def __init__(self) -> None:
         self._steps, self._like = Counter[torch.Size](), tuple[object, ...]()
         self._shape = torch.Size()
         self._recorded: Step | None = None
-        self._free = False
+        self._free = False  # True from the start of a step to its first forward pass
         self._failed = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> "BackboneGraph":
-        """Begin anew: a graph belongs to the memory of one backbone."""
+        """Return a new graph without a recording, because a recording belongs to the memory of one backbone."""
         return BackboneGraph()
 
     def begin_epoch(self, backbone: nn.Module, more: object) -> None:
-        """Forget the graph where the backbone has moved, or is trained in another way than when it was recorded.
+        """Discard the recording if the backbone has moved, or is trained in another way than when it was recorded.
 
         Args:
-            more: What else a step depends on.
+            more: Further settings that a step depends on.
         """
         parameters = tuple((parameter.data_ptr(), parameter.requires_grad) for parameter in backbone.parameters())
         buffers = tuple(buffer.data_ptr() for buffer in backbone.buffers())
@@ -183,15 +179,15 @@ class BackboneGraph:
             self._steps.clear()
 
     def begin_step(self) -> None:
-        """Allow the next forward pass to use the graph: what the last one left is not needed any more."""
+        """Allow the next forward pass to use the graph, whose last results are not needed any more."""
         self._free = True
 
     def end_step(self) -> None:
-        """Send all that follows through the backbone itself."""
+        """Send all further batches through the backbone itself."""
         self._free = False
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
-        """Return features ``(batch, width)`` of images as the backbone sees them."""
+        """Return features ``(batch, width)`` of prepared images."""
         if self._failed or not self._free or not torch.is_grad_enabled() or images.requires_grad:
             return backbone(images)  # type: ignore[no-any-return]
         self._free = False
@@ -208,12 +204,12 @@ class BackboneGraph:
 
 
 def record_graph(backbone: nn.Module, images: Tensor) -> Step:
-    """Record forward and backward pass for images of this shape, in the arithmetic at work.
+    """Record forward and backward pass for images of this shape, in the present arithmetic.
 
-    Running means and the state of random numbers are afterwards as before.
+    Running means and the state of random numbers do not change.
 
     Raises:
-        RuntimeError: If a layer cannot be recorded; the backbone is as before then, too.
+        RuntimeError: If a layer cannot be recorded; the backbone does not change.
     """
     names, parameters = zip(*backbone.named_parameters(), strict=True)
     # Stand-ins in the same memory: a parameter that has a part in an unfinished backward pass cannot be recorded.
@@ -243,18 +239,18 @@ def record_graph(backbone: nn.Module, images: Tensor) -> Step:
 
 
 def _end_recording(device: torch.device) -> None:
-    """Let random numbers be drawn again: after one that failed, torch takes the next draw for a part of it."""
+    """Free the random generator, whose next draw torch would take for a part of the failed recording."""
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device=device)
 
 
 @contextlib.contextmanager
 def cuda_graphs(backbone: nn.Module, device: torch.device, more: object) -> Iterator[Callable[[], None]]:
-    """Have an epoch's steps use graphs on a GPU; yields what each step begins with.
+    """Let an epoch's steps use CUDA graphs on a GPU; yield the function that each step calls first.
 
     Args:
-        backbone: One whose steps are all alike; what Python decides anew in each step would stay as it was recorded.
-        more: What else a step depends on: the precision.
+        backbone: A backbone whose steps are all alike, because a decision in Python would stay as recorded.
+        more: Further settings that a step depends on, such as the precision.
     """
     if device.type != "cuda" or not any(parameter.requires_grad for parameter in backbone.parameters()):
         yield lambda: None
@@ -271,24 +267,20 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def on_device(network: Network, device: str) -> Network:
-    """Move a network to ``cpu`` or ``cuda``.
-
-    On a GPU this process computes convolutions of float32 in float32 from now on, not in TensorFloat-32 with its 10
-    bits, and by algorithms that give equal bits each time.
-    """
+    """Move a network to ``cpu`` or ``cuda``; with a GPU make this process deterministic."""
     if device != "cpu":
         make_deterministic()
     return network.to(device)
 
 
 def make_deterministic() -> None:
-    """Have cuDNN compute as :func:`on_device` says."""
+    """Have cuDNN use deterministic algorithms, and float32 instead of TensorFloat-32 with its 10 bits."""
     # The older of torch's two switches: with the newer one, for convolutions alone, torch.export stops.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
 
 
 def features_through(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Return features ``(batch, width)`` of images as a backbone sees them: by several GPUs or a graph where it may."""
+    """Return a backbone's features ``(batch, width)`` of prepared images, by several GPUs or a CUDA graph if in use."""
     computes = backbone.__dict__.get(PARALLEL) or backbone.__dict__.get(REPLAY)
     return backbone(images) if computes is None else computes(backbone, images)  # type: ignore[no-any-return]

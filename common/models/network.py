@@ -39,7 +39,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One row per class; rows belong to names, never to positions.
+    """A classifier's last layer: one row per class, by the class's name, never by position.
 
     Attributes:
         class_names: Unique, in the order of the rows.
@@ -66,7 +66,7 @@ class Head:
 
     @property
     def features(self) -> int:
-        """Width of a row."""
+        """Number of features of a row."""
         return int(self.weight.shape[1])
 
     def rows(self, names: Sequence[str]) -> "Head":
@@ -84,7 +84,7 @@ class Head:
 
 
 def initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
-    """Return a new head; a row depends on the seed and its own name only, so a site's rows equal the coordinator's.
+    """Return a new head, in which each row depends on the seed and the class's name only, at every site alike.
 
     Values are uniform in +-1/sqrt(features), the distribution of :class:`torch.nn.Linear`.
     """
@@ -132,13 +132,13 @@ class SplitNetwork(nn.Module):
     """Pixels 0..255 in, one logit per class name out.
 
     Attributes:
-        spec: What it was built from.
+        spec: The specification of the network.
         class_names: Names of the head's rows, in their order.
-        backbone: Images to vectors.
+        backbone: The part that turns images into vectors.
         neck: Identity, or a dense layer with ReLU and dropout; averaged over sites like the backbone. Behind a frozen
-            backbone it begins with the layer that standardises features.
+            backbone its first layer standardises features.
         head: One row per class.
-        frozen: Names of the tensors that nobody trains, see :attr:`ModelSpec.train`.
+        frozen: Names of the tensors that are not trained, see :attr:`ModelSpec.train`.
     """
 
     pixel_mean: Tensor
@@ -166,17 +166,14 @@ class SplitNetwork(nn.Module):
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """Return what the head sees, ``(batch, features)``."""
-        features: Tensor = self.neck(features_through(self.backbone, self._prepared(images)))
+        """Return the input of the head, ``(batch, features)``."""
+        pixels = backbone_pixels(images.to(self.pixel_mean.dtype), self.spec)
+        features: Tensor = self.neck(features_through(self.backbone, (pixels - self.pixel_mean) / self.pixel_std))
         return features
-
-    def _prepared(self, images: Tensor) -> Tensor:
-        """Bring pixels to the backbone's channels, size and scale."""
-        return (backbone_pixels(images.to(self.pixel_mean.dtype), self.spec) - self.pixel_mean) / self.pixel_std
 
 
 def backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
-    """Return float pixels 0..255 in the channels and the size of a backbone; it sees them shifted and scaled."""
+    """Convert float pixels 0..255 to the channels and the size of a backbone, before they are normalised."""
     pixels = images
     if (images.shape[1], spec.channels) == (1, 3):
         pixels = images.expand(-1, spec.channels, -1, -1)
@@ -221,16 +218,13 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
 
 
 def in_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:
-    """Keep the weights of convolutions in this order, in place; images take it from them."""
-    wanted = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
-    return network.to(memory_format=wanted)
+    """Bring the weights of convolutions into this memory format, in place; images follow them."""
+    torch_format = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
+    return network.to(memory_format=torch_format)
 
 
 def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
-    """Return what would stop :func:`build`, in no memory: a network that is not there, the weights file, its tensors.
-
-    An image size below the architecture's minimum is refused by :class:`ModelSpec` already.
-    """
+    """Return the faults for which :func:`build` would fail, without memory for tensors."""
     if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
         return []
     try:
@@ -248,10 +242,10 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
 
 
 def adapted_outline(spec: ModelSpec) -> nn.Module:
-    """Return a backbone to be looked at, with what ``model.train`` adds to it; see :func:`meta_backbone`.
+    """Return a :func:`meta_backbone` with the factors that ``model.train`` adds.
 
     Raises:
-        BadInput: If it cannot be made, or has nothing to adapt.
+        BadInput: If the network cannot be made, or has no layer for such factors.
     """
     backbone = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
     add_low_rank(backbone, spec.train)
@@ -259,14 +253,14 @@ def adapted_outline(spec: ModelSpec) -> nn.Module:
 
 
 def unfreeze(network: SplitNetwork) -> None:
-    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`: all is trained that ``model.train`` names."""
+    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`: train all that ``model.train`` names."""
     network.requires_grad_(True).train()
     reset_statistics(network)
     _keep_frozen(network)
 
 
 def _keep_frozen(network: SplitNetwork) -> None:
-    """No gradients in frozen layers, which behave as in evaluation; no dropout of the backbone is at work then."""
+    """Exclude frozen layers from training, which behave as in evaluation, without dropout in the backbone."""
     if not network.frozen:
         return
     for name, parameter in network.named_parameters():
@@ -279,14 +273,14 @@ def _keep_frozen(network: SplitNetwork) -> None:
 
 
 def freeze_backbone(network: SplitNetwork) -> None:
-    """Train neck and head only: no gradients in the backbone, its BatchNorm and dropout as in evaluation."""
+    """Train neck and head only, with BatchNorm and dropout of the backbone as in evaluation."""
     network.backbone.requires_grad_(False).eval()
 
 
 def freeze_batch_norm(network: SplitNetwork) -> None:
-    """FedBN+ (Kulkarni et al. 2023): BatchNorm keeps weight, bias, mean and variance.
+    """Freeze weight, bias, mean and variance of BatchNorm, as in FedBN+ (Kulkarni et al. 2023).
 
-    ``network.train()`` undoes half of it; use :func:`train_mode`.
+    ``network.train()`` undoes a part of that; call :func:`train_mode` instead.
     """
     for module in network.modules():
         if isinstance(module, BATCH_NORM):
@@ -294,9 +288,9 @@ def freeze_batch_norm(network: SplitNetwork) -> None:
 
 
 def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen_backbone: bool = False) -> None:
-    """Go into training; call it wherever one would call ``network.train()``.
+    """Switch to training mode; call this in place of ``network.train()``.
 
-    ``model.train`` and the two flags alone decide what of the backbone is trained; what was frozen before does not
+    ``model.train`` and the two flags alone decide which layers of the backbone are trained; earlier freezing does not
     count. Neck and head keep their ``requires_grad``.
     """
     network.train()
@@ -309,7 +303,7 @@ def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen
 
 
 def head_of(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """Return a dense layer of these values, ``(rows, features)`` and ``(rows,)``, without drawing any others."""
+    """Return a dense layer of these values, ``(rows, features)`` and ``(rows,)``, without random draws."""
     rows, features = weight.shape
     head = nn.Linear(features, rows, device="meta")  # draws no random numbers there; its to_empty would import sympy
     head.weight, head.bias = nn.Parameter(weight), nn.Parameter(bias)
@@ -325,14 +319,14 @@ def _per_channel(values: Sequence[float]) -> Tensor:
 EVALUATION_BATCH = 256
 Precision = Literal["auto", "float32", "bf16", "fp16", "fastest"]
 HALF_ON = ("cuda",)
-"""Kinds of device on which all kinds of half precision are used."""
+"""Kinds of device that support bfloat16 and float16."""
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 """CPUs with one of these have instructions that multiply bfloat16; others emulate it."""
 CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
-    """Return labels for these head rows, float32 ``(n, rows)``; NaN for classes the images have no column for."""
+    """Return labels for these head rows, float32 ``(n, rows)``; NaN for classes without a label column."""
     position = {name: column for column, name in enumerate(images.class_names)}
     matrix = torch.full((len(images), len(class_names)), float("nan"))
     for row, name in enumerate(class_names):
@@ -356,18 +350,18 @@ def logits_of(network: Model, images: Tensor | Pixels, precision: Precision = "a
 def features_and_logits(
     network: Model, images: Tensor | Pixels, precision: Precision = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return what the head sees ``(n, features)`` and says ``(n, rows)``, of uint8 images, in evaluation mode."""
+    """Return features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
     network.eval()
     features = []
     for batch in _batches(images):
         with autocast(batch.device, precision):
             features.append(never_alone(network.features, batch.float()).float())
-    seen = torch.cat(features)
-    return seen, network.head(seen)
+    joined = torch.cat(features)
+    return joined, network.head(joined)
 
 
 def never_alone(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a network to a batch, and to one image as to two: some layers fail on a single value a channel."""
+    """Apply a network to a batch; a single image is doubled, because some layers fail on one value a channel."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
@@ -376,29 +370,29 @@ def _batches(images: Tensor | Pixels) -> Iterable[Tensor]:
 
 
 def probabilities(logits: Tensor, task: Task) -> Tensor:
-    """Return probabilities ``(n, rows)``: one yes or no a class, or one of the rows an image."""
+    """Return probabilities ``(n, rows)``: a sigmoid for each class, or a softmax over the classes (multi-class)."""
     return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
 
 
 def scores_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> NDArray[np.float32]:
-    """:func:`probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
+    """Return :func:`probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
     scores = probabilities(logits_of(network, images, precision), network.spec.task)
     return scores.cpu().numpy()
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[None]:
-    """Compute in the precision of :func:`precision_on`; parameters, sums of losses and steps stay float32."""
+    """Compute inside in the precision of :func:`precision_on`; parameters, losses and steps stay float32."""
     if (kind := precision_on(device.type, precision)) == "float32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.float16 if kind == "fp16" else torch.bfloat16)
 
 
 def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16", "fp16"]:
-    """Return what a precision means on ``cpu`` or ``cuda``.
+    """Return the real precision of a setting on ``cpu`` or ``cuda``.
 
-    ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that a CPU's runs are the same on each. ``bf16`` is float32
-    on a CPU without instructions for it, ``fp16`` on any CPU. ``fastest`` has to be chosen by measurement before it
-    gets here (:mod:`strategies.local.arithmetic`); where nobody has, it is ``auto``.
+    ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that runs are equal on all CPUs. ``bf16`` is float32 on a CPU
+    without instructions for it, and so is ``fp16`` on any CPU. :mod:`strategies.local.arithmetic` replaces ``fastest``
+    by measurement before this call; otherwise ``fastest`` is ``auto``.
     """
     if device in HALF_ON and precision != "float32":
         return "fp16" if precision == "fp16" else "bf16"
@@ -406,13 +400,13 @@ def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16"
 
 
 def cpu_has_bf16() -> bool:
-    """Return whether this machine's CPU has instructions for bfloat16; false where the system does not tell."""
+    """Return True where this machine's CPU is known to have instructions for bfloat16."""
     return bool(cpu_facts()[1])
 
 
 @lru_cache(maxsize=1)
 def cpu_facts() -> tuple[str, frozenset[str]]:
-    """Return the CPU's name, and which of :data:`BF16_FLAGS` it has; both empty where the system does not tell."""
+    """Return the CPU's name and its :data:`BF16_FLAGS`; both empty where the system does not name them."""
     try:
         lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

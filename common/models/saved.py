@@ -1,4 +1,4 @@
-"""A finished model on disk: ``model.safetensors`` holds the tensors, ``model.json`` all else one needs to use it."""
+"""A finished model on disk: ``model.safetensors`` holds the tensors, ``model.json`` the rest."""
 
 import hashlib
 from pathlib import Path
@@ -30,17 +30,17 @@ _WRITTEN_TOGETHER = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run 
 
 
 class SavedModel(BaseModel):
-    """What ``model.json`` says.
+    """The content of ``model.json``.
 
     Attributes:
-        format_version: Of this file.
-        model: What the network is built from, mean and std written out, ``weights`` None, as the tensors are here.
+        format_version: Version of this file's format.
+        model: Specification of the network, with mean and std, and without ``weights``, whose tensors are here.
         class_names: Names of the head's rows.
-        preprocessing: How pixels go in, for a reader who has only this file.
-        label_contract_sha256: Of the label contract the model was trained under; empty if there was none.
-        initial_weights_sha256: Of the weights file the backbone started from, if the experiment named its hash.
-        safetensors_sha256: Of the file beside this one.
-        model_sha256: Of the values alone, see :func:`common.models.state.state_sha256`.
+        preprocessing: Preparation of pixels, for a reader who has only this file.
+        label_contract_sha256: Hash of the run's label contract; empty if there was none.
+        initial_weights_sha256: Hash of the weights file of the initial backbone, if the experiment named it.
+        safetensors_sha256: Hash of the file beside this one.
+        model_sha256: Hash of the values alone, see :func:`common.models.state.state_sha256`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,9 +64,9 @@ class SavedModel(BaseModel):
 
 
 def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: str) -> SavedModel:
-    """Write both files, each of them atomically, tensors first; return what ``model.json`` now says.
+    """Write both files, each atomically, tensors first; return the content of ``model.json``.
 
-    A crash between the two leaves a pair that :func:`load_model` refuses, so give each checkpoint a folder of its own.
+    A crash between the two leaves a pair that :func:`load_model` refuses, so each checkpoint needs its own folder.
     """
     state, layout = read_state(network), layout_of(network)
     frozen = {
@@ -114,10 +114,10 @@ def load_model(folder: Path) -> SplitNetwork:
 
 
 def read_description(folder: Path) -> SavedModel:
-    """Return what ``model.json`` says.
+    """Read ``model.json``.
 
     Raises:
-        BadInput: If it is missing or says something else than version 1 does.
+        BadInput: If the file is missing or not of version 1.
     """
     path = folder / DESCRIPTION
     try:
@@ -143,10 +143,10 @@ def _read_tensors(path: Path, sha256: str) -> dict[str, Array]:
 
 
 def _write_frozen(network: SplitNetwork, frozen: dict[str, Array]) -> None:
-    """Put the tensors that nobody trained in place.
+    """Write the frozen tensors into a network.
 
     Raises:
-        ValueError: If one is missing or has another shape, or the model names another hash for them.
+        ValueError: If a tensor is missing or has another shape, or their hash is not that of the model.
     """
     live = frozen_tensors(network)
     if not live:

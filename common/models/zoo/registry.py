@@ -1,7 +1,7 @@
-"""The backbones by name: images ``(batch, channels, size, size)`` in, one vector of features per image out.
+"""Backbones by name, from images ``(batch, channels, size, size)`` to one vector of features per image.
 
-Besides ours: timm's, torchvision's, MONAI's, TorchXRayVision's, and those of a site's own packages, each made with
-random weights and without its own classifier. No weights are downloaded.
+External backbones are those of timm, torchvision, MONAI, TorchXRayVision and a site's own packages, with random weights
+and without their classifier. No weights are downloaded.
 """
 
 import copy
@@ -30,18 +30,18 @@ from common.models.zoo.spec import Architecture, is_external
 from common.plugins import MODELS, is_local_name, load_entry_point
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
-"""Sides of an image in pixels that are tried where the wanted one does not fit."""
+"""Image sizes in pixels that are tried where the requested size does not fit."""
 CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
-"""Where torchvision's and MONAI's classifiers have their last layers."""
+"""Names of the last layers of torchvision's and MONAI's classifiers."""
 MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
-"""MONAI's networks whose features a head takes, beside its EfficientNets."""
+"""Pattern of MONAI's networks that are supported beside its EfficientNets."""
 
 
 def external_backbone(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
-    """Return a freshly initialised backbone and the width of its features; draws from torch's current random state.
+    """Return a new external backbone and the width of its features, with values from torch's random state.
 
     Args:
-        name: As :func:`common.models.zoo.spec.is_external` has it.
+        name: Source and name, see :func:`common.models.zoo.spec.is_external`.
 
     Raises:
         BadInput: If there is no such network, or it does not take these images.
@@ -150,10 +150,10 @@ def _unknown(name: str, names: list[str]) -> BadInput:
 
 
 def _width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
-    """Try it on an image: in evaluation nothing is drawn and no running statistic moves.
+    """Return the width of a network's features for one image, in evaluation mode, which changes no state.
 
     Raises:
-        BadInput: If it does not take the image, or gives something else than a vector.
+        BadInput: If the network does not take the image, or does not return a vector.
     """
     was_training = module.training
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
@@ -185,7 +185,7 @@ def _size_that_fits(module: nn.Module, channels: int, device: torch.device) -> s
 
 
 def _without_classifier(network: nn.Module, name: str) -> None:
-    """Take off the last dense layer; what comes before it in the classifier stays."""
+    """Remove the last dense layer; earlier layers of the classifier stay."""
     place = next((part for part in CLASSIFIERS if hasattr(network, part)), "")
     layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
     if not layers:
@@ -196,7 +196,7 @@ def _without_classifier(network: nn.Module, name: str) -> None:
 
 
 def _with_channels(network: nn.Module, channels: int) -> None:
-    """Put a first convolution for another number of channels in the place of the one there is."""
+    """Replace the first convolution by one for another number of channels."""
     modules = network.named_modules()
     name, first = next((name, module) for name, module in modules if isinstance(module, nn.Conv2d))
     parent, _, last = name.rpartition(".")
@@ -220,7 +220,7 @@ class Backbone(NamedTuple):
 
 
 def _densenet121(channels: int) -> nn.Module:
-    """torchvision's, 1024 features after ReLU and global average pooling; its own head is taken off."""
+    """Build torchvision's DenseNet-121 without its head: 1024 features after ReLU and global average pooling."""
     from torchvision.models import densenet121  # takes seconds to import
 
     network = densenet121(weights=None)
@@ -231,7 +231,7 @@ def _densenet121(channels: int) -> nn.Module:
 
 
 def _resnet18(channels: int) -> nn.Module:
-    """torchvision's, 512 features after global average pooling; its own head is taken off."""
+    """Build torchvision's ResNet-18 without its head: 512 features after global average pooling."""
     from torchvision.models import resnet18
 
     network = resnet18(weights=None)
@@ -242,7 +242,7 @@ def _resnet18(channels: int) -> nn.Module:
 
 
 def _stem(channels: int, mode: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
-    """Return the 7x7 convolution of both, for another number of channels, initialised as torchvision does."""
+    """Return torchvision's first 7x7 convolution for another number of channels, initialised in its way."""
     stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(stem.weight, mode=mode, nonlinearity="relu")
     return stem
@@ -262,10 +262,10 @@ _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
 
 
 def new_backbone(architecture: Architecture, channels: int, image_size: int) -> Backbone:
-    """Return a freshly initialised backbone; draws from torch's current random state.
+    """Return a new backbone with values from torch's random state.
 
     Raises:
-        BadInput: If it is one of others' and cannot be made.
+        BadInput: If an external backbone cannot be made.
     """
     if is_external(architecture):
         backbone = Backbone(*external_backbone(architecture, channels, image_size))
@@ -276,12 +276,12 @@ def new_backbone(architecture: Architecture, channels: int, image_size: int) -> 
 
 
 def meta_backbone(architecture: Architecture, channels: int, image_size: int) -> Backbone:
-    """Return a backbone to be looked at, for its names and shapes: on the meta device, whose tensors take no memory.
+    """Return a backbone on the meta device, whose tensors take no memory, for its names and shapes.
 
-    Only a plug-in whose code looks at values, as ``item`` does, is made with memory. torch's random state stays.
+    Only a plug-in whose code reads values, by ``item`` for instance, is made with memory. torch's random state stays.
 
     Raises:
-        BadInput: If it is one of others' and cannot be made.
+        BadInput: If an external backbone cannot be made.
     """
     with torch.random.fork_rng(devices=[]):
         try:
@@ -294,6 +294,6 @@ def meta_backbone(architecture: Architecture, channels: int, image_size: int) ->
 
 
 def first_convolution(backbone: nn.Module) -> str:
-    """Return the name of the weight that meets the image; empty where there is no convolution."""
-    found = (f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d))
-    return next(found, "")
+    """Return the name of the first convolution's weight; empty where there is no convolution."""
+    names = (f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d))
+    return next(names, "")

@@ -1,4 +1,4 @@
-"""What an experiment says about its model; read and checked here without loading torch."""
+"""The ``[model]`` table of an experiment, read and checked without torch; and the file names of a saved model."""
 
 import re
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _EXTERNAL = re.compile(f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_P
 
 
 def is_external(architecture: str) -> bool:
-    """Return whether a name stands for a network that is not ours.
+    """Return True for the name of a network of another library or a plug-in.
 
     ``timm:NAME``, ``torchvision:NAME``, ``monai:NAME``, ``torchxrayvision:NAME``, ``plugin:NAME``.
     """
@@ -43,7 +43,7 @@ def is_external(architecture: str) -> bool:
 
 
 def _external_too(value: Any, ours: ValidatorFunctionWrapHandler) -> Architecture:
-    """Take others' networks by name; whether there is such a network is checked where it is built."""
+    """Accept names of external networks, which are checked when the network is built."""
     external = isinstance(value, str) and is_external(value)
     return cast(Architecture, value if external else ours(value))
 
@@ -53,12 +53,12 @@ Task = Literal["multi_label", "multi_class"]
 
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 NAMED_BY_THE_RUN = ("frozen_sha256", "weights_sha256")
-"""Keys of a model that a run fills in where its experiment does not."""
+"""Keys of a model that a run sets where its experiment does not."""
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """A network sees ``(pixel / 255 - mean) / std``; one value per channel."""
+    """Mean and std by which pixels are normalised, ``(pixel / 255 - mean) / std``; one value per channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -66,7 +66,7 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Traits:
-    """What is fixed by the choice of an architecture.
+    """Fixed properties of an architecture.
 
     Attributes:
         minimum_size: Smallest image side at which every layer still has an output of at least one pixel.
@@ -102,28 +102,28 @@ _XRAY = (Normalisation((0.5,) * 3, (0.5 / 1024,) * 3), Normalisation((0.5,), (0.
 
 
 def traits_of(architecture: str) -> Traits:
-    """Return what an architecture fixes; networks that are not ours take any size, normalised as for ImageNet."""
+    """Return the traits of an architecture; external networks take any size, normalised as for ImageNet."""
     if not is_external(architecture):
         return TRAITS[cast(Architecture, architecture)]
     return Traits(1, *(_XRAY if architecture.startswith("torchxrayvision:") else _IMAGENET))
 
 
 class ModelSpec(BaseModel):
-    """The ``[model]`` part of an experiment.
+    """The ``[model]`` table of an experiment.
 
     Attributes:
-        architecture: Name of the backbone; one of ours, or as :func:`is_external` says.
-        task: What an output means, see :data:`Task`.
+        architecture: Name of the backbone: one of ours, or an external one (:func:`is_external`).
+        task: Meaning of an output, see :data:`Task`.
         channels: Input channels of the backbone; images with another number are converted.
         image_size: Side in pixels to which images are brought inside the network.
         neck: Width of the dense layer between backbone and head, or None for none.
         dropout: Fraction dropped after the neck; the dropout inside ``unifed_vgg11`` is its own.
-        norm: ``group`` puts group normalisation in the place of batch normalisation, which mixes the images of a batch.
-        train: What is trained; all else is frozen. ``all``; ``head``: the head alone; ``neck``: neck and head;
+        norm: ``group`` replaces batch normalisation, which mixes the images of a batch, by group normalisation.
+        train: The trained part; the rest is frozen. ``all``; ``head``: the head alone; ``neck``: neck and head;
             ``last:N``: the last N layers of the backbone that have parameters, neck and head; ``lora:RANK``: a product
             of this rank beside every weight of the backbone, neck and head. Under ``head`` and ``neck`` the backbone's
             features are standardised before they reach what is trained.
-        frozen_sha256: The hash of what is frozen; the coordinator writes it into the plan.
+        frozen_sha256: Hash of the frozen part; the coordinator writes it into the plan.
         weights: Local safetensors file for the backbone, relative to the experiment's folder.
         weights_sha256: The hash this file must have.
         mean: Pixel mean per channel after division by 255; default by architecture.
@@ -188,17 +188,17 @@ class ModelSpec(BaseModel):
 
     @property
     def backbone_frozen(self) -> bool:
-        """Return whether nothing of the backbone is trained."""
+        """True where the whole backbone is frozen."""
         return self.train in ("head", "neck")
 
     @property
     def norm_frozen(self) -> bool:
-        """Return whether no normalisation layer of the backbone is trained."""
+        """True where no normalisation layer of the backbone is trained."""
         return self.backbone_frozen or self.train.startswith("lora:")
 
     @property
     def normalisation(self) -> Normalisation:
-        """The given mean and std, or the architecture's own where not given."""
+        """Mean and std of the specification, or else of the architecture."""
         traits = traits_of(self.architecture)
         default = traits.grey if self.channels == 1 else traits.colour
         return Normalisation(self.mean or default.mean, self.std or default.std)
@@ -211,13 +211,13 @@ DESCRIPTION = "model.json"
 
 
 def unreadable_model(path: Path, error: OSError) -> Fault:
-    """Return why one of the two cannot be read."""
+    """Return the fault of a model file that cannot be read."""
     remedy = "Name the folder of a finished run, or of a model that a site keeps."
     return Fault(str(path), f"cannot be read: {error.strerror}.", remedy)
 
 
 def model_folder_faults(folder: Path) -> list[Fault]:
-    """Return why there is no saved model in a folder, as far as that is known without reading it."""
+    """Return why a folder has no saved model that can be opened; empty where it has one."""
     for name in (DESCRIPTION, TENSORS):
         try:
             (folder / name).open("rb").close()
