@@ -63,7 +63,8 @@ def test_a_place_needs_a_folder_room_and_rights(tmp_path: Path, monkeypatch: pyt
         patch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1_500_000))
         (full,) = map(str, writable_folder_faults(tmp_path / "new"))
         assert full.startswith(f"{tmp_path}: 1.5 MB are free on its disk; 17 MB are needed to start. Free some")
-    monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write anywhere
+    denying = SimpleNamespace(**{**vars(os), "access": lambda place, mode: False})  # root may write anywhere
+    monkeypatch.setattr(preflight, "os", denying)
     (fault,) = map(str, writable_folder_faults(tmp_path / "new"))
     assert f"{tmp_path}: user {os.geteuid()} may not write there. Run: chown -R" in fault
 

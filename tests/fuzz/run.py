@@ -12,26 +12,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 NOT_THERE = 3
-READERS = (
-    *(f"common.wire.{name}" for name in ("codec", "quantization", "fleet_protocol", "flower_objects")),
-    *("common.security.identity", "common.config", "common.data"),
-    *(
-        "common.system.toml",
-        "common.models.saved",
-        "common.models.state",
-        "strategies.engine.state",
-        "server.federation.checkpoints",
-    ),
-    *(
-        "server.coordinator.folder",
-        "client.site.memory",
-        "client.connection.pending_message",
-        "client.site.settings",
-        "client.connection.fleet_client",
-    ),
-    *("tomllib", "json", "pydicom.filereader", "pydicom.encaps"),
-)
-"""Whose branches guide it."""
+READERS = [
+    "common.wire.codec",
+    "common.wire.fleet_protocol",
+    "common.wire.flower_objects",
+    "common.security.identity",
+    "common.config",
+    "common.data",
+    "common.system.toml",
+    "common.models.saved",
+    "common.models.state",
+    "strategies.engine.state",
+    "server.federation.checkpoints",
+    "server.coordinator.folder",
+    "client.site.memory",
+    "client.connection.pending_message",
+    "client.site.settings",
+    "client.connection.fleet_client",
+    "tomllib",
+    "json",
+    "pydicom.filereader",
+    "pydicom.encaps",
+]
+"""Modules whose branches guide the fuzzer."""
 
 
 def main(name: str, seconds: int) -> None:
@@ -43,7 +46,7 @@ def main(name: str, seconds: int) -> None:
         sys.exit(NOT_THERE)
     import cryptography  # noqa: F401 - not to be instrumented
 
-    with atheris.instrument_imports(include=list(READERS)):
+    with atheris.instrument_imports(include=READERS):
         from tests.fuzz.targets import TARGETS
     warnings.simplefilter("ignore")  # in a program they are no errors
     target = TARGETS[name]
@@ -55,12 +58,10 @@ def main(name: str, seconds: int) -> None:
         atheris.Fuzz()
 
 
-def names() -> None:
-    """Print the names of all targets."""
-    from tests.fuzz.targets import TARGETS
-
-    print(*TARGETS, sep="\n")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2])) if sys.argv[1:] else names()
+    if sys.argv[1:]:
+        main(sys.argv[1], int(sys.argv[2]))
+    else:
+        from tests.fuzz.targets import TARGETS
+
+        print(*TARGETS, sep="\n")

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -145,7 +146,7 @@ def test_an_answer_is_read_by_protobuf_as_found_available_and_with_its_content(c
 
 def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, now = ObjectFiles(tmp_path), [100.0]
-    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: now[0]))
     old, new = "a" * 64, "b" * 64
     files.write(old, b"1" * 1000)
     files.write(new, b"2" * 2000)
