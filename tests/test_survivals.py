@@ -29,4 +29,4 @@ def test_a_failed_test_counts_as_tried_and_not_survived():
 def test_a_failure_while_cleaning_up_is_a_failure():
     survivals = Survivals()
     told(survivals, "a", [("survived", "kill")], False, False, True)
-    assert survivals.kinds()["kill"].survived == 0
+    assert survivals.kinds()["kill"]["survived"] == 0

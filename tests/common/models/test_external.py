@@ -173,7 +173,7 @@ def test_group_normalisation_is_refused_where_batch_normalisation_does_more() ->
 def test_a_plug_in_that_makes_something_else_is_named(
     made: object, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "loaded", lambda group, name: made)
+    monkeypatch.setattr(registry, "load_entry_point", lambda group, name: made)
     with pytest.raises(BadInput, match=words):
         build(spec("plugin:stairs", 1, 16), CLASSES, 3)
 
