@@ -1,7 +1,7 @@
-"""What both sides of the wire must agree on: label contract, records, models, data, metrics, config schemas.
+"""Definitions that coordinator and hospital share: label contract, records, models, data, metrics, config schemas.
 
-The three programs import it before all else: Ctrl-C while they import the rest ends them without a traceback. Once that
-is done :mod:`common.system.stopping` takes over. In any other process Python's own way stays.
+The three programs import this package first, so that Ctrl-C during their imports ends them without a traceback; later
+:mod:`common.system.stopping` takes over. Other processes keep Python's own handler.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 __version__ = "0.1.0"
 
-# Before gRPC is imported, whose core would write to stderr itself: words of the other end as they are, and traces.
+# Set before gRPC is imported, whose core would write unescaped text of the other end, and traces, to stderr.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _PROGRAMS = ("flwr-sim", "flwr-server", "flwr-client")

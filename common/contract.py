@@ -44,7 +44,7 @@ class Declaration:
 
 @dataclass(frozen=True)
 class LabelContract:
-    """The run's class space and who annotates what.
+    """The classes of a run, and the classes that each site annotates.
 
     Attributes:
         class_names: Sorted union of the canonical names; the order of the global head's rows.

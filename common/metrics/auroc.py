@@ -317,8 +317,8 @@ def mean_more(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
 
 
 def _of_class(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metric]) -> ClassMetrics:
-    known = ~np.isnan(labels)
-    scores, labels = scores[known], labels[known]
+    is_known = ~np.isnan(labels)
+    scores, labels = scores[is_known], labels[is_known]
     if not (valid := np.isin(labels, (0, 1))).all():
         raise ValueError(f'Labels of class "{name}" hold {labels[~valid][0]}; expected 0, 1 or NaN for unknown.')
     if not (finite := np.isfinite(scores)).all():

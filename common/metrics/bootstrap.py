@@ -246,8 +246,8 @@ def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -
     The order of images in one bin is unknown: the lower end takes the lowest AUROC of each resample that the bins
     allow, the upper end the highest.
     """
-    held = (histogram.positives + histogram.negatives) > 0
-    positives, negatives = histogram.positives[held], histogram.negatives[held]
+    is_filled = (histogram.positives + histogram.negatives) > 0
+    positives, negatives = histogram.positives[is_filled], histogram.negatives[is_filled]
     if not positives.any() or not negatives.any():
         return None
     # The weights of n images add up to a gamma variate of shape n; (resamples, bins).

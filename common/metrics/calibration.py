@@ -142,9 +142,9 @@ def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisi
     Args:
         border: First bin whose images count as positive; by default that above 0.5.
     """
-    found, missed = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
+    detected, missed = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
     alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [border])[::-1])
-    return Decisions(found, missed, alarms, right)
+    return Decisions(detected, missed, alarms, right)
 
 
 @dataclass(frozen=True)
@@ -189,13 +189,13 @@ def operating_points(
 
 
 def _points(validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float) -> tuple[OperatingPoint, ...]:
-    found, alarms = _from(validation.positives), _from(validation.negatives)
-    chosen_on = (int(found[0]), int(alarms[0]))
+    detected, alarms = _from(validation.positives), _from(validation.negatives)
+    chosen_on = (int(detected[0]), int(alarms[0]))
     # Whole numbers: sums of two shares that are equal must compare equal.
-    above_chance = found * chosen_on[1] - alarms * chosen_on[0]
+    above_chance = detected * chosen_on[1] - alarms * chosen_on[0]
     youden = _middle_of_widest(above_chance)
     # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
-    target = int(np.flatnonzero(found / chosen_on[0] >= sensitivity)[-1])
+    target = int(np.flatnonzero(detected / chosen_on[0] >= sensitivity)[-1])
     by_sensitivity = OperatingPoint(
         "sensitivity", sensitivity, float(EDGES[target]), chosen_on, pooled_decisions(test, target)
     )
@@ -240,13 +240,13 @@ class RankingCurve:
 
 def curve_of(histogram: ScoreHistogram) -> RankingCurve | None:
     """Return the curve of a histogram, at the borders of its bins; None without positives or negatives."""
-    found = np.concatenate([[0], np.cumsum(histogram.positives[::-1])])
+    detected = np.concatenate([[0], np.cumsum(histogram.positives[::-1])])
     alarms = np.concatenate([[0], np.cumsum(histogram.negatives[::-1])])
-    if not found[-1] or not alarms[-1]:
+    if not detected[-1] or not alarms[-1]:
         return None
-    along = found / found[-1] + alarms / alarms[-1]  # rises from 0 to 2
-    kept = np.unique(np.searchsorted(along, np.linspace(0, along[-1], POINTS), side="left"))
-    return RankingCurve(tuple(found[kept].tolist()), tuple(alarms[kept].tolist()))
+    along = detected / detected[-1] + alarms / alarms[-1]  # rises from 0 to 2
+    points = np.unique(np.searchsorted(along, np.linspace(0, along[-1], POINTS), side="left"))
+    return RankingCurve(tuple(detected[points].tolist()), tuple(alarms[points].tolist()))
 
 
 def wilson(part: Shares, whole: Shares) -> tuple[Shares, Shares]:

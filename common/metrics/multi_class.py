@@ -94,10 +94,10 @@ def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
     """
     if scores.shape != labels.shape:
         raise ValueError(f"Expected scores and labels of one shape, got {scores.shape} and {labels.shape}.")
-    known = known_rows(labels)
-    if not known.any():
+    is_known = known_rows(labels)
+    if not is_known.any():
         return None
-    scores, truth = scores[known], np.argmax(labels[known] == 1, axis=1)
+    scores, truth = scores[is_known], np.argmax(labels[is_known] == 1, axis=1)
     if not np.isfinite(scores).all():
         raise Diverged("scores of an image are NaN or infinite")
     table = confusion(np.argmax(scores, axis=1), truth, labels.shape[1])

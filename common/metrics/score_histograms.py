@@ -122,7 +122,7 @@ def pooled_average_precision(histogram: ScoreHistogram) -> Measured | None:
     if not total or not wrong[-1]:
         return None
     right, rank = np.cumsum(positives), np.arange(1, total + 1)
-    held = positives > 0
-    high = np.sum(positives[held] * right[held] / (right + wrong - negatives)[held]) / total
+    is_filled = positives > 0
+    high = np.sum(positives[is_filled] * right[is_filled] / (right + wrong - negatives)[is_filled]) / total
     low = np.mean(rank / (rank + np.repeat(wrong, positives)))
     return Measured.between(float(low), float(high))

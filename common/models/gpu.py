@@ -226,7 +226,7 @@ def record_graph(backbone: nn.Module, images: Tensor) -> Step:
             # torch warms up on a stream of its own, and warns that the stand-ins were made on another.
             warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
             example = (images.detach().clone(), *stand_ins)
-            made: Any = torch.cuda.make_graphed_callables(forward, example, allow_unused_input=True)
+            graphed: Any = torch.cuda.make_graphed_callables(forward, example, allow_unused_input=True)
     except RuntimeError:
         _end_recording(images.device)
         raise
@@ -235,7 +235,7 @@ def record_graph(backbone: nn.Module, images: Tensor) -> Step:
             for buffer, value in buffers:
                 buffer.copy_(value)
         torch.cuda.set_rng_state(random, images.device)
-    return lambda pixels: made(pixels, *parameters)
+    return lambda pixels: graphed(pixels, *parameters)
 
 
 def _end_recording(device: torch.device) -> None:

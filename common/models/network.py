@@ -118,7 +118,7 @@ class Model(Protocol):
         """Return logits ``(batch, classes)``."""
 
     def features(self, images: Tensor) -> Tensor:
-        """Return what the head receives, ``(batch, features)``."""
+        """Return the input of the head, ``(batch, features)``."""
 
     def eval(self) -> Self: ...
     def requires_grad_(self, requires_grad: bool = True) -> Self: ...

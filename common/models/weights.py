@@ -127,13 +127,13 @@ def _write_weights(
     channels = 1 if first is not None and first.shape[1] == 1 else 3
     backbone = meta_backbone(architecture, channels, image_size or traits_of(architecture).minimum_size).module
     own = backbone.state_dict()
-    kept = {
+    weights = {
         name: tensor.contiguous()
         for name, tensor in sorted(tensors.items())
         if (name in own or not name.startswith(_CLASSIFIERS)) and not name.endswith(_COUNTER)
     }
-    stop_on(_tensor_faults(backbone, kept, str(source)))
-    content = safetensors.torch.save({_PREFIX + name: tensor for name, tensor in kept.items()})
+    stop_on(_tensor_faults(backbone, weights, str(source)))
+    content = safetensors.torch.save({_PREFIX + name: tensor for name, tensor in weights.items()})
     write_atomically(destination, content)
     return hashlib.sha256(content).hexdigest()
 

@@ -24,16 +24,16 @@ DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
 METHODS = "polyclinic.methods"
 TRANSFORMS, OPTIMIZERS, SCHEDULES = "polyclinic.transforms", "polyclinic.optimizers", "polyclinic.schedules"
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
-"""Of the name of an entry point, and of others' networks."""
+"""Pattern of the names of entry points, and of external networks."""
 MOST_METRICS = 20
-"""Of plug-ins, in one run."""
+"""Most metrics of plug-ins in one run."""
 PLUGIN = "plugin:"
-"""Before the name of an entry point, wherever an experiment may name a plug-in or something of ours."""
+"""Prefix by which an experiment names a plug-in in the place of a part of ours."""
 PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 
 
 def _or_plugin(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
-    """Take plug-ins by name; whether there is such a plug-in is checked where a plan names it."""
+    """Accept any name of a plug-in; a plan checks that the plug-in is installed."""
     named = isinstance(value, str) and re.fullmatch(PLUGIN + NAME_PATTERN, value)
     return value if named else ours(value)
 

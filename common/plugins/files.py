@@ -27,7 +27,7 @@ from pathlib import Path
 INSTALLERS = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "RECORD.p7s", "direct_url.json", "uv_cache.json"}
 """Files in ``.dist-info`` that an installer writes about its own work."""
 OUTSIDE = "../"
-"""Before the name of a file outside the folder that modules are in, such as ``../share/acme/atlas.txt``."""
+"""Prefix of the name of a file outside the folder of modules, such as ``../share/acme/atlas.txt``."""
 SCRIPTS = (f"{OUTSIDE}bin/", f"{OUTSIDE}Scripts/")
 _CACHE = re.compile(r"(^|.*/)__pycache__/[^/.]+\.(cpython|pypy)[\w-]*(\.opt-[^/.]+)?\.pyc(\.\d+)?")
 """The name of a cache of byte code, also of one that is being written."""

@@ -1,1 +1,1 @@
-"""Files, terminals, time, memory and text: what any program needs."""
+"""Basic tools of every program: files, terminal, signals, memory and text."""

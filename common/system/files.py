@@ -39,7 +39,7 @@ def disk_full_message(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Give errors inside that name no file, such as that of a full disk, the name of this file."""
+    """Add the name of this file to errors raised inside without a name, for instance by a full disk."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def is_file(path: Path) -> bool:
-    """Return True if the path is a file; False also for a name that no file can have, such as one too long."""
+    """Return True if the path is a file; False also for an impossible name, for instance one that is too long."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -160,12 +160,12 @@ def _open_new(path: Path, mode: int) -> int:
 
 
 @contextlib.contextmanager
-def atomic_outputs(*made: Path) -> Iterator[None]:
+def atomic_outputs(*outputs: Path) -> Iterator[None]:
     """Make these files and folders inside; after a failure or a stop, the new ones among them are removed.
 
     An error that names no file gets the name of the first.
     """
-    new = [path for path in made if not path.exists()]
+    new = [path for path in outputs if not path.exists()]
 
     def remove() -> None:
         for path in new:
@@ -175,7 +175,7 @@ def atomic_outputs(*made: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
     try:
-        with naming_file(made[0]), removed_if_stopped(remove):
+        with naming_file(outputs[0]), removed_if_stopped(remove):
             yield
     except BaseException:
         remove()

@@ -63,12 +63,12 @@ def stop_on_signals() -> Iterator[None]:
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before = {each: signal.getsignal(each) for each in SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     _adopt_orphans(True)
     watched = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # first: what comes after is not lost
-    for each in SIGNALS:
-        if before[each] is not signal.SIG_IGN:
-            signal.signal(each, _leave_it_to_the_thread)
+    for number in SIGNALS:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, _leave_it_to_the_thread)
     threading.Thread(target=_wait, args=(reading,), daemon=True, name="stopping").start()
     try:
         yield
@@ -78,8 +78,8 @@ def stop_on_signals() -> Iterator[None]:
         if _ending.is_set() or look.poll(0) or _ending.is_set():  # its byte is in the pipe, or the thread is at work
             time.sleep(2 * ENDING_S)  # the thread ends this program, not an error that its children's end causes
         signal.set_wakeup_fd(watched)
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         _adopt_orphans(False)
         os.close(writing)  # ends the thread
         _how_to_go_on.clear()
@@ -173,9 +173,9 @@ def _after_fork_in_child() -> None:
     """Restore Python's own handlers, because a forked child has no thread that ends it."""
     if _is_within():
         signal.set_wakeup_fd(-1)
-        for each in SIGNALS:
-            if signal.getsignal(each) is _leave_it_to_the_thread:
-                signal.signal(each, signal.SIG_DFL)
+        for number in SIGNALS:
+            if signal.getsignal(number) is _leave_it_to_the_thread:
+                signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
@@ -239,7 +239,7 @@ def exit_message() -> str:
 
 
 def _silenced() -> int:
-    """Discard what other threads still print; return a descriptor of standard error for this one."""
+    """Discard the output of other threads; return a descriptor of standard error for the last message."""
     try:
         stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     except OSError:  # it has as many files open as it may

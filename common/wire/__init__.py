@@ -1,1 +1,1 @@
-"""What travels between coordinator and hospital: records, their bytes, their bounds."""
+"""The wire between coordinator and hospital: records, their bytes, their bounds."""

@@ -411,13 +411,13 @@ def _exponents(values: Float32) -> NDArray[np.int8]:
 
 
 def _whole(values: Float32, exponents: NDArray[np.int8]) -> NDArray[np.int8]:
-    whole = np.rint(np.ldexp(values, -_each(exponents, len(values))))
+    whole = np.rint(np.ldexp(values, -_per_number(exponents, len(values))))
     return np.clip(whole, -_LARGEST, _LARGEST).astype(np.int8)
 
 
 def _times(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Float32:
-    return np.ldexp(whole.astype(np.float32), _each(exponents, len(whole)))
+    return np.ldexp(whole.astype(np.float32), _per_number(exponents, len(whole)))
 
 
-def _each(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
+def _per_number(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
     return np.repeat(exponents.astype(np.int32), BLOCK)[:n]

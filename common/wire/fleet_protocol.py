@@ -65,7 +65,7 @@ PullObjectResponse: 1 bool object_found, 2 bool object_available, 3 bytes object
 ConfirmMessageReceivedRequest: 1 Node node, 2 uint64 run_id, 3 string message_object_id
 ConfirmMessageReceivedResponse:
 """
-"""One line a message: its fields' numbers, types and names; a star marks what may be there many times."""
+"""One line a message: numbers, types and names of its fields; a star marks a repeated field."""
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
@@ -153,7 +153,7 @@ def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
     Raises:
         ValueError: If the bytes are no such message.
     """
-    view, place, kept, content = memoryview(data), 0, list[memoryview](), memoryview(b"")
+    view, place, rest, content = memoryview(data), 0, list[memoryview](), memoryview(b"")
     while place < len(data):
         begin = place
         tag, place = _varint(data, place)
@@ -167,9 +167,9 @@ def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
         if tag == field << 3 | LENGTH_DELIMITED:
             content = view[place:end]
         else:
-            kept.append(view[begin:end])
+            rest.append(view[begin:end])
         place = end
-    return b"".join(kept), content
+    return b"".join(rest), content
 
 
 def append_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:

@@ -49,7 +49,7 @@ from common.wire.fleet_protocol import LONGEST_RELEASE
 from common.wire.secure_aggregation import MaskingRecord
 
 Form = Literal["float32", "float16", "int8"]
-"""How the trunk travels: in four bytes a number, two, or one and a scale a block."""
+"""Formats of a trunk on the wire: four bytes a number, two, or one and a scale for each block."""
 FORMS: tuple[Form, ...] = ("float32", "float16", "int8")
 
 REFUSALS = ("name", "version", "labels")

@@ -66,9 +66,9 @@ def _timm(name: str, channels: int, image_size: int) -> nn.Module:
 def _torchvision(name: str, channels: int, image_size: int) -> nn.Module:
     from torchvision import models
 
-    known = models.list_models(module=models)
-    if name not in known:
-        raise _unknown(f"torchvision:{name}", known)
+    names = models.list_models(module=models)
+    if name not in names:
+        raise _unknown(f"torchvision:{name}", names)
     builder = models.get_model_builder(name)
     options = {"weights": None}
     if "image_size" in inspect.signature(builder).parameters or name.startswith("vit_"):
@@ -87,10 +87,10 @@ def _monai(name: str, channels: int, image_size: int) -> nn.Module:
     _refuse_missing("monai")
     from monai.networks import nets
 
-    known = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
-    known += [f"efficientnet-b{number}" for number in range(9)]
-    if name not in known:
-        raise _unknown(f"monai:{name}", known)
+    names = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
+    names += [f"efficientnet-b{number}" for number in range(9)]
+    if name not in names:
+        raise _unknown(f"monai:{name}", names)
     options: dict[str, Any] = {"spatial_dims": 2}
     options["n_input_channels" if name.startswith("resnet") else "in_channels"] = channels
     options["out_channels" if name.startswith("DenseNet") else "num_classes"] = 1
