@@ -78,3 +78,14 @@ def test_every_picture_of_the_readme_has_words_for_those_who_cannot_see_it() -> 
     pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", TEXTS["README.md"])
     assert len(pictures) >= 2
     assert all(len(words) > 40 and (ROOT / path).is_file() for words, path in pictures)
+
+
+def test_every_file_and_test_that_the_threat_model_names_is_there() -> None:
+    page = TEXTS["docs/threat-model.md"]
+    paths = set(re.findall(r"`((?:common|strategies|server|client|tests|supply)/[\w/.*-]+)`", page))
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not list(ROOT.glob(path.rstrip("/")))] == []
+    names = set(re.findall(r"`(test_\w+)`", page))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(names) > 10
+    assert [name for name in sorted(names) if f"def {name}(" not in tests] == []

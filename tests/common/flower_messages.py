@@ -1,5 +1,6 @@
-"""A message with arrays."""
+"""Messages with arrays, and the comparison of two records."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
+
+from common.wire.codec import field_names
+from common.wire.records import Record as WireRecord
 
 Record = dict[str, NDArray[Any]]
 
@@ -38,3 +42,13 @@ def instruction(content: RecordDict | None, error: Error | None = None) -> Messa
 def message(**arrays: NDArray[Any]) -> Message:
     fields = ConfigRecord({"round": 3, "site": "north"})
     return instruction(RecordDict({**of_arrays({"update": arrays}), "fields": fields}))
+
+
+def same(left: WireRecord, right: WireRecord) -> bool:
+    """Compare two records, arrays included, with NaN equal to itself."""
+    pairs = ((getattr(left, name), getattr(right, name)) for name in field_names(type(left)))
+    return type(left) is type(right) and all(text_of(value) == text_of(other) for value, other in pairs)
+
+
+def text_of(value: object) -> str:
+    return repr(sorted(value.items()) if isinstance(value, Mapping) else value)

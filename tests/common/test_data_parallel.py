@@ -114,32 +114,22 @@ def test_what_lies_elsewhere_goes_through_the_backbone_itself() -> None:
     assert of(images(8)).shape == (8, 2)
 
 
-def test_running_statistics_are_means_over_the_parts() -> None:
-    of = network(norm="batch")
-    parts = [copy.deepcopy(of) for _ in range(2)]
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [("tiny_cnn", {}), ("tiny_cnn", {"train": "last:3"}), ("resnet18", {"train": "last:3"})],
+)
+def test_running_statistics_are_means_over_the_parts(architecture: str, more: dict[str, object]) -> None:
+    """Also those of a backbone that is frozen in part."""
+    of = network(architecture, norm="batch", **more)
+    parts, before = [copy.deepcopy(of) for _ in range(2)], {k: v.clone() for k, v in of.backbone.named_buffers()}
     use_gpus(of.backbone, 2)
-    of(images(8))
-    for one, half in zip(parts, images(8).tensor_split(2), strict=True):
-        one(half)
-    for name, value in of.backbone.named_buffers():
-        one, other = (dict(part.backbone.named_buffers())[name] for part in parts)
-        torch.testing.assert_close(value, (one + other) / 2 if value.is_floating_point() else one)
-    assert any(name.endswith("running_var") for name, _ in of.backbone.named_buffers())
-
-
-@pytest.mark.parametrize("architecture", ["tiny_cnn", "resnet18"])
-def test_running_statistics_of_a_backbone_that_is_frozen_in_part_move_too(architecture: str) -> None:
-    of = network(architecture, norm="batch", train="last:3")
-    parts = [copy.deepcopy(of) for _ in range(2)]
-    use_gpus(of.backbone, 2)
-    before = {name: value.clone() for name, value in of.backbone.named_buffers()}
     batch = images(8, TRAIN[architecture])
     of(batch)
-    for one, half in zip(parts, batch.tensor_split(2), strict=True):
-        one(half)
+    for part, half in zip(parts, batch.tensor_split(2), strict=True):
+        part(half)
     for name, value in of.backbone.named_buffers():
-        one, other = (dict(part.backbone.named_buffers())[name] for part in parts)
-        torch.testing.assert_close(value, (one + other) / 2 if value.is_floating_point() else one)
+        first, second = (dict(part.backbone.named_buffers())[name] for part in parts)
+        torch.testing.assert_close(value, (first + second) / 2 if value.is_floating_point() else first)
     assert any(not torch.equal(value, before[name]) for name, value in of.backbone.named_buffers())
 
 

@@ -135,11 +135,15 @@ def test_a_key_in_other_letters_is_refused_or_known_again(line: str) -> None:
 # ---------------------------------------------------------------------- names and addresses
 
 
+ELSEWHERE = ("", ".", "..", "../north", "a/b", "a\\b", ".north", "-rf", " north", "north\n", "a\nb", "a\0")
+
+
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../north", "a/b", "a\\b", ".north", "-rf", " north", "north\n", "a\nb", "a\0"]
+    ("name", "rule"),
+    [*((name, "letters, digits") for name in ELSEWHERE), ("n" * 101, "100 characters"), ("北" * 67, "200 bytes")],
 )
-def test_a_name_that_could_lead_elsewhere_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="use letters, digits, spaces, dots, dashes and underscores"):
+def test_a_name_that_could_lead_elsewhere_or_is_too_long_is_refused(name: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
         checked_name(name)
 
 
@@ -149,17 +153,10 @@ def test_a_name_that_is_taken_stays_in_its_folder(name: str) -> None:
     assert os.path.normpath(path) == f"/sites/{name}.key"
 
 
-def test_a_name_that_is_too_long_is_told_so() -> None:
-    with pytest.raises(ValueError, match="use at most 100 characters"):
-        checked_name("n" * 101)
-
-
 def test_the_longest_name_can_be_the_name_of_a_file(tmp_path: Path) -> None:
     name = checked_name("北" * 66)  # 198 bytes
     write_toml(tmp_path / f"{name}.request", SiteRequest(site=name, public_key=LINE), "")
     assert read_request(tmp_path / f"{name}.request").site == name
-    with pytest.raises(ValueError, match="use at most 200 bytes"):
-        checked_name("北" * 67)
 
 
 @given(
@@ -173,16 +170,7 @@ def test_an_address_is_a_host_without_brackets_and_a_port(host: str, port: int) 
 @pytest.mark.parametrize(
     "address",
     [
-        *(
-            "",
-            "fl.example",
-            "fl.example:",
-            ":9092",
-            "fl.example:0",
-            "fl.example:65536",
-            "fl.example:-1",
-            "fl.example:x",
-        ),
+        *("", "fl.example", ":9092", *(f"fl.example:{port}" for port in ("", "0", "65536", "-1", "x"))),
         *("https://fl.example:9092", "fl.example:9092/", "fl.example:9092\n", "fl example:9092", "::1:9092", "[::1]"),
     ],
 )

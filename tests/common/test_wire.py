@@ -15,7 +15,7 @@ from common.wire.codec import RAW, decode, encode, payload_bytes
 from common.wire.records import EvaluateReply, Groups, Record, RollCall, TrainReply, TrainRequest
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
-from tests.common.same_records import same
+from tests.common.flower_messages import same
 
 MASKING = (
     KeysAnswer("run", 4, "north", b"{}", b"", "line"),

@@ -66,8 +66,7 @@ from tests.bad_input.site_files import DATA, HEAD
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.data.bombs import jpeg_2000, jpeg_ls, run_lengths
 from tests.common.data.damaged import nifti_files, valid_files
-from tests.common.flower_messages import message
-from tests.common.same_records import same
+from tests.common.flower_messages import message, same
 from tests.federations import DIGITS
 
 Seeds = Callable[[], Sequence[bytes]]
@@ -95,6 +94,16 @@ def folder_with(**files: bytes) -> Iterator[Path]:
             path.write_bytes(content)
             path.chmod(0o600)
         yield Path(name)
+
+
+def refused_at_most(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None]:
+    """A reader of a file of this name in a folder, which may refuse the file."""
+
+    def tried(data: bytes) -> None:
+        with folder_with(**{name.replace(".", "__"): data}) as folder, contextlib.suppress(BadInput):
+            read(folder)
+
+    return tried
 
 
 # ---------------------------------------------------------------------- from the other side
@@ -207,11 +216,6 @@ def read_again(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
             assert read(folder / "again") == found
 
     return tried
-
-
-def private_key(data: bytes) -> None:
-    with folder_with(key=data) as folder, contextlib.suppress(BadInput):
-        read_key(folder / "key")
 
 
 def public_key(data: bytes) -> None:
@@ -358,11 +362,6 @@ def site(data: bytes) -> None:
             open_site(settings)
 
 
-def coordinator(data: bytes) -> None:
-    with folder_with(**{COORDINATOR_FILE.replace(".", "__"): data}) as folder, contextlib.suppress(BadInput):
-        read_coordinator(folder)
-
-
 _TABLE = FolderSpec(
     kind="folder",
     images="pictures",
@@ -461,22 +460,12 @@ def frame(data: bytes) -> None:
             read(data)
 
 
-def dicom_seeds() -> list[bytes]:
-    """One file of each transfer syntax."""
-    return valid_files()
-
-
 def weights_seeds() -> list[bytes]:
     """As torch writes them now, and as it did before 1.6."""
     tensors, files = {"a.weight": torch.ones(2, 3)}, (io.BytesIO(), io.BytesIO())
     for file, zipped in zip(files, (True, False), strict=True):
         torch.save(tensors, file, _use_new_zipfile_serialization=zipped)
     return [file.getvalue() for file in files]
-
-
-def weights(data: bytes) -> None:
-    with folder_with(it__pth=data) as folder, contextlib.suppress(BadInput):
-        convert_checkpoint("tiny_cnn", folder / "it.pth", folder / "out")
 
 
 def picture_seeds() -> list[bytes]:
@@ -500,7 +489,7 @@ TARGETS = {
     "bundle": Target(bundle_seeds, bundle),
     "request": Target(lambda: [request_text().encode()], read_again(read_request)),
     "kit": Target(lambda: [kit_text().encode()], read_again(read_kit)),
-    "private-key": Target(lambda: [KEY.encode()], private_key),
+    "private-key": Target(lambda: [KEY.encode()], refused_at_most("key", lambda folder: read_key(folder / "key"))),
     "public-key": Target(lambda: [LINE.encode()], public_key),
     "certificates": Target(
         lambda: [bytes([i]) + _authority()[n] for i, n in enumerate(sorted(_authority()))], certificates
@@ -514,7 +503,7 @@ TARGETS = {
     "model-tensors": Target(lambda: [_model()[TENSORS]], model_tensors),
     "experiment": Target(lambda: [DIGITS.encode()], experiment),
     "site-file": Target(lambda: [(HEAD + DATA + 'annotates = ["Mass"]\n').encode()], site),
-    "coordinator-file": Target(lambda: [GOOD.encode()], coordinator),
+    "coordinator-file": Target(lambda: [GOOD.encode()], refused_at_most(COORDINATOR_FILE, read_coordinator)),
     "table": Target(lambda: [TABLE.encode()], table),
     "npz": Target(npz_seeds, npz),
     "picture": Target(picture_seeds, picture),
@@ -522,8 +511,11 @@ TARGETS = {
     "limited-npz": Target(jpeg_npz_seeds, limited_npz),
     "unlabelled-npz": Target(npz_seeds, unlabelled),
     "volume": Target(volume_seeds, volume),
-    "dicom": Target(dicom_seeds, picture),
-    "dicom-head": Target(dicom_seeds, head),
+    "dicom": Target(valid_files, picture),
+    "dicom-head": Target(valid_files, head),
     "packed-frame": Target(frame_seeds, frame),
-    "weights": Target(weights_seeds, weights),
+    "weights": Target(
+        weights_seeds,
+        refused_at_most("it.pth", lambda folder: convert_checkpoint("tiny_cnn", folder / "it.pth", folder / "out")),
+    ),
 }

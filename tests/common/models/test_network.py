@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,36 +162,32 @@ def changed(network: SplitNetwork, part: str) -> set[bool]:
     return {not torch.equal(new[name], now[name]) for name in new if part in name}
 
 
-def test_frozen_batch_norm_does_not_move_and_all_else_does() -> None:
+@pytest.mark.parametrize(
+    ("frozen", "still", "moving"),
+    [
+        # Weight, bias, running mean and variance, and counter of batch normalisation.
+        ({"frozen_batch_norm": True}, "backbone.0.1.", ("backbone.0.0.", "neck", "head")),
+        ({"frozen_backbone": True}, "backbone", ("neck", "head")),
+    ],
+)
+def test_frozen_parts_do_not_move_and_all_else_does(
+    frozen: dict[str, bool], still: str, moving: tuple[str, ...]
+) -> None:
     network = tiny(neck=8)
-    train_mode(network, frozen_batch_norm=True)
+    train_mode(network, **frozen)
     trained_for_three_steps(network)
-    assert changed(network, "backbone.0.1.") == {False}  # weight, bias, running mean and variance, counter
-    assert changed(network, "backbone.0.0.") == changed(network, "neck") == changed(network, "head") == {True}
+    assert changed(network, still) == {False}
+    assert [changed(network, part) for part in moving] == [{True}] * len(moving)
 
 
-def test_a_frozen_backbone_does_not_move_and_neck_and_head_do() -> None:
-    network = tiny(neck=8)
-    train_mode(network, frozen_backbone=True)
-    trained_for_three_steps(network)
-    assert changed(network, "backbone") == {False}
-    assert changed(network, "neck") == changed(network, "head") == {True}
-
-
-def test_train_mode_is_decided_by_its_flags_alone() -> None:
+@pytest.mark.parametrize("undo", [train_mode, unfreeze])
+def test_train_mode_and_unfreeze_undo_a_freeze(undo: Callable[[SplitNetwork], None]) -> None:
     network = tiny(neck=8)
     freeze_backbone(network)
-    train_mode(network)
+    if undo is unfreeze:
+        freeze_batch_norm(network)
+    undo(network)
     assert trainable_tensors(network) == 13  # 3 blocks of a convolution and BatchNorm's two; neck 2; head 2
-    assert all(module.training for module in network.modules())
-
-
-def test_unfreeze_undoes_every_freeze() -> None:
-    network = tiny(neck=8)
-    freeze_backbone(network)
-    freeze_batch_norm(network)
-    unfreeze(network)
-    assert trainable_tensors(network) == 13
     assert all(module.training for module in network.modules())
 
 
