@@ -116,7 +116,7 @@ def layout_of(network: SplitNetwork) -> Layout:
     """Return the layout of a network's state."""
     trunk, norm = _groups(network)
     spec = network.spec
-    shapes = _shapes(trunk), _shapes(norm)
+    shapes = (tuple(TensorShape(name, tuple(t.shape)) for name, t in group.items()) for group in (trunk, norm))
     return Layout(spec.architecture, network.head.in_features, *shapes, spec.train, spec.frozen_sha256 or "")
 
 
@@ -220,10 +220,6 @@ def _groups(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     }
     norm = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in normed}
     return {name: tensor for name, tensor in tensors.items() if name not in norm}, norm
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
-    return tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in tensors.items())
 
 
 def _slices(tensors: Sequence[TensorShape]) -> dict[str, slice]:

@@ -209,29 +209,25 @@ def run_program(
     _log_as(LogForm.text)
     raise_descriptor_limit()
     with _lossy_streams(prints_result=prints_result):
-        _run(app, arguments, stopped)
-
-
-def _run(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[Exception], ...]) -> None:
-    try:
-        app(arguments, prog_name=app.info.name)
-    except BadInput as error:
-        for fault in error.faults:
+        try:
+            app(arguments, prog_name=app.info.name)
+        except BadInput as error:
+            for fault in error.faults:
+                _print_error("error", str(fault))
+            sys.exit(error.exit_code)
+        except OSError as error:
+            if full := disk_full_message(error):
+                _print_error("stopped", full)
+                sys.exit(1)
+            if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):
+                raise
+            problem = f"cannot be written: {(error.strerror or 'the system refuses it').lower()}."
+            fault = Fault(str(error.filename), problem, "Name another place, or change its owner or mode.")
             _print_error("error", str(fault))
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if full := disk_full_message(error):
-            _print_error("stopped", full)
-            sys.exit(1)
-        if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):
-            raise
-        problem = f"cannot be written: {(error.strerror or 'the system refuses it').lower()}."
-        fault = Fault(str(error.filename), problem, "Name another place, or change its owner or mode.")
-        _print_error("error", str(fault))
-        sys.exit(BadInput.exit_code)
-    except stopped as error:
-        _print_error("stopped", str(error))
-        sys.exit(int(getattr(error, "exit_code", 1)))
+            sys.exit(BadInput.exit_code)
+        except stopped as error:
+            _print_error("stopped", str(error))
+            sys.exit(int(getattr(error, "exit_code", 1)))
 
 
 def _print_error(kind: str, text: str) -> None:

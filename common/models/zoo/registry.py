@@ -219,38 +219,23 @@ class Backbone(NamedTuple):
     width: int
 
 
-def _densenet121(channels: int) -> nn.Module:
-    """Build torchvision's DenseNet-121 without its head: 1024 features after ReLU and global average pooling."""
-    from torchvision.models import densenet121  # takes seconds to import
+def _of_torchvision(architecture: Literal["densenet121", "resnet18"], channels: int) -> nn.Module:
+    """Build torchvision's network without its head, with features after global average pooling."""
+    from torchvision import models  # takes seconds to import
 
-    network = densenet121(weights=None)
-    if channels != 3:
-        network.features.conv0 = _stem(channels, mode="fan_in")
-    network.classifier = nn.Identity()
+    network = models.get_model(architecture, weights=None)
+    is_dense = architecture == "densenet121"
+    if channels != 3:  # its first convolution for other channels, initialised in torchvision's way
+        stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        nn.init.kaiming_normal_(stem.weight, mode="fan_in" if is_dense else "fan_out", nonlinearity="relu")
+        setattr(network.features if is_dense else network, "conv0" if is_dense else "conv1", stem)
+    setattr(network, "classifier" if is_dense else "fc", nn.Identity())
     return cast(nn.Module, network)
-
-
-def _resnet18(channels: int) -> nn.Module:
-    """Build torchvision's ResNet-18 without its head: 512 features after global average pooling."""
-    from torchvision.models import resnet18
-
-    network = resnet18(weights=None)
-    if channels != 3:
-        network.conv1 = _stem(channels, mode="fan_out")
-    network.fc = nn.Identity()
-    return cast(nn.Module, network)
-
-
-def _stem(channels: int, mode: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
-    """Return torchvision's first 7x7 convolution for another number of channels, initialised in its way."""
-    stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-    nn.init.kaiming_normal_(stem.weight, mode=mode, nonlinearity="relu")
-    return stem
 
 
 _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
-    "densenet121": lambda channels, size: Backbone(_densenet121(channels), 1024),
-    "resnet18": lambda channels, size: Backbone(_resnet18(channels), 512),
+    "densenet121": lambda channels, size: Backbone(_of_torchvision("densenet121", channels), 1024),
+    "resnet18": lambda channels, size: Backbone(_of_torchvision("resnet18", channels), 512),
     "vgg11": lambda channels, size: Backbone(vgg11(channels), 512),
     "efficientnet_lite0": lambda channels, size: Backbone(EfficientNetLite0(channels), WIDTH),
     "fedsld_cnn": lambda channels, size: Backbone(fedsld_cnn(channels, size), 500),
