@@ -97,7 +97,7 @@ class Features:
         found = []
         for batch in pixels.batches(BATCH):
             with autocast(batch.device, plan.training.precision):
-                found.append(never_alone(network.backbone, network._prepared(batch.float())).float())
+                found.append(never_alone(network.backbone, network.backbone_input(batch.float())).float())
         return torch.cat(found)
 
     def _write(self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:

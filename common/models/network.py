@@ -167,9 +167,12 @@ class SplitNetwork(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head, ``(batch, features)``."""
-        pixels = backbone_pixels(images.to(self.pixel_mean.dtype), self.spec)
-        features: Tensor = self.neck(features_through(self.backbone, (pixels - self.pixel_mean) / self.pixel_std))
+        features: Tensor = self.neck(features_through(self.backbone, self.backbone_input(images)))
         return features
+
+    def backbone_input(self, images: Tensor) -> Tensor:
+        """Bring pixels to the backbone's channels, size and scale."""
+        return (backbone_pixels(images.to(self.pixel_mean.dtype), self.spec) - self.pixel_mean) / self.pixel_std
 
 
 def backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:

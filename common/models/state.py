@@ -116,8 +116,11 @@ def layout_of(network: SplitNetwork) -> Layout:
     """Return the layout of a network's state."""
     trunk, norm = _groups(network)
     spec = network.spec
-    shapes = (tuple(TensorShape(name, tuple(t.shape)) for name, t in group.items()) for group in (trunk, norm))
-    return Layout(spec.architecture, network.head.in_features, *shapes, spec.train, spec.frozen_sha256 or "")
+    trunk_shapes, norm_shapes = (
+        tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in group.items()) for group in (trunk, norm)
+    )
+    features, frozen = network.head.in_features, spec.frozen_sha256 or ""
+    return Layout(spec.architecture, features, trunk_shapes, norm_shapes, spec.train, frozen)
 
 
 def read_state(network: Model) -> ModelState:

@@ -71,7 +71,7 @@ def network(backbone: nn.Module, neck: nn.Module | None = None) -> SplitNetwork:
             if parameter.any():
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
     made = SplitNetwork(spec, CLASSES, backbone=backbone, neck=neck or nn.Identity(), head=head)
-    made._prepared = lambda images: (images - 127.5) / 64  # type: ignore[method-assign]
+    made.backbone_input = lambda images: (images - 127.5) / 64  # type: ignore[method-assign]
     train_mode(made)
     return made
 

@@ -313,7 +313,7 @@ def passed_pixels(network: SplitNetwork, images: ImageSet) -> Floats:
     assert isinstance(backbone, nn.Sequential)
     convolutions, pixels = backbone[:6], channels_first(images.images).float()
     starts = range(0, len(pixels), AT_A_TIME)
-    parts = [convolutions(network._prepared(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
+    parts = [convolutions(network.backbone_input(pixels[start : start + AT_A_TIME]))[:, 0] for start in starts]
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())
 
 
