@@ -5,7 +5,7 @@ import torch
 
 from common.data.images.augmentation import CHANGES, GREY, strongly_augmented, strongly_changed
 
-NAMES = [change.__name__.removeprefix("_") for change in CHANGES]
+NAMES = list(CHANGES)
 
 
 def drawn(name: str, strength: float, images: int = 1) -> torch.Tensor:

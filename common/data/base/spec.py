@@ -1,4 +1,4 @@
-"""What a config file says about a data set; checked by pydantic, frozen after.
+"""Settings of a data set in a config file: checked by pydantic, unchanging afterwards.
 
 Paths are relative to the folder of the file that names them. Nothing is read here: :mod:`common.data.load` does that.
 """
@@ -24,30 +24,30 @@ LabelPolicy = Literal["unknown", "negative", "positive"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0)]
 Side = Annotated[int, Field(gt=0, le=4096)]
-"""Of an image, in pixels."""
+"""Height or width of an image, in pixels."""
 LargestMb = Annotated[int, Field(ge=1, le=2**20)]
-"""What one picture may take, and a file in any case: see :mod:`common.data.base.decoded_size`."""
+"""MiB that one picture may take, and that any file may take: see :mod:`common.data.base.decoded_size`."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
-"""As numpy's legacy generator takes it."""
+"""A seed in the range of numpy's legacy generator."""
 ClassNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 SPLIT_SEED = 1337
 
 
 class Spec(BaseModel):
-    """Unknown keys are refused, values cannot change."""
+    """Base of all settings of data: unknown keys are refused, and values cannot change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """Which picture of a file is shown, and how its grey values are.
+    """The choice of one picture in a file, and of the window of its grey values.
 
     Attributes:
         frame: Number of a DICOM file's frame or a NIfTI file's slice, from 1, or ``"middle"``; None for the only one.
         axis: Across which a NIfTI volume is sliced.
-        window: In the place of the file's own; None for that, or for the range of the values where it has none.
+        window: Replaces the window of the file; where None, the file's own is used, or the range of the values.
         largest_mb: MiB that one decoded picture may take.
     """
 
@@ -61,14 +61,14 @@ AS_IN_FILE = Rendering()
 
 
 class ShownSpec(Spec):
-    """What all pictures beside a table have in common.
+    """Settings that all pictures beside a table have in common.
 
     Attributes:
         labels: The table, ``.csv`` or ``.csv.gz``.
         image_size: Height and width in pixels after resizing.
         resize: ``"pad"`` keeps the aspect ratio on black; ``"stretch"`` does not.
         skip_budget: Part of the images that may be unreadable before the load stops.
-        missing_files: Whether rows of the table without a file are a fault, or left out and counted.
+        missing_files: Rows of the table without a file are a "fault", or are left out and counted ("ignore").
         frame: Of DICOM files of several, and of NIfTI volumes: its number from 1, or ``"middle"``; without it such a
             file is unreadable.
         axis: Across which NIfTI volumes are sliced.
@@ -94,20 +94,20 @@ class ShownSpec(Spec):
 
 
 class PictureSpec(ShownSpec):
-    """What all folders of picture files have in common; ``images`` is the folder."""
+    """Settings that all folders of picture files have in common; ``images`` is the folder."""
 
     images: str
 
 
 class LabelColumnsSpec(ShownSpec):
-    """Columns of a hospital's own table.
+    """Settings that name the columns of a hospital's own table.
 
     Labels stand either in one column per class (``label_columns``: 1, 0, -1 uncertain, or blank), or as names in one
     column (``finding_column``, parted by ``separator``, of which ``classes`` are kept).
 
     Attributes:
-        uncertain: What -1 means.
-        blank: What an empty cell means.
+        uncertain: The meaning of -1.
+        blank: The meaning of an empty cell.
         split_column: Values train, val or validation, test; without it patients are split 70/10/20 (see ``splits``).
         validation_fraction: Part of the training patients held out where ``split_column`` has no validation rows.
     """
@@ -146,24 +146,24 @@ _ALONE = ("127.0.0.1", "localhost", "[::1]")
 
 
 class DicomwebSpec(LabelColumnsSpec):
-    """A table and a PACS that answers QIDO-RS and WADO-RS.
+    """A table and a PACS that is read over DICOMweb (QIDO-RS and WADO-RS).
 
     Attributes:
-        url: Where both services lie, ``https://HOST/dicom-web``.
-        instance_column: SOPInstanceUID: a row is an image.
-        study_column: StudyInstanceUID: a row is a study, and all its images have the row's labels; beside
-            ``instance_column``, where each row's image lies.
-        accession_column: AccessionNumber in the place of StudyInstanceUID.
+        url: The address of both services, ``https://HOST/dicom-web``.
+        instance_column: Column of SOPInstanceUIDs: each row is an image.
+        study_column: Column of StudyInstanceUIDs: each row is a study, and all its images have the row's labels. Beside
+            ``instance_column`` it says which study holds each row's image.
+        accession_column: Column of AccessionNumbers, in the place of StudyInstanceUIDs.
         modalities: Keep only series of these, such as ``["DX", "CR"]``; all that hold pictures where empty.
-        ca_file: Certificates (PEM) by which the server's is judged; the system's where None.
+        ca_file: Certificates (PEM) that the server's is checked against; the system's where None.
         authentication: ``"bearer"`` sends a token, ``"basic"`` a name and a password.
         secret_file: Holds the token, or ``NAME:PASSWORD``; only its owner may read it.
-        secret_env: An environment variable in its place.
-        cache: The folder in which answers are kept.
-        cache_gb: What the files in it may take; the least recently used go first.
+        secret_env: An environment variable that holds the secret instead of a file.
+        cache: The folder in which answers are stored.
+        cache_gb: Size that the folder may have; the least recently used files are removed first.
         largest_mb: MiB that one image may take as it is sent, and once it is decoded.
-        timeout_s: For a connection, and for the beginning of an answer.
-        connections: Open at a time.
+        timeout_s: Seconds to wait for a connection, and for the beginning of an answer.
+        connections: Number of connections that are open at a time.
     """
 
     kind: Literal["dicomweb"]
@@ -381,7 +381,7 @@ class PluginSpec(Spec):
 
 
 class MixtureSpec(Spec):
-    """Several data sets as tasks of one: images of one size and colour, the classes of all tasks side by side.
+    """Several data sets as tasks of one data set: images of one size and colour, the classes of all tasks side by side.
 
     Class ``normal`` of task ``busi`` is called ``busi normal``; each image's source is its task's name, and the
     classes of other tasks are unknown to it, not absent.
@@ -419,7 +419,7 @@ DataSpec = Annotated[
 ]
 
 
-class AugmentationSpec(BaseModel):
+class AugmentationSpec(Spec):
     """The ``[augmentation]`` part of an experiment; all off by default.
 
     Attributes:
@@ -430,8 +430,6 @@ class AugmentationSpec(BaseModel):
         translate: Largest shift either way, as a fraction of height and of width.
         transform: ``plugin:NAME``, which changes the images after all that.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     rotation: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     horizontal_flip: bool = False

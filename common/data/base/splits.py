@@ -68,9 +68,9 @@ def patient_split(
 def split_patients_over_sites(
     patients: Names, abnormal: NDArray[np.bool_], sites: int, random: np.random.RandomState, size_skew: float = 0.0
 ) -> tuple[Names, ...]:
-    """Deal the patients of one part over sites, abnormal ones first; what division leaves is dropped, as in the paper.
+    """Deal the patients of one part over sites, abnormal ones first; the remainder is dropped, as in the paper.
 
-    The paper calls it for the train part and then, with the same ``random`` going on, for the validation part.
+    The paper deals the train part and then, with the same ``random`` going on, the validation part.
 
     Args:
         size_skew: The n-th site gets a share in proportion to ``n ** -size_skew``; in the paper equal ones.
@@ -122,7 +122,7 @@ def part_of_each(patients: Names, split: PatientSplit) -> Names:
 
 
 def divide(images: ImageSet, parts: Names) -> Splits:
-    """Divide a set by the part ``(n,)`` that each image belongs to."""
+    """Divide a set of images; ``parts`` ``(n,)`` names the part of each image."""
     return Splits(*(images.rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
@@ -165,7 +165,7 @@ class PatientIndex:
 
     @classmethod
     def of(cls, images: ImageSet) -> "PatientIndex":
-        """Number the patients of a set of images."""
+        """Number the patients of a set of images, in the order of their first images."""
         _, first, inverse = np.unique(images.patients, return_index=True, return_inverse=True)
         number = np.empty(len(first), dtype=np.intp)
         number[np.argsort(first)] = np.arange(len(first))

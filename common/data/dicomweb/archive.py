@@ -29,8 +29,6 @@ from common.system.files import is_disk_full, private_folder, remove_partial_fil
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _BATCH = 200
 """Number of searches whose results are written together: a kill loses no more."""
-MOST_IMAGES = 2_000_000
-"""Images of one table: more is a mistake, or meant to fill the memory."""
 MARK = "CACHEDIR.TAG"
 """Name of a file that marks the folder as one that may be emptied, for back-up programs (bford.info/cachedir)."""
 _MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images of a PACS, kept by Polyclinic. May be removed.\n"
@@ -189,9 +187,6 @@ class Archive:
             results = self._search(new[start : start + _BATCH])
             self.cache.store_places(results)
             places |= results
-            if sum(map(len, places.values())) > MOST_IMAGES:
-                problem = f"{self.client.server.name} names more than {MOST_IMAGES:,} images for the table."
-                raise BadInput([Fault("data.url", problem, "Name fewer studies, or keep fewer data.modalities.")])
         images = {key: places.get(str(key), ()) for key in distinct}
         self.places |= {image.instance: image for of_key in images.values() for image in of_key}
         return images

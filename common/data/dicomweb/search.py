@@ -35,7 +35,6 @@ TAGS = {
 _INCLUDED = ",".join(TAGS[name] for name in ("modality", "patient", "rows", "study"))
 _NO_PICTURES = {"SR", "PR", "KO", "AU", "DOC", "ECG", "RTSTRUCT", "RTPLAN", "RTRECORD", "REG", "FID", "PLAN", "SEG"}
 """Modalities whose objects are no pictures of a patient."""
-_LONGEST = 256
 Json = Mapping[str, Any]
 
 
@@ -163,7 +162,7 @@ def _value(result: Json, name: str) -> str:
     element = result.get(TAGS[name])
     values = element.get("Value") if isinstance(element, dict) else None
     first = values[0] if isinstance(values, list) and values else ""
-    return str(first).strip()[:_LONGEST] if isinstance(first, str | int) else ""
+    return str(first).strip() if isinstance(first, str | int) else ""
 
 
 def _uid(result: Json, name: str) -> str:

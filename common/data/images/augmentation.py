@@ -11,7 +11,8 @@ outside are mirrored in as above; theirs become black. On grey images ``_colour`
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,15 +23,17 @@ from common.errors import BadInput, Fault
 from common.plugins import PLUGIN, TRANSFORMS, load_entry_point
 
 DRAWS = 7
-"""Random numbers per image, always as many, so that turning one change off leaves the others as they were."""
+"""Random numbers that each image uses, whatever is switched on: switching one change off leaves the others the same."""
 
 
 def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
-    """Return changed float pixels ``(batch, channels, height, width)``; the very same tensor if all is off.
+    """Apply the weak random changes to float pixels ``(batch, channels, height, width)``.
+
+    The very same tensor is returned if all changes are off.
 
     Args:
         images: Float pixels, 0..255.
-        spec: How much of what.
+        spec: The kinds of changes and their largest amounts.
         generator: On the CPU, wherever the images are, so that a GPU makes the same choices.
 
     Raises:
@@ -50,11 +53,11 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
 
 
 def changed(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
-    """Return ``images`` changed as the random numbers say, without drawing any.
+    """Apply the weak changes that the random numbers ``draws`` determine.
 
     Args:
         images: Float pixels ``(batch, channels, height, width)``.
-        spec: How much of what.
+        spec: The kinds of changes and their largest amounts.
         draws: ``(7, batch)`` in [0, 1): turn, what lies below comes up, what lies right comes left, height, width,
             contrast (in each of these 0.5 changes nothing, 0 and 1 are the extremes), and mirror (below 0.5).
     """
@@ -77,7 +80,7 @@ def changed(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
 
 
 def rotations(turns: Tensor, images: Tensor) -> Tensor:
-    """Return matrices ``(batch, 2, 2)`` from output to input places; x and y run from -1 to 1 over the image."""
+    """Return rotation matrices ``(batch, 2, 2)`` from output to input places; x and y run from -1 to 1."""
     angles = 2 * math.pi * turns
     cos, sin = angles.cos(), angles.sin()
     aspect = images.shape[2] / images.shape[3]
@@ -85,7 +88,7 @@ def rotations(turns: Tensor, images: Tensor) -> Tensor:
 
 
 def sampled(images: Tensor, transforms: Tensor) -> Tensor:
-    """Sample bilinearly at transformed places; ``transforms`` is ``(batch, 2, 3)``."""
+    """Sample images bilinearly at transformed places; ``transforms`` is ``(batch, 2, 3)``."""
     grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
@@ -99,7 +102,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def strongly_augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return strongly changed float pixels 0..255, ``(batch, channels, height, width)``.
+    """Apply two strong random changes and a Cutout to float pixels 0..255, ``(batch, channels, height, width)``.
 
     Args:
         images: Float pixels; cut off at 0 and 255.
@@ -109,7 +112,7 @@ def strongly_augmented(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def strongly_changed(images: Tensor, draws: Tensor) -> Tensor:
-    """Return ``images`` changed as the random numbers say, without drawing any.
+    """Apply the strong changes that the random numbers ``draws`` determine.
 
     Args:
         images: Float pixels ``(batch, channels, height, width)``.
@@ -120,7 +123,7 @@ def strongly_changed(images: Tensor, draws: Tensor) -> Tensor:
     for which, strengths in zip((draws[:-2:2] * len(CHANGES)).long(), draws[1:-2:2], strict=True):
         before = images
         images = before.clone()
-        for number, change in enumerate(CHANGES):
+        for number, change in enumerate(CHANGES.values()):
             chosen = (which == number).nonzero().flatten()
             if len(chosen):
                 rows = chosen.to(images.device)
@@ -137,12 +140,8 @@ def strongly_changed(images: Tensor, draws: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- changes: images, strengths (batch,) in [0, 1)
 
 
-def _identity(images: Tensor, strengths: Tensor) -> Tensor:
-    return images
-
-
 def _autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
-    """Stretch each channel to 0..255; one that is all alike stays."""
+    """Stretch the values of each channel to 0..255; a channel of one value stays as it is."""
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
 
@@ -155,27 +154,19 @@ def _equalized(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _posterized(images: Tensor, strengths: Tensor) -> Tensor:
-    """Keep the 4 to 8 highest bits."""
+    """Keep the 4 to 8 highest bits of each pixel."""
     step = 2 ** (4 - (5 * strengths).floor())[:, None, None, None]
     return (images / step).floor() * step
 
 
 def _solarized(images: Tensor, strengths: Tensor) -> Tensor:
-    """Turn pixels from a threshold on, 0 to 256, into their negative."""
+    """Invert the pixels above a threshold from 0 to 256."""
     return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
 
 
 def _towards(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
-    """Keep 0.05 to 0.95 of the difference from another picture."""
+    """Blend images with another picture, of which 0.05 to 0.95 of the difference remains."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
-
-
-def _brightness(images: Tensor, strengths: Tensor) -> Tensor:
-    return _towards(torch.zeros_like(images), images, strengths)
-
-
-def _contrast(images: Tensor, strengths: Tensor) -> Tensor:
-    return _towards(images.mean((1, 2, 3), keepdim=True), images, strengths)
 
 
 def _colour(images: Tensor, strengths: Tensor) -> Tensor:
@@ -186,54 +177,39 @@ def _colour(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _sharpness(images: Tensor, strengths: Tensor) -> Tensor:
-    """Towards a smoothed picture: the pixel five times with its eight neighbours."""
+    """Blend images with their smoothed copy, in which a pixel counts five times and its eight neighbours once."""
     sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
     return _towards(smooth, images, strengths)
 
 
 def _rotated(images: Tensor, strengths: Tensor) -> Tensor:
-    """Rotate by up to 30 degrees either way."""
+    """Rotate images by up to 30 degrees either way."""
     linear = rotations((2 * strengths - 1) * 30 / 360, images)
     return sampled(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 
 
 def _moved(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
-    """Sample with one entry of the identity's ``(2, 3)`` matrix moved by up to ``most`` either way."""
+    """Shear or shift images: move one entry of the identity's ``(2, 3)`` matrix by up to ``most`` either way."""
     transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
     transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
     return sampled(images, transforms)
 
 
-def _sheared_x(images: Tensor, strengths: Tensor) -> Tensor:
-    return _moved(images, strengths, (0, 1), 0.3)
-
-
-def _sheared_y(images: Tensor, strengths: Tensor) -> Tensor:
-    return _moved(images, strengths, (1, 0), 0.3)
-
-
-def _translated_x(images: Tensor, strengths: Tensor) -> Tensor:
-    return _moved(images, strengths, (0, 2), 2 * 0.3)  # a side is 2 wide
-
-
-def _translated_y(images: Tensor, strengths: Tensor) -> Tensor:
-    return _moved(images, strengths, (1, 2), 2 * 0.3)
-
-
-CHANGES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
-    _autocontrast,
-    _brightness,
-    _colour,
-    _contrast,
-    _equalized,
-    _identity,
-    _posterized,
-    _rotated,
-    _sharpness,
-    _sheared_x,
-    _sheared_y,
-    _solarized,
-    _translated_x,
-    _translated_y,
-)
+CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "autocontrast": _autocontrast,
+    "brightness": lambda images, strengths: _towards(torch.zeros_like(images), images, strengths),
+    "colour": _colour,
+    "contrast": lambda images, strengths: _towards(images.mean((1, 2, 3), keepdim=True), images, strengths),
+    "equalized": _equalized,
+    "identity": lambda images, strengths: images,
+    "posterized": _posterized,
+    "rotated": _rotated,
+    "sharpness": _sharpness,
+    "sheared_x": partial(_moved, place=(0, 1), most=0.3),
+    "sheared_y": partial(_moved, place=(1, 0), most=0.3),
+    "solarized": _solarized,
+    "translated_x": partial(_moved, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
+    "translated_y": partial(_moved, place=(1, 2), most=2 * 0.3),
+}
+"""The fourteen changes by name: functions of images ``(batch, channels, height, width)`` and strengths ``(batch,)``."""

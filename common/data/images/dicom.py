@@ -30,7 +30,7 @@ _FRAME_KEYWORDS = {
 
 
 def frame_count(dataset: Any) -> int:
-    """Return the number of frames of a file, 1 where it does not say."""
+    """Return the number of frames of a DICOM file, 1 where it states none."""
     return int(dataset.get("NumberOfFrames") or 1)
 
 
@@ -157,7 +157,7 @@ def _unpacked(dataset: Any, index: int, limit: int) -> NDArray[Any]:
 
 
 def _unused_low_bits(dataset: Any) -> int:
-    """Return how many bits of a pixel lie below its value, as in some older archives (HighBit above BitsStored - 1).
+    """Return the number of unused bits below the value of a pixel; older archives have some (HighBit > BitsStored - 1).
 
     Raises:
         ValueError: If the value reaches below or above the bits that a pixel has.
@@ -170,7 +170,7 @@ def _unused_low_bits(dataset: Any) -> int:
 
 
 def _refuse_another_size(dataset: Any, index: int, limit: int) -> None:
-    """Refuse pixels of another size than the file says: a sheared picture, or memory that nobody has looked at.
+    """Refuse pixels of another size than the file states: the picture would be sheared, or the memory limit passed.
 
     Raises:
         ValueError: Naming both sizes.
@@ -228,7 +228,7 @@ def _eight_bit_grey(
 
 
 def _limits(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
-    """Return the smallest and the largest value of the picture, padding aside.
+    """Return the smallest and the largest value of a picture without its padding.
 
     Raises:
         ValueError: If there is nothing but padding.
@@ -247,7 +247,7 @@ def _limits(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
 def _displayed(
     pixels: NDArray[Any], dataset: Any, window: Window | None, limits: tuple[float, float] | None
 ) -> NDArray[np.float64]:
-    """Apply the modality transform, then ``limits``, ``window``, or the file's first VOI table or window."""
+    """Map stored pixels to 0..1: modality transform, then ``limits``, ``window``, or the file's first VOI window."""
     values = np.asarray(apply_modality_lut(pixels, dataset))
     if limits is not None:
         return stretch(values, *limits)

@@ -143,7 +143,7 @@ def encoded_shape(frame: bytes) -> tuple[int, int, int]:
 
 
 def _of_jpeg(frame: bytes) -> tuple[int, int, int]:
-    """Walk from marker to marker to the frame header (ITU-T T.81, B.2.2; T.87, C.2.2)."""
+    """Read the frame header, which is found by its marker (ITU-T T.81, B.2.2; T.87, C.2.2)."""
     place = 2
     while frame[place] == 0xFF:
         marker = frame[place + 1]
@@ -158,7 +158,7 @@ def _of_jpeg(frame: bytes) -> tuple[int, int, int]:
 
 
 def _of_jpeg_2000(frame: bytes) -> tuple[int, int, int]:
-    """Read the one image and tile size marker (ITU-T T.800, A.5.1); no packed data hold these four bytes."""
+    """Read the marker of image and tile size (ITU-T T.800, A.5.1), whose four bytes occur nowhere in packed data."""
     if frame.count(_SIZ) != 1:
         raise ValueError("the head of its packed pixels is damaged")
     width, height, left, top = struct.unpack_from(">IIII", frame, frame.index(_SIZ) + 8)

@@ -7,8 +7,6 @@ read from front to back, one plane at a time, and not beyond the last one that t
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -91,14 +89,11 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
     return np.round(255 * shown).astype(np.uint8)
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
+def _opened(file: Path) -> IO[bytes]:
     """Open a file, through gzip where it is packed."""
-    with file.open("rb") as opened:
-        packed = opened.read(2) == b"\x1f\x8b"
-        opened.seek(0)
-        with gzip.open(opened, "rb") if packed else nullcontext(opened) as content:
-            yield cast(IO[bytes], content)
+    with file.open("rb") as head:
+        packed = head.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(file)) if packed else file.open("rb")
 
 
 def _volume(content: IO[bytes]) -> Volume:

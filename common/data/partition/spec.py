@@ -1,4 +1,4 @@
-"""What a config file says about the division of a data set over sites; checked by pydantic, frozen after."""
+"""Settings of the division of a data set over sites in a config file: checked by pydantic, unchanging afterwards."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -9,11 +9,11 @@ from common.data.base.spec import ClassNames, Count, Fraction, LegacySeed, Spec
 
 
 class SitesSpec(Spec):
-    """What all partitions have in common that deal patients or centres, and classes apart from them.
+    """Settings of all partitions that deal patients or centres, and deal classes apart from them.
 
     Attributes:
         images: ``"patients"`` deals patients over sites; ``"source"`` makes each source centre a site, under its name.
-        seed: Of the deal; the run's own where None.
+        seed: The seed of the deal; the run's own where None.
         size_skew: Where patients are dealt, the n-th site gets a share in proportion to ``n ** -size_skew``; 0 deals
             equal numbers, 1 gives the first of twelve sites a third of all.
     """
@@ -24,11 +24,11 @@ class SitesSpec(Spec):
 
 
 class ClassSubsetsSpec(SitesSpec):
-    """Some classes shared by all sites, each of the others annotated by exactly one.
+    """Some classes are shared by all sites, each other class is annotated by exactly one site.
 
     Attributes:
         sites: Number of sites; with ``images = "source"`` it may be left out.
-        shared: How many classes all sites share (drawn at random), or which.
+        shared: The classes that all sites share, or their number, of which as many are drawn at random.
         minimum_positives: Deal a class to a site with fewer positive training images only if no other site has enough.
     """
 
@@ -39,14 +39,14 @@ class ClassSubsetsSpec(SitesSpec):
 
 
 class ClassListsSpec(SitesSpec):
-    """Fixed classes of every site, by site name."""
+    """The classes of every site are given, by the site's name."""
 
     kind: Literal["class_lists"]
     lists: Annotated[Mapping[str, ClassNames], Field(min_length=1)]
 
 
 class ClassTableSpec(SitesSpec):
-    """A row of the surgical aggregation paper's NIH tables.
+    """The classes of every site are those of a row of the surgical aggregation paper's NIH tables.
 
     Attributes:
         table: ``"clients"``: sweep over the number of sites; ``"shared"``: sweep over the shared classes, four sites.
@@ -59,7 +59,7 @@ class ClassTableSpec(SitesSpec):
 
 
 class RandomOwnersSpec(SitesSpec):
-    """Each class annotated by a number of sites drawn uniformly from 1 to all; every site has at least one class."""
+    """Each class is annotated by a number of sites drawn uniformly from 1 to all; every site has at least one class."""
 
     kind: Literal["random_owners"]
     sites: Count | None = None
@@ -72,7 +72,7 @@ class MissingClassesSpec(SitesSpec):
 
     Attributes:
         sites: Number of sites; with ``images = "source"`` it may be left out.
-        lists_seed: Of the draw of class lists, the paper's own by default.
+        lists_seed: The seed of the draw of class lists, the paper's own by default.
     """
 
     kind: Literal["missing_classes"]
@@ -89,7 +89,7 @@ class LabelSkewSpec(Spec):
     Attributes:
         shards: ``"practical"``: of each class one site holds 80 %, one 10 %, the others 1 % each;
             ``"pathological"``: each site holds two classes.
-        seed: The paper's code's by default; the run's own where None.
+        seed: The seed of the deal, that of the paper's code by default; the run's own where None.
         validation_fraction: Part of each site's training images held out.
     """
 
@@ -105,7 +105,7 @@ class DirichletSpec(Spec):
 
     Attributes:
         alpha: Concentration: 0.1 is very uneven, 100 almost even.
-        seed: The run's own where None.
+        seed: The seed of the deal; the run's own where None.
         validation_fraction: Part of each site's training images held out.
     """
 
@@ -117,7 +117,7 @@ class DirichletSpec(Spec):
 
 
 class TasksSpec(Spec):
-    """Some sites for each task of a mixture, and images for the coordinator, as in UniFed (Hassani & Rekik 2024).
+    """Each task of a mixture has some sites, the coordinator has its own images, as in UniFed (Hassani & Rekik 2024).
 
     Only the mixture's train part is used: each site and the coordinator divide their share of it 70/10/20.
 

@@ -26,7 +26,7 @@ from common.data.images.reading import resize_images
 
 
 def load_digits(spec: DigitsSpec) -> Splits:
-    """Return 1,797 images, ``(n, 8, 8)``, scaled from 0..16 to 0..255, split 70/10/20; each its own patient."""
+    """Return the 1,797 digits, ``(n, 8, 8)``, scaled from 0..16 to 0..255 and split 70/10/20; each is one patient."""
     images, digits = _images_and_digits(spec.image_size)
     everything = ImageSet(
         stored=images,

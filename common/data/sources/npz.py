@@ -120,7 +120,7 @@ def size_faults(path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: s
 
 
 def label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
-    """Find labels that are no labels, or do not fit the class names; ``labels`` are arrays by the part's prefix."""
+    """Find labels of a wrong kind or value, and labels of more classes than there are names, for each part's array."""
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
         kinds = ", ".join(
             f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}"
@@ -267,7 +267,7 @@ def stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArr
 
 
 def load_npz(spec: NpzSpec, base: Path, store: ImageStore) -> Splits:
-    """Read a file.
+    """Read an npz file.
 
     Raises:
         BadInput: With all faults.
@@ -277,7 +277,7 @@ def load_npz(spec: NpzSpec, base: Path, store: ImageStore) -> Splits:
 
 
 def load_npz_test(spec: NpzSpec, base: Path, store: ImageStore) -> ImageSet:
-    """Read the test part alone; the file needs no other.
+    """Read the test part of an npz file, which needs no other part.
 
     Raises:
         BadInput: With all faults of the test part.

@@ -12,7 +12,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def array(name: str, shape: str, size: int, **more: Any) -> Entry:
 
 def parts(*bombs: Entry, rows: int = 1, side: int = 1) -> bytes:
     """An npz file of so many images a part, but for the arrays that are given."""
-    given = {name for name, _, _ in bombs}
+    replaced = {name for name, _, _ in bombs}
     small = [
         array(f"{part}_{kind}", shape, size)
         for part in ("train", "val", "test")
@@ -100,7 +100,7 @@ def parts(*bombs: Entry, rows: int = 1, side: int = 1) -> bytes:
             ("patient", f"({rows},)", rows),
         )
     ]
-    return zipped(*(entry for entry in small if entry[0] not in given), *bombs)
+    return zipped(*(entry for entry in small if entry[0] not in replaced), *bombs)
 
 
 TOTAL = GIGABYTES * MIB
@@ -219,7 +219,7 @@ def png(width: int, height: int, *chunks: tuple[bytes, bytes], depth: int = 8, c
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     head = (b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in (head, *chunks, (b"IEND", b"")))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*content) for content in (head, *chunks, (b"IEND", b"")))
 
 
 @cache
@@ -317,6 +317,9 @@ ITEM = struct.pack("<HHI", 0xFFFE, 0xE000, 0)
 SEQUENCE_END = struct.pack("<HHI", 0xFFFE, 0xE0DD, 0)
 
 
+PIXELS = element(0x7FE00010, "OB", bytes(100))
+
+
 def encapsulated(frame: bytes) -> bytes:
     frame += b"\0" * (len(frame) % 2)
     head = struct.pack("<HH", 0x7FE0, 0x0010) + b"OB\0\0\xff\xff\xff\xff"
@@ -363,21 +366,13 @@ DICOM: Mapping[str, Callable[[], bytes]] = {
         + deflated(picture_facts(10, 10) + struct.pack("<HH", 0x7FE0, 0x0010) + b"OB\0\0" + struct.pack("<I", TOTAL))
     ),
     "deflated items": lambda: (
-        file_head(DEFLATED)
-        + deflated(SEQUENCE, 30, ITEM, SEQUENCE_END + picture_facts(10, 10) + element(0x7FE00010, "OB", bytes(100)))
+        file_head(DEFLATED) + deflated(SEQUENCE, 30, ITEM, SEQUENCE_END + picture_facts(10, 10) + PIXELS)
     ),
     "3 MB of items": lambda: (
-        file_head(PLAIN)
-        + SEQUENCE
-        + ITEM * 390_000
-        + SEQUENCE_END
-        + picture_facts(10, 10)
-        + element(0x7FE00010, "OB", bytes(100))
+        file_head(PLAIN) + SEQUENCE + ITEM * 390_000 + SEQUENCE_END + picture_facts(10, 10) + PIXELS
     ),
-    "more rows than a picture has": lambda: (
-        file_head(PLAIN) + picture_facts(65535, 65535) + element(0x7FE00010, "OB", bytes(100))
-    ),
-    "no rows": lambda: file_head(PLAIN) + picture_facts(0, 65535) + element(0x7FE00010, "OB", bytes(100)),
+    "more rows than a picture has": lambda: file_head(PLAIN) + picture_facts(65535, 65535) + PIXELS,
+    "no rows": lambda: file_head(PLAIN) + picture_facts(0, 65535) + PIXELS,
     "JPEG 2000 of one-pixel tiles": lambda: in_dicom(jpeg_2000(255, 257, tile=1), 257, 255, J2K),
     "JPEG 2000 of one-pixel precincts": lambda: in_dicom(jpeg_2000(4000, 4000, precincts=0), 4000, 4000, J2K),
     "JPEG 2000 of small blocks": lambda: in_dicom(jpeg_2000(8000, 8000, blocks=0), 8000, 8000, J2K),
@@ -399,10 +394,7 @@ DICOM: Mapping[str, Callable[[], bytes]] = {
     "many character sets": lambda: file_head(IMPLICIT) + implicit(0x00080005, b"\\ISO_IR 100" * 200_000),
     "many patients": lambda: file_head(IMPLICIT) + implicit(0x00100020, b"1\\" * 1_500_000),
     "items of a length": lambda: (
-        file_head(PLAIN)
-        + picture_facts(10, 10)
-        + element(0x52009229, "SQ", ITEM * 390_000)
-        + element(0x7FE00010, "OB", bytes(100))
+        file_head(PLAIN) + picture_facts(10, 10) + element(0x52009229, "SQ", ITEM * 390_000) + PIXELS
     ),
     "items of a length, for each frame": lambda: (
         file_head(DEFLATED)
@@ -410,7 +402,7 @@ DICOM: Mapping[str, Callable[[], bytes]] = {
             picture_facts(10, 10) + struct.pack("<HH", 0x5200, 0x9230) + b"SQ\0\0" + struct.pack("<I", 100 * MIB),
             100,
             ITEM,
-            element(0x7FE00010, "OB", bytes(100)),
+            PIXELS,
         )
     ),
     "a billion frames": lambda: in_dicom(run_lengths(10, 10), 10, 10, RLE, frames=10**9),
@@ -466,53 +458,40 @@ def weights() -> bytes:
 # ---------------------------------------------------------------------- reading
 
 
-def read_npz(file: Path) -> str:
-    return f"{len(load(NpzSpec(kind='npz', path=file.name, classes=('a', 'b')), file.parent).train)} images"
-
-
-def read_patients(file: Path) -> str:
-    spec = NpzSpec(kind="npz", path=file.name, classes=("a", "b"), patient_key="patient")
+def images_of(file: Path, **keys: str) -> str:
+    spec = NpzSpec(kind="npz", path=file.name, classes=("a", "b"), **keys)
     return f"{len(load(spec, file.parent).train)} images"
-
-
-def read_unlabelled(file: Path) -> str:
-    return f"{len(read_pictures(file, ImageForm(8, color=False, resize='pad')).names)} images"
-
-
-def read_table(file: Path) -> str:
-    return f"{len(read_columns(file, 'data.labels'))} columns"
 
 
 def read_picture(file: Path) -> str:
     form = ImageForm(8, color=False, resize="pad", rendering=Rendering("middle", "coronal"))
-    found = decode_pictures([file.name], lambda row: file, form)
-    return f"refused: {found.skipped[0].reason}" if found.skipped else "a picture"
-
-
-def read_head(file: Path) -> str:
-    return str(read_dicom_heads([file])[0])
-
-
-def read_weights(file: Path) -> str:
-    return convert_checkpoint("tiny_cnn", file, file.with_suffix(".out"))
+    decoded = decode_pictures([file.name], lambda row: file, form)
+    return f"refused: {decoded.skipped[0].reason}" if decoded.skipped else "a picture"
 
 
 Bombs = Mapping[str, Callable[[], bytes]]
 READERS: Mapping[str, tuple[Callable[[Path], str], Bombs, str]] = {
-    "npz": (read_npz, NPZ, ".npz"),
-    "patients": (read_patients, {"a patient of a long name": long_name}, ".npz"),
-    "unlabelled": (read_unlabelled, {"one large test image": large_test_image}, ".npz"),
-    "table": (read_table, TABLES, ""),
-    "picture": (read_picture, PICTURES | DICOM | VOLUMES, ""),
-    "head": (read_head, DICOM, ""),
-    "weights": (read_weights, {"a packed storage": weights}, ".pth"),
+    "npz": (images_of, NPZ, ".npz"),
+    "patients": (partial(images_of, patient_key="patient"), {"a patient of a long name": long_name}, ".npz"),
+    "unlabelled": (
+        lambda file: str(read_pictures(file, ImageForm(8, color=False, resize="pad")).names),
+        {"one large test image": large_test_image},
+        ".npz",
+    ),
+    "table": (lambda file: str(len(read_columns(file, "data.labels"))), TABLES, ""),
+    "picture": (read_picture, {**PICTURES, **DICOM, **VOLUMES}, ""),
+    "head": (lambda file: str(read_dicom_heads([file])[0]), DICOM, ""),
+    "weights": (
+        lambda file: convert_checkpoint("tiny_cnn", file, file.with_suffix(".out")),
+        {"a packed storage": weights},
+        ".pth",
+    ),
 }
 """By what is read: the reader, its bombs, and the ending of their files' names."""
 
 
 def good_files(reader: str) -> list[bytes]:
     """Good files, so that all that reading imports is there before memory is measured."""
-    pixels = element(0x7FE00010, "OB", bytes(100))
     match reader:
         case "npz" | "patients" | "unlabelled":
             return [parts()]
@@ -523,7 +502,7 @@ def good_files(reader: str) -> list[bytes]:
     return [
         png(10, 10, GOOD),
         nifti((10, 10, 3), packed=1),
-        file_head(PLAIN) + picture_facts(10, 10) + pixels,
+        file_head(PLAIN) + picture_facts(10, 10) + PIXELS,
         in_dicom(jpeg_2000(10, 10), 10, 10, J2K),
         in_dicom(jpeg_ls((10, 10)), 10, 10, LS),
     ]
@@ -552,13 +531,13 @@ def main(reader: str, folder: Path) -> None:
         good.write_bytes(content)
         outcome_of(read, good)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    found = dict[str, tuple[int, str]]()
+    outcomes = dict[str, tuple[int, str]]()
     for file in files:
         Path("/proc/self/clear_refs").write_text("5", "ascii")  # the most memory is counted anew from here on
         before = memory("VmRSS")
         outcome = outcome_of(read, file)
-        found[file.name.removesuffix(ending)] = (memory("VmHWM") - before, " ".join(outcome.split()))
-    print(json.dumps(found))
+        outcomes[file.name.removesuffix(ending)] = (memory("VmHWM") - before, " ".join(outcome.split()))
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """DICOM files made by hand."""
 
 import io
+import struct
+import zlib
 from typing import Any
 
 from numpy.typing import NDArray
 from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 
 def dicom(pixels: NDArray[Any], *, syntax: UID = ExplicitVRLittleEndian, **elements: Any) -> bytes:
@@ -37,3 +39,15 @@ def dicom(pixels: NDArray[Any], *, syntax: UID = ExplicitVRLittleEndian, **eleme
     buffer = io.BytesIO()
     dataset.save_as(buffer, enforce_file_format=True)
     return buffer.getvalue()
+
+
+def deflated(data: bytes, more: int) -> bytes:
+    """The file in the deflated transfer syntax, with ``more`` zero bytes behind it."""
+    end = 144 + struct.unpack_from("<I", data, 140)[0]
+    before, after = (name.encode() for name in (ExplicitVRLittleEndian, DeflatedExplicitVRLittleEndian))
+    head = data[:end].replace(before + b"\0", after)
+    head = head[:140] + struct.pack("<I", len(head) - 144) + head[144:]
+    place = head.index(after) - 2
+    head = head[:place] + struct.pack("<H", len(after)) + head[place + 2 :]
+    packer = zlib.compressobj(wbits=-15)
+    return head + packer.compress(data[end:]) + packer.compress(bytes(more)) + packer.flush()

@@ -41,9 +41,9 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.parametrize("outcomes", READERS, indirect=True)
 def test_no_bomb_takes_the_memory(outcomes: Outcomes) -> None:
-    assert {name: taken for name, (taken, _) in outcomes.items() if taken > MOST} == {}
+    assert {name: mebibytes for name, (mebibytes, _) in outcomes.items() if mebibytes > MOST} == {}
 
 
 @pytest.mark.parametrize("outcomes", ["npz", "patients", "unlabelled", "table", "picture", "weights"], indirect=True)
 def test_bombs_are_refused_with_a_reason(outcomes: Outcomes) -> None:
-    assert {name: said for name, (_, said) in outcomes.items() if name not in READ and "refused: " not in said} == {}
+    assert {name: text for name, (_, text) in outcomes.items() if name not in READ and "refused: " not in text} == {}

@@ -23,8 +23,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec(**keys: object) -> CompositesSpec:
-    given = {"path": "grey.npz", "classes": CLASSES, "train": 200, "validation": 20, "test": 40, "image_size": 8}
-    return CompositesSpec.model_validate({"kind": "composites", **given, **keys})
+    settings = {"path": "grey.npz", "classes": CLASSES, "train": 200, "validation": 20, "test": 40, "image_size": 8}
+    return CompositesSpec.model_validate({"kind": "composites", **settings, **keys})
 
 
 def greys(images: np.ndarray) -> list[set[int]]:
@@ -40,7 +40,7 @@ def test_labels_are_the_classes_of_the_pictures_that_an_image_holds(pictures: Pa
 
 def test_no_picture_stands_in_two_parts(pictures: Path) -> None:
     splits = load(spec(), pictures)
-    used = [set().union(*greys(part.images)) for part in (splits.train, splits.validation, splits.test)]
+    used = [set().union(*greys(part.images)) for part in splits.parts]
     assert sum(map(len, used)) == len(set().union(*used))
 
 
@@ -60,15 +60,14 @@ def test_each_class_is_rarer_than_the_one_before_by_the_factor(pictures: Path) -
 
 
 def test_the_same_seed_gives_the_same_images_and_another_gives_others(pictures: Path) -> None:
-    one, again, other = (load(spec(seed=seed), pictures).test for seed in (0, 0, 1))
-    assert np.array_equal(one.images, again.images)
-    assert not np.array_equal(one.images, other.images)
+    first, again, other = (load(spec(seed=seed), pictures).test for seed in (0, 0, 1))
+    assert np.array_equal(first.images, again.images)
+    assert not np.array_equal(first.images, other.images)
 
 
 def test_pictures_of_several_classes_are_refused(tmp_path: Path) -> None:
     images = np.zeros((6, 4, 4), np.uint8)
     labels = np.array([[1, 1, 0], [0, 1, 0], [0, 0, 1]] * 2)
     np.savez(tmp_path / "grey.npz", train_images=images, test_images=images, train_labels=labels, test_labels=labels)
-    found = faults(spec(), tmp_path)
-    assert [fault.where for fault in found] == ["data.path"]
-    assert "4 have none or several" in found[0].problem
+    (fault,) = faults(spec(), tmp_path)
+    assert (fault.where, "4 have none or several" in fault.problem) == ("data.path", True)

@@ -4,7 +4,6 @@ import struct
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from pydicom import uid
 
 from common.data.base.spec import Rendering
 from common.data.images.dicom import dicom_pixels
+from tests.common.data.dicom_files import deflated
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 
 ROOT = Path(__file__).parents[3]
@@ -37,31 +37,21 @@ def test_ten_thousand_damaged_files_are_pictures_or_refused() -> None:
     assert sum(read_damaged(0, 10_000, seconds=1200)) == 10_000
 
 
-def with_size(data: bytes, before: bytes, rows: int, columns: int, kind: str) -> bytes:
-    """The file with another size behind these bytes of its packed pixels."""
-    place = data.index(before) + len(before)
-    return data[:place] + struct.pack(kind, rows, columns) + data[place + struct.calcsize(kind) :]
-
-
-LIARS: dict[str, Callable[[bytes], bytes]] = {
-    uid.JPEGLosslessSV1: lambda data: with_size(
-        by_gdcm(data, uid.JPEGLosslessSV1), b"\xff\xc3\0\x0b\x08", 65535, 65535, ">HH"
-    ),
-    uid.JPEGLSLossless: lambda data: with_size(
-        by_gdcm(data, uid.JPEGLSLossless), b"\xff\xf7\0\x0b\x08", 65535, 65535, ">HH"
-    ),
-    uid.JPEG2000Lossless: lambda data: with_size(
-        by_pydicom(data, uid.JPEG2000Lossless), b"\xff\x4f\xff\x51\0\x29\0\0", 65535, 65535, ">II"
-    ),
-}
-
-
-@pytest.mark.parametrize("syntax", LIARS)
-def test_a_frame_that_unpacks_to_another_size_is_refused_before_it_does(syntax: str) -> None:
-    data = LIARS[syntax](plain(source(8), 8))
-    with pytest.raises(
-        ValueError, match="says 36 × 52 × 1 for rows, columns and samples, its packed pixels 65535 × 65535"
-    ):
+@pytest.mark.parametrize(
+    ("syntax", "pack", "before", "kind"),
+    [
+        (uid.JPEGLosslessSV1, by_gdcm, b"\xff\xc3\0\x0b\x08", ">HH"),
+        (uid.JPEGLSLossless, by_gdcm, b"\xff\xf7\0\x0b\x08", ">HH"),
+        (uid.JPEG2000Lossless, by_pydicom, b"\xff\x4f\xff\x51\0\x29\0\0", ">II"),
+    ],
+)
+def test_a_frame_that_unpacks_to_another_size_is_refused_before_it_does(
+    syntax: str, pack: Callable[[bytes, str], bytes], before: bytes, kind: str
+) -> None:
+    data = pack(plain(source(8), 8), syntax)
+    place = data.index(before) + len(before)  # rows and columns stand there
+    data = data[:place] + struct.pack(kind, 65535, 65535) + data[place + struct.calcsize(kind) :]
+    with pytest.raises(ValueError, match=r"36 × 52 × 1 .* packed pixels 65535 × 65535"):
         dicom_pixels(data)
 
 
@@ -75,18 +65,6 @@ def test_jpeg_ls_without_its_end_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="are damaged"):
         dicom_pixels(damaged)
     assert time.process_time() - begin < 0.5
-
-
-def deflated(data: bytes, more: int) -> bytes:
-    """The file, deflated, with so many bytes of nothing behind it."""
-    end = 144 + struct.unpack_from("<I", data, 140)[0]
-    before, after = (name.encode() for name in (uid.ExplicitVRLittleEndian, uid.DeflatedExplicitVRLittleEndian))
-    head = data[:end].replace(before + b"\0", after)
-    head = head[:140] + struct.pack("<I", len(head) - 144) + head[144:]
-    place = head.index(after) - 2
-    head = head[:place] + struct.pack("<H", len(after)) + head[place + 2 :]
-    packer = zlib.compressobj(wbits=-15)
-    return head + packer.compress(data[end:]) + packer.compress(bytes(more)) + packer.flush()
 
 
 def test_a_deflated_file_is_inflated_only_so_far() -> None:

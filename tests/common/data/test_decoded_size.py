@@ -79,18 +79,13 @@ def spec(**more: Any) -> NpzSpec:
     return NpzSpec(kind="npz", path="a.npz", classes=("a", "b"), **more)
 
 
-def test_an_npz_file_beyond_the_bound_is_refused_and_read_where_the_key_allows_it(tmp_path: Path) -> None:
-    save_npz(tmp_path, 700)  # 3.9 MB in some kilobytes
-    with pytest.raises(BadInput) as caught:
-        load(spec(largest_mb=1), tmp_path)
+@pytest.mark.parametrize(("side", "image_size"), [(700, None), (4, 4096)])  # 3.9 MB in some kilobytes, and resized
+def test_an_npz_file_beyond_the_limit_is_refused(tmp_path: Path, side: int, image_size: int | None) -> None:
+    save_npz(tmp_path, side)
+    with pytest.raises(BadInput, match="largest_mb") as caught:
+        load(spec(largest_mb=1, image_size=image_size), tmp_path)
     assert [fault.where for fault in caught.value.faults] == ["data.path"]
     assert len(load(spec(largest_mb=4), tmp_path).train) > 0
-
-
-def test_images_of_an_npz_file_are_not_made_larger_than_the_bound(tmp_path: Path) -> None:
-    save_npz(tmp_path, 4)
-    with pytest.raises(BadInput, match="largest_mb"):
-        load(spec(largest_mb=1, image_size=4096), tmp_path)
 
 
 def test_npz_images_are_in_memory_once(tmp_path: Path) -> None:
@@ -101,7 +96,7 @@ def test_npz_images_are_in_memory_once(tmp_path: Path) -> None:
     splits = load(spec(validation_fraction=0.5), tmp_path)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert sum(part.stored.nbytes for part in (splits.train, splits.validation, splits.test)) == 2 * images.nbytes
+    assert sum(part.stored.nbytes for part in splits.parts) == 2 * images.nbytes
     assert most < 2.2 * images.nbytes
 
 

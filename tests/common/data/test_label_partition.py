@@ -31,12 +31,6 @@ def spec_of(**keys: Any) -> PartitionSpec:
     return adapter.validate_python(keys)
 
 
-def splits_with(train: NDArray[np.intp], test: NDArray[np.intp], classes: int) -> Splits:
-    return Splits(
-        one_class_each(train, classes, "t"), evenly(classes, classes, "v"), one_class_each(test, classes, "e")
-    )
-
-
 def counts(images: ImageSet, hands: list[NDArray[np.intp]]) -> list[list[int]]:
     return [images.labels[hand].sum(axis=0).astype(int).tolist() for hand in hands]
 
@@ -55,8 +49,7 @@ def cases(vectors: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("classes", [9, 10, 11])
 def test_shares_are_those_of_the_authors_code(cases: dict[str, Any], shards: str, classes: int) -> None:
     expected = cases[f"non-iid-{shards}_C{classes}"]["partition_class_by_client"]
-    found = SHARES[shards](classes, 12, np.random.RandomState(42))
-    np.testing.assert_allclose(found, expected, atol=1e-7)
+    np.testing.assert_allclose(SHARES[shards](classes, 12, np.random.RandomState(42)), expected, atol=1e-7)
 
 
 @pytest.mark.parametrize("shards", SHARES)
@@ -66,7 +59,8 @@ def test_sites_hold_as_many_images_of_each_class_as_in_the_authors_code(
 ) -> None:
     case = cases[f"non-iid-{shards}_C{classes}"]
     train, test = (np.repeat(np.arange(classes), case[f"{part}_total_per_class"]) for part in ("train", "test"))
-    division = partition(splits_with(train, test, classes), spec_of(kind="label_skew", shards=shards), seed=7)
+    parts = one_class_each(train, classes, "t"), evenly(classes, classes, "v"), one_class_each(test, classes, "e")
+    division = partition(Splits(*parts), spec_of(kind="label_skew", shards=shards), seed=7)
     trains = [part.train for part in division.parts]
     assert counts(division.splits.train, trains) == case["train_counts_client_by_class"]
     assert counts(division.splits.test, own_tests(division)) == case["test_counts_client_by_class"]
@@ -148,19 +142,9 @@ def test_a_site_without_images_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"shards": "practical", "sites": 13},
-            "with 13 sites the shares of 80 %, 10 % and 1 % each of the others are more than all images. "
-            'Take at most 12 sites, or kind = "dirichlet".',
-        ),
-        (
-            {"shards": "pathological", "sites": 3},
-            "3 sites with 2 classes each cannot have all 10. Take at least 5 sites, or more classes a site.",
-        ),
-    ],
+    ("shards", "sites", "remedy"), [("practical", 13, "at most 12"), ("pathological", 3, "at least 5")]
 )
-def test_shards_that_do_not_fit_the_number_of_sites_are_refused(keys: dict[str, Any], message: str) -> None:
-    found = partition_faults("abcdefghij", spec_of(kind="label_skew", **keys))
-    assert [str(fault) for fault in found] == [f"partition.sites: {message}"]
+def test_shards_that_do_not_fit_the_number_of_sites_are_refused(shards: str, sites: int, remedy: str) -> None:
+    (fault,) = partition_faults("abcdefghij", spec_of(kind="label_skew", shards=shards, sites=sites))
+    assert fault.where == "partition.sites"
+    assert remedy in fault.remedy

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from common.data.partition.paper_tables import class_names_of
 from common.data.partition.partition import (
     SitePart,
     deal_classes,
+    draw_lists,
     partition,
     partition_faults,
     random_owners,
@@ -24,6 +24,7 @@ from common.data.partition.spec import (
     ClassListsSpec,
     ClassSubsetsSpec,
     ClassTableSpec,
+    MissingClassesSpec,
     PartitionSpec,
     RandomOwnersSpec,
 )
@@ -40,18 +41,13 @@ def lists(**by_site: list[str]) -> ClassListsSpec:
     return ClassListsSpec.model_validate({"kind": "class_lists", "lists": by_site})
 
 
-def with_nih_names(splits: Splits) -> Splits:
-    parts = (splits.train, splits.validation, splits.test)
-    return Splits(*(replace(part, class_names=NIH_CLASSES) for part in parts))
+def missing_classes(**settings: Any) -> MissingClassesSpec:
+    return MissingClassesSpec.model_validate({"kind": "missing_classes", **settings})
 
 
 def owners(parts: tuple[SitePart, ...]) -> dict[str, int]:
     names = [name for part in parts for name in part.class_names]
     return {name: names.count(name) for name in names}
-
-
-def messages(spec: PartitionSpec, class_names: tuple[str, ...] = ("a", "b", "c")) -> list[str]:
-    return [str(fault) for fault in partition_faults(class_names, spec)]
 
 
 @pytest.mark.parametrize("sweep", ["clients", "shared"])
@@ -125,7 +121,7 @@ def test_fixed_lists_go_to_the_sites_they_name() -> None:
 
 
 def test_a_row_of_the_papers_table_is_dealt_with_the_papers_patients() -> None:
-    splits = with_nih_names(splits_of(60, 14))
+    splits = Splits(*(replace(part, class_names=NIH_CLASSES) for part in splits_of(60, 14).parts))
     parts = partition(splits, ClassTableSpec(kind="class_table", table="clients", row=4), seed=1337).parts
     assert tuple(part.class_names for part in parts) == class_names_of("clients", 4)
 
@@ -152,53 +148,100 @@ def test_a_site_sees_only_its_own_labels() -> None:
     np.testing.assert_array_equal(own.train.labels, splits.train.labels[part.train][:, [0, 2]])
 
 
-def test_an_unknown_class_is_named_with_the_nearest() -> None:
-    spec = lists(north=["Infiltrate"], east=["Mass"])
-    assert messages(spec, ("Infiltration", "Mass")) == [
-        'partition.lists.north[0]: "Infiltrate" is not a class of the data, whose classes are "Infiltration", "Mass". '
-        'Did you mean "Infiltration"?',
-        'partition.lists: no site annotates "Infiltration". Give each class to some site.',
-    ]
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (
-            {"sites": 4},
-            "partition.sites: 3 classes cannot be dealt to 4 sites, at least one each. "
-            "Take fewer sites, or share a class.",
-        ),
-        ({"sites": 2, "shared": 5}, "partition.shared: 5 shared classes, but the data has 3."),
-        ({}, 'partition.sites: the number of sites is missing. Only images = "source" implies it.'),
-    ],
+RAW_NIH = tuple(
+    {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}.get(name, name) for name in NIH_CLASSES
 )
-def test_subsets_that_cannot_be_dealt_are_refused(spec: Mapping[str, Any], message: str) -> None:
-    assert messages(subsets(**spec)) == [message]
+FAULTS: list[tuple[PartitionSpec, tuple[str, ...], dict[str, str]]] = [
+    # The key of each fault, with what its sentence says.
+    (
+        lists(north=["Infiltrate"], east=["Mass"]),
+        ("Infiltration", "Mass"),
+        {"partition.lists.north[0]": 'Did you mean "Infiltration"?', "partition.lists": 'no site annotates "Infilt'},
+    ),
+    (subsets(sites=4), ("a", "b", "c"), {"partition.sites": "3 classes cannot be dealt to 4 sites"}),
+    (subsets(sites=2, shared=5), ("a", "b", "c"), {"partition.shared": "5 shared classes, but the data has 3."}),
+    (subsets(), ("a", "b", "c"), {"partition.sites": "the number of sites is missing."}),
+    (
+        ClassTableSpec(kind="class_table", table="shared", row=8),
+        RAW_NIH,
+        {"partition.row": "its rows are 1, 2, 3", "partition.table": 'Rename "Effusion" to "Pleural Effusion", "'},
+    ),
+    (missing_classes(sites=2, missing=4), tuple("abcde"), {"partition.sites": "2 sites with 1 class each cannot"}),
+    (missing_classes(sites=2, missing=5), tuple("abcde"), {"partition.missing": "Take at most 4."}),
+    (missing_classes(missing=1), tuple("abcde"), {"partition.sites": "the number of sites is missing."}),
+]
 
 
-def test_the_papers_tables_ask_for_nihs_harmonised_names() -> None:
-    raw = tuple(name.replace("Pleural Effusion", "Effusion") for name in NIH_CLASSES)
-    raw = tuple(name.replace("Pleural Thickening", "Pleural_Thickening") for name in raw)
-    spec = ClassTableSpec(kind="class_table", table="shared", row=8)
-    assert messages(spec, raw) == [
-        'partition.row: table "shared" has no row 8; its rows are 1, 2, 3, 4, 5, 6, 7.',
-        "partition.table: the paper's tables are about NIH's 14 classes; lacking: \"Pleural Effusion\", "
-        '"Pleural Thickening"; not among them: "Effusion", "Pleural_Thickening". '
-        'Rename "Effusion" to "Pleural Effusion", "Pleural_Thickening" to "Pleural Thickening".',
-    ]
+@pytest.mark.parametrize(("spec", "class_names", "expected"), FAULTS)
+def test_a_partition_that_cannot_be_is_refused(
+    spec: PartitionSpec, class_names: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    messages = {fault.where: str(fault) for fault in partition_faults(class_names, spec)}
+    assert messages.keys() == expected.keys()
+    assert all(words in messages[where] for where, words in expected.items())
 
 
-def test_more_sites_than_patients_are_refused() -> None:
+def test_a_partition_that_the_data_does_not_allow_is_refused() -> None:
     with pytest.raises(BadInput, match=r"^partition.sites: 6 sites, but only 5 patients in the train part."):
         partition(splits_of(5, 8), subsets(sites=6), seed=1)
-
-
-def test_sources_must_be_known_for_a_partition_by_source() -> None:
     splits = splits_of(5, 3)
-    nowhere = np.full(len(splits.train), "")
-    with pytest.raises(BadInput, match=r"does not say which centre .* Name source_key or source_column"):
-        partition(replace(splits, train=replace(splits.train, sources=nowhere)), subsets(images="source"), seed=1)
+    nowhere = replace(splits, train=replace(splits.train, sources=np.full(len(splits.train), "")))
+    with pytest.raises(BadInput, match=r"^partition.images: .* Name source_key or source_column"):
+        partition(nowhere, subsets(images="source"), seed=1)
+    with pytest.raises(BadInput, match=r'^partition.missing: no site annotates "d", "e"'):
+        partition(splits_of(30, 5), missing_classes(images="source", missing=4), seed=1)  # three centres, a class each
+
+
+# ---------------------------------------------------------------------- lists that lack drawn classes (FedMLP)
+
+FEDMLP = [("ICH", 5, 5, missing) for missing in (1, 2, 3, 4)] + [
+    ("ChestXray14", 8, 8, missing) for missing in (1, 3, 7)
+]
+
+
+def columns(class_lists: Any) -> list[list[int]]:
+    return [np.flatnonzero(row).tolist() for row in class_lists]
+
+
+@pytest.fixture(scope="module")
+def fedmlp(vectors: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((vectors / "fedmlp.json").read_text())["partial_labels"]["sets"]
+    return loaded
+
+
+@pytest.mark.parametrize(("name", "sites", "classes", "missing"), FEDMLP)
+def test_class_lists_are_the_authors(fedmlp: dict[str, Any], name: str, sites: int, classes: int, missing: int) -> None:
+    assert columns(draw_lists(sites, classes, missing, seed=1037)) == fedmlp[f"{name}_missing_{missing}"]["active"]
+
+
+def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(fedmlp: dict[str, Any]) -> None:
+    assert not fedmlp["ChestXray14_missing_5"]["covers_all_classes"]
+    owned = draw_lists(8, 8, 5, seed=1037)
+    assert columns(owned) != fedmlp["ChestXray14_missing_5"]["active"]
+    assert owned.any(axis=0).all()
+    assert (owned.sum(axis=1) == 3).all()
+
+
+@given(st.integers(2, 8), st.integers(3, 8), st.integers(0, 2), st.integers(0, 2**31))
+def test_every_site_lacks_as_many_classes_and_every_class_has_an_owner(
+    sites: int, classes: int, missing: int, seed: int
+) -> None:
+    owned = draw_lists(sites * classes, classes, missing, seed)
+    assert (owned.sum(axis=1) == classes - missing).all()
+    assert owned.any(axis=0).all()
+
+
+def test_one_class_a_site_goes_round() -> None:
+    assert columns(draw_lists(5, 3, 2, seed=1)) == [[0], [1], [2], [0], [1]]
+
+
+def test_sites_with_missing_classes_have_patients_of_their_own_and_the_lists_of_the_draw() -> None:
+    splits = splits_of(40, 5)
+    parts = partition(splits, missing_classes(sites=5, missing=1), seed=3).parts
+    assert [part.class_names for part in parts][:2] == [("a", "b", "c", "d"), ("a", "b", "d", "e")]  # ICH missing 1
+    of_sites = [set(splits.train.patients[part.train].tolist()) for part in parts]
+    assert sum(map(len, of_sites)) == len(set().union(*of_sites)) > 0
+    assert all(part.test is None for part in parts)
 
 
 def test_a_partition_is_read_by_its_kind_and_unknown_keys_are_refused() -> None:

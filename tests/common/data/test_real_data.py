@@ -17,46 +17,21 @@ from common.data.partition.spec import LabelSkewSpec, TasksSpec
 
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)
 
-NIH = [
-    "Atelectasis",
-    "Cardiomegaly",
-    "Effusion",
-    "Infiltration",
-    "Mass",
-    "Nodule",
-    "Pneumonia",
-    "Pneumothorax",
-    "Consolidation",
-    "Edema",
-    "Emphysema",
-    "Fibrosis",
-    "Pleural_Thickening",
-    "Hernia",
-]
+NIH = ["Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"]
+NIH += ["Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia"]
 ICH = ["Intraventricular", "Intraparenchymal", "Subarachnoid", "Epidural", "Subdural"]
+HAM = ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"]
+MEDNIST = ["AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT"]
+BUSI = ["benign", "malignant", "normal"]
 NPZ: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "nih_cxr14/nih_cxr14_28.npz": ({"classes": NIH, "patient_key": "patient", "source_key": "source"}, 1362, 266, 365),
     "nih_cxr14/nih_cxr14_64.npz": ({"classes": NIH, "patient_key": "patient"}, 1362, 266, 365),
     "kermany_28.npz": ({"classes": ["normal", "bacterial", "viral"], "patient_key": "patient"}, 4634, 582, 624),
     "pneumoniamnist.npz": ({}, 4708, 524, 624),
     "ct_ich_brain_64.npz": ({"classes": ICH, "patient_key": "patient"}, 1774, 209, 488),
-    "ham10000_28.npz": (
-        {
-            "classes": ["akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"],
-            "patient_key": "lesion",
-            "source_key": "center",
-        },
-        4189,
-        599,
-        1196,
-    ),
-    "busi_28.npz": ({"classes": ["benign", "malignant", "normal"]}, 547, 78, 155),
-    "mednist_28.npz": (
-        {"classes": ["AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT"]},
-        8400,
-        1200,
-        2400,
-    ),
+    "ham10000_28.npz": ({"classes": HAM, "patient_key": "lesion", "source_key": "center"}, 4189, 599, 1196),
+    "busi_28.npz": ({"classes": BUSI}, 547, 78, 155),
+    "mednist_28.npz": ({"classes": MEDNIST}, 8400, 1200, 2400),
     "mnist.npz": ({}, 54000, 6000, 10000),
     "cifar10_jpeg.npz": ({"train_limit": 300, "validation_fraction": 0.01}, 300, 250, 5000),
 }
@@ -67,25 +42,27 @@ def read(base: Path, **spec: Any) -> Splits:
 
 
 def disjoint(splits: Splits) -> bool:
-    train, validation, test = (set(part.patients.tolist()) for part in (splits.train, splits.validation, splits.test))
-    return not (train & validation or train & test or validation & test)
+    patients = [set(part.patients.tolist()) for part in splits.parts]
+    return sum(map(len, patients)) == len(set.union(*patients))
+
+
+def sizes(splits: Splits) -> list[int]:
+    return [len(part) for part in splits.parts]
 
 
 @pytest.mark.parametrize("path", NPZ)
 def test_each_npz_file_has_the_images_its_readme_counts(real_data: Path, path: str) -> None:
     settings, *counts = NPZ[path]
     splits = read(real_data, kind="npz", path=path, **settings)
-    assert [len(splits.train), len(splits.validation), len(splits.test)] == counts
+    assert sizes(splits) == counts
     assert disjoint(splits)
     assert splits.train.images.std() > 10
     assert set(np.unique(splits.train.labels)) == {0.0, 1.0}
 
 
-def test_ham10000_comes_from_four_centres(real_data: Path) -> None:
-    settings = NPZ["ham10000_28.npz"][0]
-    splits = read(real_data, kind="npz", path="ham10000_28.npz", **settings)
-    assert len(set(splits.train.sources.tolist())) == 4
-    assert splits.train.channels == 3
+def test_ham10000_comes_from_four_centres_in_colour(real_data: Path) -> None:
+    train = read(real_data, kind="npz", path="ham10000_28.npz", **NPZ["ham10000_28.npz"][0]).train
+    assert (len(set(train.sources.tolist())), train.channels) == (4, 3)
 
 
 def test_cifar10_pictures_are_decoded_in_colour(real_data: Path) -> None:
@@ -104,11 +81,11 @@ NIH_FOLDER = {
 
 def test_the_nih_folder_is_read_with_the_official_table(real_data: Path) -> None:
     splits = read(real_data, **NIH_FOLDER)
-    assert [len(splits.train), len(splits.validation), len(splits.test)] == [667, 151, 182]
+    assert sizes(splits) == [667, 151, 182]
     assert splits.train.missing == 112_120 - 1000
     assert disjoint(splits)
     # 00000001_002.png is "Cardiomegaly|Effusion"; patient 1 has three images, all on one side.
-    part = next(part for part in (splits.train, splits.validation, splits.test) if "1" in part.patients)
+    part = next(part for part in splits.parts if "1" in part.patients)
     third = part.labels[np.flatnonzero(part.patients == "1")[2]]
     assert [part.class_names[place] for place in np.flatnonzero(third)] == ["Cardiomegaly", "Pleural Effusion"]
 
@@ -123,7 +100,7 @@ def test_one_view_of_nih_is_kept_without_moving_patients_between_parts(real_data
 
 def test_full_size_nih_radiographs_are_read_from_their_own_folder(real_data: Path) -> None:
     splits = read(real_data, **{**NIH_FOLDER, "images": "nih_cxr14/images_1024"})
-    assert len(splits.train) + len(splits.validation) + len(splits.test) == 14
+    assert sum(sizes(splits)) == 14
 
 
 def test_the_kermany_folder_keeps_its_official_test_part(real_data: Path) -> None:
@@ -139,7 +116,7 @@ def test_the_kermany_folder_keeps_its_official_test_part(real_data: Path) -> Non
     }
     assert faults(ADAPTER.validate_python(settings), real_data) == []
     splits = read(real_data, **settings)
-    assert [len(splits.train), len(splits.validation), len(splits.test)] == [4634, 582, 624]
+    assert sizes(splits) == [4634, 582, 624]
     assert splits.train.labels.sum(axis=1).tolist() == [1.0] * 4634
 
 
@@ -194,7 +171,7 @@ def test_a_tenth_of_mnist_is_dealt_to_twelve_sites_as_fedsld_does(real_data: Pat
     splits = read(
         real_data, kind="npz", path="mnist.npz", train_limit=6000, test_limit=1000, validation_fraction=0, image_size=28
     )
-    assert [len(splits.train), len(splits.validation), len(splits.test)] == [6000, 0, 1000]
+    assert sizes(splits) == [6000, 0, 1000]
     spec = LabelSkewSpec(kind="label_skew", shards="pathological")
     division = partition(splits, spec, seed=0)
     classes = [division.splits.train.labels[part.train].any(axis=0).sum() for part in division.parts]
@@ -207,14 +184,9 @@ MIXTURE = {
     "kind": "mixture",
     "image_size": 28,
     "tasks": {
-        "mednist": {"kind": "npz", "path": "mednist_28.npz", "classes": NPZ["mednist_28.npz"][0]["classes"]},
-        "ham": {
-            "kind": "npz",
-            "path": "ham10000_28.npz",
-            "classes": NPZ["ham10000_28.npz"][0]["classes"],
-            "patient_key": "lesion",
-        },
-        "busi": {"kind": "npz", "path": "busi_28.npz", "classes": NPZ["busi_28.npz"][0]["classes"]},
+        "mednist": {"kind": "npz", "path": "mednist_28.npz", "classes": MEDNIST},
+        "ham": {"kind": "npz", "path": "ham10000_28.npz", "classes": HAM, "patient_key": "lesion"},
+        "busi": {"kind": "npz", "path": "busi_28.npz", "classes": BUSI},
     },
 }
 
