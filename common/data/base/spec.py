@@ -207,8 +207,8 @@ class DicomwebSpec(LabelColumnsSpec):
 
     @model_validator(mode="after")
     def _secret_fits(self) -> Self:
-        given = [key for key in ("secret_file", "secret_env") if getattr(self, key)]
-        if len(given) != (self.authentication is not None):
+        sources = [key for key in ("secret_file", "secret_env") if getattr(self, key)]
+        if len(sources) != (self.authentication is not None):
             raise ValueError("authentication needs secret_file or secret_env, and these need authentication")
         if self.authentication and self.url.startswith("http:") and self.host not in _ALONE:
             raise ValueError("with authentication the address must begin with https: anyone could read the secret")

@@ -225,10 +225,11 @@ def _blocks(width: int, height: int, style: bytes) -> int:
     levels, exponents = style[0], (style[1] + 2, style[2] + 2)
     precincts, total = style[5:], 0
     for level in range(levels + 1):
-        own = precincts[level] if level < len(precincts) else 0xFF
+        precinct = precincts[level] if level < len(precincts) else 0xFF
         halved = int(level > 0)
         across, down = (
-            min(block, max(size - halved, 0)) for block, size in zip(exponents, (own & 15, own >> 4), strict=True)
+            min(block, max(size - halved, 0))
+            for block, size in zip(exponents, (precinct & 15, precinct >> 4), strict=True)
         )
         shrunk = levels - level + halved
         total += (3 if halved else 1) * -(-width >> shrunk >> across) * -(-height >> shrunk >> down)

@@ -1,4 +1,4 @@
-"""Pictures on their way to a network: rows of one array that all sites of a process share."""
+"""Pictures as tensors for a network: rows of one array that all sites of a process share."""
 
 import weakref
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 from common.data.base.image_set import ImageSet
 
 PART_OF_FREE_MEMORY = 0.5
-"""Of a GPU's free memory that pictures may take; a set that needs more stays with the CPU and comes batch by batch."""
+"""Part of a GPU's free memory that pictures may take; a larger set stays with the CPU and is copied batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Pixels:
     """uint8 pictures ``(n, channels, height, width)``, read by row.
 
     Attributes:
-        stored: ``(m, channels, height, width)``, wherever it lies.
+        stored: ``(m, channels, height, width)``, on the CPU or on ``device``.
         rows: ``(n,)`` places in ``stored``, on its device; None where they are all of it, in order.
-        device: Where pictures go.
+        device: The device on which pictures are used.
     """
 
     stored: Tensor
@@ -34,22 +34,22 @@ class Pixels:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return the pictures at ``rows``, in that order, on the device."""
-        own = rows.to(self.stored.device)
-        return self.stored[own if self.rows is None else self.rows[own]].to(self.device)
+        rows = rows.to(self.stored.device)
+        return self.stored[rows if self.rows is None else self.rows[rows]].to(self.device)
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """Yield all pictures in order, ``size`` at a time, on the device; of none, one batch of none."""
+        """Yield all pictures in order, ``size`` at a time, on the device; one empty batch where there are none."""
         for start in range(0, max(len(self), 1), size):
-            own = slice(start, start + size)
-            yield self.stored[own if self.rows is None else self.rows[own]].to(self.device)
+            batch = slice(start, start + size)
+            yield self.stored[batch if self.rows is None else self.rows[batch]].to(self.device)
 
 
-def at_rows(seen: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
-    """Return what a network receives of the images at ``rows``, in that order; no picture is copied."""
-    if isinstance(seen, Tensor):
-        return seen[torch.from_numpy(rows).to(seen.device)]
-    own = torch.from_numpy(rows).to(seen.stored.device)
-    return replace(seen, rows=own if seen.rows is None else seen.rows[own])
+def at_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
+    """Return the inputs of a network for the images at ``rows``, in that order; no picture is copied."""
+    if isinstance(inputs, Tensor):
+        return inputs[torch.from_numpy(rows).to(inputs.device)]
+    index = torch.from_numpy(rows).to(inputs.stored.device)
+    return replace(inputs, rows=index if inputs.rows is None else inputs.rows[index])
 
 
 def pixels_of(images: ImageSet, device: str) -> Pixels:
@@ -70,7 +70,7 @@ _on_devices: dict[tuple[int, str], Tensor] = {}
 
 
 def _stored_on(stored: NDArray[np.uint8], device: str) -> Tensor:
-    """Keep the array on the device where there is room, for as long as it lives; else where it is."""
+    """Copy an array to the device where there is room, and keep the copy as long as the array lives."""
     if device == "cpu":
         return channels_first(stored)
     key = (id(stored), device)

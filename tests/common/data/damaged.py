@@ -83,10 +83,10 @@ def main(first: int, count: int) -> None:
             hand = random.Random(seed)
             file.write_bytes(damaged(hand.choice(files), hand))
             begin = time.process_time()
-            found = decode_pictures(["it"], lambda row: file, form)
+            decoded = decode_pictures(["it"], lambda row: file, form)
             longest = max(longest, time.process_time() - begin)
-            pictures += len(found.rows)
-            refused += sum(bool(skipped.reason) for skipped in found.skipped)
+            pictures += len(decoded.rows)
+            refused += sum(bool(skipped.reason) for skipped in decoded.skipped)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(pictures, refused)
     print(f"{longest:.2f} CPU seconds for the slowest file, {memory} MiB at most", file=sys.stderr)

@@ -30,10 +30,10 @@ def source(bits: int, *, signed: bool = False, samples: int = 1) -> NDArray[Any]
 def plain(pixels: NDArray[Any], bits: int, **elements: Any) -> bytes:
     """The picture, not packed."""
     depth = {"BitsAllocated": 8 * pixels.itemsize, "BitsStored": bits, "HighBit": bits - 1}
-    told = {**depth, "PixelRepresentation": int(pixels.dtype.kind == "i"), "Rows": 36, "Columns": 52}
+    settings = {**depth, "PixelRepresentation": int(pixels.dtype.kind == "i"), "Rows": 36, "Columns": 52}
     if pixels.ndim == 3:
-        told |= {"SamplesPerPixel": 3, "PlanarConfiguration": 0, "PhotometricInterpretation": "RGB"}
-    return dicom(pixels, **{**told, **elements})
+        settings |= {"SamplesPerPixel": 3, "PlanarConfiguration": 0, "PhotometricInterpretation": "RGB"}
+    return dicom(pixels, **{**settings, **elements})
 
 
 def by_gdcm(data: bytes, syntax: str) -> bytes:

@@ -28,7 +28,7 @@ class Picture:
     modality: str = "DX"
 
     def as_json(self) -> dict[str, object]:
-        told = {
+        attributes = {
             "00080018": self.instance,
             "0020000D": self.study,
             "0020000E": f"{self.study}.9",
@@ -36,7 +36,7 @@ class Picture:
             "00080060": self.modality,
             "00100020": self.patient,
         }
-        return {tag: {"vr": "UI", "Value": [value]} for tag, value in told.items() if value}
+        return {tag: {"vr": "UI", "Value": [value]} for tag, value in attributes.items() if value}
 
 
 def picture(number: int, study: int, patient: str, modality: str = "DX") -> Picture:
@@ -52,7 +52,7 @@ class Request:
     """What a client sent."""
 
     path: str
-    asked: dict[str, str]
+    query: dict[str, str]
     headers: dict[str, str]
 
 
@@ -93,28 +93,25 @@ class FakePacs:
         """Answer as the standard says."""
         parts = request.path.removeprefix("/dicom-web").strip("/").split("/")
         if len(parts) == 6:
-            found = [one.content for one in self.pictures if one.instance == parts[5]]
-            return multipart(found[0]) if found else reply(b"", status=404)
-        return self._page(request, [one.as_json() for one in self.pictures if _is_asked_for(one, parts, request.asked)])
-
-    def _page(self, request: Request, found: list[dict[str, object]]) -> Iterable[bytes]:
-        start = int(request.asked.get("offset", 0))
-        page = found[start : start + min(self.page, int(request.asked["limit"]))]
-        return as_json(page)
-
-
-def _is_asked_for(one: Picture, parts: list[str], asked: dict[str, str]) -> bool:
-    if len(parts) == 3 and one.study != parts[1]:
-        return False
-    accession, instance = asked.get("AccessionNumber"), asked.get("SOPInstanceUID")
-    return accession in (None, one.accession) and instance in (None, one.instance)
+            contents = [image.content for image in self.pictures if image.instance == parts[5]]
+            return multipart(contents[0]) if contents else reply(b"", status=404)
+        query, study = request.query, parts[1] if len(parts) == 3 else None
+        results = [
+            image.as_json()
+            for image in self.pictures
+            if study in (None, image.study)
+            and query.get("AccessionNumber") in (None, image.accession)
+            and query.get("SOPInstanceUID") in (None, image.instance)
+        ]
+        start = int(query.get("offset", 0))
+        return as_json(results[start : start + min(self.page, int(query["limit"]))])
 
 
 def reply(content: bytes, kind: str = "text/plain", status: int = 200, **headers: str) -> Iterator[bytes]:
     """A whole answer; headers with a dash are written with a low line."""
-    said = {"Content-Type": kind, "Content-Length": str(len(content))}
-    said |= {name.replace("_", "-"): value for name, value in headers.items()}
-    head = "".join(f"{name}: {value}\r\n" for name, value in said.items() if value)
+    fields = {"Content-Type": kind, "Content-Length": str(len(content))}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
     yield f"HTTP/1.1 {status} said\r\n{head}\r\n".encode() + content
 
 
@@ -148,8 +145,8 @@ def running(pacs: FakePacs) -> Iterator[FakePacs]:
                     address = urlsplit(line.split(" ")[1])
                     pairs = (line.decode().split(":", 1) for line in iter(self.rfile.readline, b"\r\n"))
                     headers = {name.lower(): value.strip() for name, value in pairs}
-                    asked = {name: values[0] for name, values in parse_qs(address.query).items()}
-                    for piece in pacs.answer(Request(address.path, asked, headers)):
+                    query = {name: values[0] for name, values in parse_qs(address.query).items()}
+                    for piece in pacs.answer(Request(address.path, query, headers)):
                         self.wfile.write(piece)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:

@@ -80,10 +80,10 @@ def shown(pictures: list[Picture]) -> set[bytes]:
     return {dicom_pixels(image.content).tobytes() for image in pictures}
 
 
-def fault_of(folder: Path, wanted: DicomwebSpec) -> str:
+def fault_of(folder: Path, settings: DicomwebSpec) -> str:
     """All that a person reads when the data cannot be loaded."""
     with pytest.raises(BadInput) as bad:
-        load(wanted, folder)
+        load(settings, folder)
     return str(bad.value)
 
 
@@ -94,17 +94,17 @@ def fault_of(folder: Path, wanted: DicomwebSpec) -> str:
 def test_all_pictures_of_the_tables_studies_are_loaded_page_by_page(pacs: FakePacs, folder: Path, column: str) -> None:
     splits = load(spec(pacs, **{f"{column}_column": column}), folder)
     assert all_pixels(splits) == shown(MEMBERS)
-    assert max(int(request.asked["offset"]) for request in pacs.requests if request.asked) == 3
+    assert max(int(request.query["offset"]) for request in pacs.requests if request.query) == 3
 
 
 def test_images_are_found_one_by_one_and_faster_where_their_study_is_named(pacs: FakePacs, folder: Path) -> None:
     alone = spec(pacs, labels="images.csv", instance_column="image", cache="one")
     assert all_pixels(load(alone, folder)) == shown(MEMBERS)
-    searches = sum(bool(request.asked) for request in pacs.requests)
+    searches = sum(bool(request.query) for request in pacs.requests)
     pacs.requests.clear()
     both = spec(pacs, labels="images.csv", instance_column="image", study_column="study", cache="two")
     assert all_pixels(load(both, folder)) == shown(MEMBERS)
-    assert sum(bool(request.asked) for request in pacs.requests) < searches
+    assert sum(bool(request.query) for request in pacs.requests) < searches
 
 
 def test_the_second_load_asks_for_nothing(pacs: FakePacs, folder: Path) -> None:
@@ -165,8 +165,8 @@ def test_a_cache_smaller_than_the_data_still_gives_all_of_it(pacs: FakePacs, fol
     size = len(MEMBERS[0].content)
     small = spec(pacs, cache_gb=3.5 * size / 1e9)
     assert all_pixels(load(small, folder)) == shown(MEMBERS)
-    kept = list((folder / "dicomweb-cache").glob("*.dcm"))
-    assert 1 <= len(kept) <= 3
+    cached = list((folder / "dicomweb-cache").glob("*.dcm"))
+    assert 1 <= len(cached) <= 3
 
 
 def test_what_a_kill_left_is_removed_and_the_rest_is_taken_up(pacs: FakePacs, folder: Path) -> None:
@@ -180,14 +180,14 @@ def test_what_a_kill_left_is_removed_and_the_rest_is_taken_up(pacs: FakePacs, fo
     assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
     assert sum("/instances/" in request.path for request in pacs.requests) == 1
     assert not list(cache.glob(".*.part"))
-    assert {request.path for request in pacs.requests if request.asked} == {"/dicom-web/studies/1.2.9/instances"}
+    assert {request.path for request in pacs.requests if request.query} == {"/dicom-web/studies/1.2.9/instances"}
 
 
 def test_a_folder_with_files_of_others_is_no_cache(pacs: FakePacs, folder: Path) -> None:
     (folder / "archive").mkdir()
     (folder / "archive" / "1.2.3.dcm").write_bytes(b"the hospital's own")
-    said = fault_of(folder, spec(pacs, cache="archive"))
-    assert "holds files that are not this cache's" in said
+    message = fault_of(folder, spec(pacs, cache="archive"))
+    assert "holds files that are not this cache's" in message
     assert [file.name for file in (folder / "archive").iterdir()] == ["1.2.3.dcm"]
     assert "holds files" in fault_of(folder, spec(pacs, cache="."))
     assert not (folder / MARK).exists()
@@ -218,9 +218,9 @@ def test_a_password_from_a_file_and_a_token_from_the_environment(
 def test_a_wrong_password_is_said_and_not_repeated(pacs: FakePacs, folder: Path, caplog: Any) -> None:
     caplog.set_level(logging.DEBUG)
     pacs.secret = "Basic other"
-    said = fault_of(folder, spec(pacs, **basic(folder, "anna:hush-hush")))
-    assert f"127.0.0.1:{pacs.port} does not accept the authentication (401)." in said
-    everything = said + caplog.text
+    message = fault_of(folder, spec(pacs, **basic(folder, "anna:hush-hush")))
+    assert f"127.0.0.1:{pacs.port} does not accept the authentication (401)." in message
+    everything = message + caplog.text
     assert "hush" not in everything
     assert base64.b64encode(b"anna:hush-hush").decode() not in everything
     assert "1.2.3" not in caplog.text  # nor an identifier of a study
@@ -244,16 +244,16 @@ def test_a_file_that_holds_no_secret(pacs: FakePacs, folder: Path, content: str,
 
 def test_secrets_that_are_not_there(pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PACS_TOKEN", raising=False)
-    said = fault_of(folder, spec(pacs, authentication="bearer", secret_env="PACS_TOKEN"))
-    assert "the environment variable PACS_TOKEN is not set" in said
+    message = fault_of(folder, spec(pacs, authentication="bearer", secret_env="PACS_TOKEN"))
+    assert "the environment variable PACS_TOKEN is not set" in message
     assert "cannot be read: No such file" in fault_of(folder, spec(pacs, authentication="bearer", secret_file="no"))
 
 
 def test_a_secret_does_not_follow_a_redirection(pacs: FakePacs, folder: Path) -> None:
     with running(FakePacs(MEMBERS)) as other:
         pacs.instead["studies"] = lambda request: reply(b"", status=307, Location=other.url + request.path)
-        said = fault_of(folder, spec(pacs, **basic(folder, "anna:x")))
-    assert f"sends on to 127.0.0.1:{other.port} (307), where nothing is sent" in said
+        message = fault_of(folder, spec(pacs, **basic(folder, "anna:x")))
+    assert f"sends on to 127.0.0.1:{other.port} (307), where nothing is sent" in message
     assert other.requests == []
 
 
@@ -308,15 +308,15 @@ def test_names_that_are_none_are_refused_before_anything_is_asked(
     pacs: FakePacs, folder: Path, cell: str, column: str
 ) -> None:
     (folder / "labels.csv").write_text(f"{column},Mass\n1.2.3,1\n{cell},0\n", encoding="utf-8")
-    said = fault_of(folder, spec(pacs, **{f"{column}_column": column}))
-    assert "line 3 first" in said
+    message = fault_of(folder, spec(pacs, **{f"{column}_column": column}))
+    assert "line 3 first" in message
     assert pacs.requests == []
     assert not (folder / "dicomweb-cache").exists()
 
 
 def test_a_port_at_which_nobody_listens(folder: Path) -> None:
-    said = fault_of(folder, spec(FakePacs([], port=1)))
-    assert "127.0.0.1:1 cannot be reached: no connection at 4 tries." in said
+    message = fault_of(folder, spec(FakePacs([], port=1)))
+    assert "127.0.0.1:1 cannot be reached: no connection at 4 tries." in message
 
 
 def test_a_password_in_the_address_is_refused_and_not_repeated(folder: Path) -> None:
@@ -329,13 +329,13 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(folder: Path) -> 
 
 @pytest.mark.parametrize("name", ["pacs.invalid", "a..b", "-", "x" * 70])
 def test_names_that_no_host_has(folder: Path, name: str) -> None:
-    said = fault_of(folder, spec(FakePacs([]), url=f"http://{name}/dicom-web"))
-    assert f"the name of {name} is not known to this machine" in said
+    message = fault_of(folder, spec(FakePacs([]), url=f"http://{name}/dicom-web"))
+    assert f"the name of {name} is not known to this machine" in message
 
 
 def test_a_service_that_speaks_no_tls(pacs: FakePacs, folder: Path) -> None:
-    said = fault_of(folder, spec(pacs, url=f"https://127.0.0.1:{pacs.port}/dicom-web", timeout_s=1))
-    assert "does not speak TLS as expected" in said or "no connection" in said
+    message = fault_of(folder, spec(pacs, url=f"https://127.0.0.1:{pacs.port}/dicom-web", timeout_s=1))
+    assert "does not speak TLS as expected" in message or "no connection" in message
 
 
 # Searches that are answered wrongly
@@ -363,23 +363,23 @@ WRONG_SEARCHES: dict[str, tuple[Callable[[Any], Iterator[bytes]], str]] = {
 @pytest.mark.parametrize("name", WRONG_SEARCHES)
 def test_searches_that_are_answered_wrongly(pacs: FakePacs, folder: Path, name: str) -> None:
     pacs.instead["/studies/1.2.0/"], words = WRONG_SEARCHES[name]
-    said = fault_of(folder, spec(pacs))
-    assert 'data.url: a search for "1.2.0": ' in said
-    assert words in said
+    message = fault_of(folder, spec(pacs))
+    assert 'data.url: a search for "1.2.0": ' in message
+    assert words in message
 
 
 def test_a_server_that_ignores_the_accession_number(pacs: FakePacs, folder: Path) -> None:
     pacs.instead["/dicom-web/studies"] = lambda request: (
         as_json([MEMBERS[0].as_json()]) if request.path.endswith("/studies") else pacs.truth(request)
     )
-    said = fault_of(folder, spec(pacs, accession_column="accession"))
-    assert "the server answered a search for one AccessionNumber with others" in said
+    message = fault_of(folder, spec(pacs, accession_column="accession"))
+    assert "the server answered a search for one AccessionNumber with others" in message
 
 
 def test_pages_without_end(pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MOST_PAGES", 20)
     pacs.instead["/studies/1.2.0/"] = lambda request: as_json(
-        [{**MEMBERS[0].as_json(), "00080018": {"vr": "UI", "Value": [f"1.2.{request.asked['offset']}.7"]}}]
+        [{**MEMBERS[0].as_json(), "00080018": {"vr": "UI", "Value": [f"1.2.{request.query['offset']}.7"]}}]
     )
     assert "a search has no end: more than 20 pages" in fault_of(folder, spec(pacs))
     assert sum("/studies/1.2.0/" in request.path for request in pacs.requests) == 20
@@ -465,9 +465,9 @@ def test_a_search_whose_answer_has_no_end_is_told_by_us_alone(
     pacs.instead["/studies"] = lambda _: drops(
         b"HTTP/1.1 200 OK\r\nContent-Type: application/dicom+json\r\n\r\n", bytes(1 << 20), 0
     )
-    said = fault_of(folder, spec(pacs))
+    message = fault_of(folder, spec(pacs))
     gc.collect()
-    assert "the answer is larger than" in said
+    assert "the answer is larger than" in message
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
@@ -483,8 +483,8 @@ DRIPS = {
 def test_a_server_that_drips_is_given_up(pacs: FakePacs, folder: Path, name: str) -> None:
     pacs.instead["/instances/"] = DRIPS[name]
     begin = time.monotonic()
-    said = fault_of(folder, spec(pacs, timeout_s=0.3))
-    assert "left 3 requests one after the other without a whole answer in time (0.3 s)" in said
+    message = fault_of(folder, spec(pacs, timeout_s=0.3))
+    assert "left 3 requests one after the other without a whole answer in time (0.3 s)" in message
     assert time.monotonic() - begin < 6
 
 
@@ -494,15 +494,15 @@ def test_a_server_that_stops_is_said_once_and_what_has_arrived_is_kept(pacs: Fak
         return reply(b"", status=503) if sent > 10 else pacs.truth(request)
 
     pacs.instead["/series/"] = until_ten
-    said = fault_of(folder, spec(pacs))
-    assert "says that it is overloaded or not running (503), at each of several tries" in said
-    assert len(said.splitlines()) == 1
-    kept = len(list((folder / "dicomweb-cache").glob("*.dcm")))
-    assert kept >= 8
+    message = fault_of(folder, spec(pacs))
+    assert "says that it is overloaded or not running (503), at each of several tries" in message
+    assert len(message.splitlines()) == 1
+    cached = len(list((folder / "dicomweb-cache").glob("*.dcm")))
+    assert cached >= 8
     pacs.instead.clear()
     pacs.requests.clear()
     assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
-    assert len(pacs.requests) == len(MEMBERS) - kept
+    assert len(pacs.requests) == len(MEMBERS) - cached
 
 
 def test_a_server_that_is_overloaded_for_a_moment_is_asked_again(pacs: FakePacs, folder: Path) -> None:
@@ -543,5 +543,5 @@ def test_a_full_disk_ends_the_load_with_the_folder(
     find = open_dicomweb(spec(pacs), folder)
     assert len(find.table.files) == len(MEMBERS)
     monkeypatch.setattr("common.data.dicomweb.archive.write_atomically", full)
-    said = fault_of(folder, spec(pacs))
-    assert "dicomweb-cache: the disk is full." in said
+    message = fault_of(folder, spec(pacs))
+    assert "dicomweb-cache: the disk is full." in message

@@ -113,8 +113,8 @@ def test_numbers_outside_of_a_palette_take_its_ends(pack: bool) -> None:
     """Also with more than 256 entries, and far outside."""
     entries = [(number % 251, number // 2 % 256, 7) for number in range(300)]
     elements = palette(entries, 1000, 8, "<u2", pack)
-    found = dicom_pixels(dicom(np.array([[0, 999, 1000, 1299, 1300, 65535]], np.uint16), **elements))
-    assert found.tolist() == [[list(entries[place]) for place in (0, 0, 0, 299, 299, 299)]]
+    picture = dicom_pixels(dicom(np.array([[0, 999, 1000, 1299, 1300, 65535]], np.uint16), **elements))
+    assert picture.tolist() == [[list(entries[place]) for place in (0, 0, 0, 299, 299, 299)]]
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -123,8 +123,8 @@ def test_a_palette_in_a_file_whose_high_byte_comes_first(pack: bool) -> None:
     pixels = np.array([[3, 0, 2, 1]], ">u2")
     wide = [[257 * value for value in entry] for entry in entries]
     elements = palette(entries, 0, 8, ">u2", pack) if pack else palette(wide, 0, 16, ">u2")
-    found = dicom_pixels(dicom(pixels, syntax=ExplicitVRBigEndian, **elements))
-    assert found.tolist() == [[list(entries[place]) for place in (3, 0, 2, 1)]]
+    picture = dicom_pixels(dicom(pixels, syntax=ExplicitVRBigEndian, **elements))
+    assert picture.tolist() == [[list(entries[place]) for place in (3, 0, 2, 1)]]
 
 
 @pytest.mark.parametrize("signed", [0, 1])
@@ -136,10 +136,10 @@ def test_values_that_lie_above_unused_bits_are_read_as_they_are(stored: int, hig
     values = np.linspace(low, low + (1 << stored) - 1, 12).astype(np.int64).reshape(3, 4)
     cells = ((values << shift) | ((1 << shift) - 1)) & 0xFFFF
     bits = {"BitsStored": stored, "PixelRepresentation": signed}
-    found = dicom_pixels(dicom(cells.astype(np.uint16), HighBit=high, **bits))
+    picture = dicom_pixels(dicom(cells.astype(np.uint16), HighBit=high, **bits))
     plain = dicom_pixels(dicom((values & 0xFFFF).astype(np.uint16), HighBit=stored - 1, **bits))
-    assert found.tolist() == plain.tolist()
-    assert (found.min(), found.max()) == (0, 255)
+    assert picture.tolist() == plain.tolist()
+    assert (picture.min(), picture.max()) == (0, 255)
 
 
 @pytest.mark.parametrize("wrong", [{"Rows": 3}, {"Columns": 3}, {"Rows": 2}, {"Columns": 1}, {"NumberOfFrames": 0}])

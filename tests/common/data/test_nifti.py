@@ -43,8 +43,8 @@ def test_a_slice_is_upright_in_all_48_orientations_of_a_file(tmp_path: Path, axi
         for flips in itertools.product([1, -1], repeat=3):
             turned = image.as_reoriented(np.array(list(zip(order, flips, strict=True))))
             nibabel.save(turned, tmp_path / "it.nii")
-            found = nifti_pixels(tmp_path / "it.nii", Rendering(3, axis, WIDE))
-            assert (found == grey(SLICES[axis])).all(), orientations.aff2axcodes(turned.affine)
+            picture = nifti_pixels(tmp_path / "it.nii", Rendering(3, axis, WIDE))
+            assert (picture == grey(SLICES[axis])).all(), orientations.aff2axcodes(turned.affine)
 
 
 @pytest.mark.parametrize("kind", ["<i2", ">i2", "u1", "<u2", "<i4", "<f4", ">f8"])
@@ -54,16 +54,16 @@ def test_slices_are_what_nibabel_reads(tmp_path: Path, kind: str, name: str, ver
     voxels = volume("<i2").astype(kind) if kind not in ("u1", "<u2") else np.abs(volume("<i2")).astype(kind)
     write(tmp_path / name, voxels, slope=0.5, intercept=-100, version=version)
     whole = nibabel.as_closest_canonical(nibabel.load(tmp_path / name)).get_fdata()
-    found = nifti_pixels(tmp_path / name, Rendering(5, "axial", (0, 1500)))
-    assert np.abs(found.astype(int) - grey(whole[::-1, ::-1, 4].T, 0, 1500)).max() <= 1
+    picture = nifti_pixels(tmp_path / name, Rendering(5, "axial", (0, 1500)))
+    assert np.abs(picture.astype(int) - grey(whole[::-1, ::-1, 4].T, 0, 1500)).max() <= 1
 
 
 def test_hounsfield_units_follow_slope_and_intercept(tmp_path: Path) -> None:
     voxels = np.array([[[0, 1024, 1064, 3000]]], dtype="<i2").reshape(1, 4, 1)
     write(tmp_path / "it.nii", voxels, slope=1, intercept=-1024)
     # -1024, 0, 40 and 1976 in a window of 40 ± 200: below -160 black, above 240 white, 40 is (40 - 39.5) / 399 + 0.5.
-    found = nifti_pixels(tmp_path / "it.nii", Rendering(1, "axial", (40, 400)))
-    assert found[::-1, 0].tolist() == [0, 102, 128, 255]
+    picture = nifti_pixels(tmp_path / "it.nii", Rendering(1, "axial", (40, 400)))
+    assert picture[::-1, 0].tolist() == [0, 102, 128, 255]
 
 
 def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_volumes_that_would_fill_the_memory_are_refused_by_their_head(
 def test_what_gzip_holds_beyond_the_voxels_is_not_unpacked(tmp_path: Path) -> None:
     content = write(tmp_path / "it.nii", VOXELS)
     (tmp_path / "it.nii.gz").write_bytes(gzip.compress(content + bytes(1 << 26), 1))
-    most, found = peak(tmp_path / "it.nii.gz", Rendering(7))
-    assert found.shape == (6, 5)
+    most, picture = peak(tmp_path / "it.nii.gz", Rendering(7))
+    assert picture.shape == (6, 5)
     assert most < 1 << 20
 
 
@@ -139,10 +139,10 @@ def test_a_slice_takes_the_memory_of_a_slice(tmp_path: Path, name: str, axis: Ax
 def peak(file: Path, rendering: Rendering) -> tuple[int, NDArray[np.uint8]]:
     """Most bytes in use while a slice is read; and the slice."""
     tracemalloc.start()
-    found = nifti_pixels(file, rendering)
+    picture = nifti_pixels(file, rendering)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return most, found
+    return most, picture
 
 
 def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:

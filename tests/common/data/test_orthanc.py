@@ -233,11 +233,11 @@ def test_every_image_arrives_as_it_is_stored(pacs: Pacs, folder: Path, column: s
     keys = {"study_column": None} if column == "accession" else {}
     splits = load(spec(pacs, **keys, **{f"{column}_column": column}), folder)
     assert sum(map(len, splits.parts)) == len(FILES)
-    kept = {file.stem: file.read_bytes() for file in (folder / "dicomweb-cache").glob("*.dcm")}
-    assert len(kept) == len(FILES)
+    cached = {file.stem: file.read_bytes() for file in (folder / "dicomweb-cache").glob("*.dcm")}
+    assert len(cached) == len(FILES)
     for content in FILES:
         meta = pydicom.filereader.dcmread(pydicom.filebase.DicomBytesIO(content), stop_before_pixels=True)
-        arrived = kept[str(meta.SOPInstanceUID)]
+        arrived = cached[str(meta.SOPInstanceUID)]
         stated = pydicom.filereader.dcmread(pydicom.filebase.DicomBytesIO(arrived), stop_before_pixels=True)
         assert stated.file_meta.TransferSyntaxUID == meta.file_meta.TransferSyntaxUID
         assert (dicom_pixels(arrived) == dicom_pixels(content)).all()

@@ -74,10 +74,10 @@ def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: i
     parts, again = (partition(splits, spec, seed).parts for _ in range(2))
     hands = [set(splits.train.patients[part.train].tolist()) for part in parts]
     assert sum(map(len, hands)) == len(set().union(*hands))
-    for one, other in zip(parts, again, strict=True):
-        assert (one.site, one.class_names) == (other.site, other.class_names)
-        np.testing.assert_array_equal(one.train, other.train)
-        np.testing.assert_array_equal(one.validation, other.validation)
+    for part, same in zip(parts, again, strict=True):
+        assert (part.site, part.class_names) == (same.site, same.class_names)
+        np.testing.assert_array_equal(part.train, same.train)
+        np.testing.assert_array_equal(part.validation, same.validation)
 
 
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 2**31))
@@ -128,8 +128,8 @@ def test_a_row_of_the_papers_table_is_dealt_with_the_papers_patients() -> None:
 
 def test_a_seed_in_the_spec_wins_over_the_runs() -> None:
     splits = splits_of(40, 6)
-    one, other = (partition(splits, subsets(sites=3, seed=8), seed).parts for seed in (1, 2))
-    assert [part.train.tolist() for part in one] == [part.train.tolist() for part in other]
+    parts, same = (partition(splits, subsets(sites=3, seed=8), seed).parts for seed in (1, 2))
+    assert [part.train.tolist() for part in parts] == [part.train.tolist() for part in same]
 
 
 def test_one_site_for_each_centre_holds_the_centres_images() -> None:
@@ -143,9 +143,9 @@ def test_one_site_for_each_centre_holds_the_centres_images() -> None:
 def test_a_site_sees_only_its_own_labels() -> None:
     splits = splits_of(20, 3)
     part = partition(splits, lists(north=["c", "a"], east=["b"]), seed=1).parts[1]
-    own = site_images(splits, part)
-    assert own.class_names == ("a", "c")
-    np.testing.assert_array_equal(own.train.labels, splits.train.labels[part.train][:, [0, 2]])
+    data = site_images(splits, part)
+    assert data.class_names == ("a", "c")
+    np.testing.assert_array_equal(data.train.labels, splits.train.labels[part.train][:, [0, 2]])
 
 
 RAW_NIH = tuple(

@@ -141,5 +141,5 @@ def test_a_camera_that_was_turned_makes_no_turned_picture(orientation: int, kind
     exif[0x0112] = orientation
     content = io.BytesIO()
     image.save(content, kind, exif=exif, **({"quality": 100} if kind == "JPEG" else {}))
-    found = np.asarray(decode_picture(content.getvalue()))
-    assert np.abs(found.astype(int) - UPRIGHT[orientation](stored)).max() <= 1
+    picture = np.asarray(decode_picture(content.getvalue()))
+    assert np.abs(picture.astype(int) - UPRIGHT[orientation](stored)).max() <= 1

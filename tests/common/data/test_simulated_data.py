@@ -98,13 +98,13 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
 
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    wanted, facts_and_arrays = simulated_data(experiment, tmp_path), flatten(whole_data(experiment, tmp_path))
+    decoded, flat = simulated_data(experiment, tmp_path), flatten(whole_data(experiment, tmp_path))
     (tmp_path / "set.npz").unlink()
-    receive_data(experiment, tmp_path, unflatten(*facts_and_arrays))
-    found = simulated_data(experiment, tmp_path)
+    receive_data(experiment, tmp_path, unflatten(*flat))
+    received = simulated_data(experiment, tmp_path)
     for site in range(2):
-        one, other = simulated_site(wanted, site, "no"), simulated_site(found, site, "no")
-        assert one.declaration == other.declaration
-        assert any(other.train.stored is array for array in facts_and_arrays[1])  # no copy for each site
-        np.testing.assert_array_equal(one.train.images, other.train.images)
-        np.testing.assert_array_equal(one.test.labels, other.test.labels)
+        expected, actual = simulated_site(decoded, site, "no"), simulated_site(received, site, "no")
+        assert expected.declaration == actual.declaration
+        assert any(actual.train.stored is array for array in flat[1])  # no copy for each site
+        np.testing.assert_array_equal(expected.train.images, actual.train.images)
+        np.testing.assert_array_equal(expected.test.labels, actual.test.labels)

@@ -67,11 +67,11 @@ def test_the_toy_patients_are_dealt_to_three_sites_in_the_authors_order(vector: 
 def test_nih_splits_into_the_papers_patients_and_image_counts(vector: dict[str, Any], nih: Table) -> None:
     patients, abnormal = nih
     split = patient_split(patients, abnormal)
-    found = {
+    counts = {
         part: {"images": int(np.isin(patients, ids).sum()), "patients": len(ids), "hash": fingerprint(ids)}
         for part, ids in (("train", split.train), ("val", split.validation), ("test", split.test))
     }
-    assert found == vector["NIH"]
+    assert counts == vector["NIH"]
 
 
 @pytest.mark.parametrize("sites", [2, 3, 4, 5, 6, 8, 10])
@@ -79,16 +79,16 @@ def test_nih_is_dealt_to_the_papers_sites(vector: dict[str, Any], nih: Table, si
     patients, abnormal = nih
     split = patient_split(patients, abnormal)
     random = np.random.RandomState(1337)
-    found: list[dict[str, Any]] = [{} for _ in range(sites)]
+    counts: list[dict[str, Any]] = [{} for _ in range(sites)]
     for part, ids in (("train", split.train), ("val", split.validation)):
         rows = np.isin(patients, ids)
         for site, hand in zip(
-            found, split_patients_over_sites(patients[rows], abnormal[rows], sites, random), strict=True
+            counts, split_patients_over_sites(patients[rows], abnormal[rows], sites, random), strict=True
         ):
             site[f"{part}_patients"] = len(hand)
             site[f"{part}_images"] = int(np.isin(patients, hand).sum())
             site[f"{part}_hash"] = fingerprint(hand)
-    assert found == vector["NIH_K"][str(sites)]
+    assert counts == vector["NIH_K"][str(sites)]
 
 
 tables = st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=80)
