@@ -14,7 +14,8 @@ from common.contract import Declaration, LabelContract, merge_declarations
 from common.data.base.image_set import ImageSet, Splits, concatenated, patients_known
 from common.data.base.spec import DataSpec
 from common.data.load import load
-from common.data.partition.partition import SitePart, partition, site_images
+from common.data.partition.division import SitePart, site_images
+from common.data.partition.partition import partition
 from common.data.partition.spec import PartitionSpec
 
 POOLED = "pooled"

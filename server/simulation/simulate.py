@@ -14,7 +14,7 @@ from common.config import Experiment, ExperimentFile, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.load import external_faults, external_images, refuse_other_classes
 from common.data.load import faults as data_faults
-from common.data.partition.partition import partition_faults
+from common.data.partition.checks import partition_faults
 from common.errors import BadInput, Fault, stop_on
 from common.models.gpu import describe_gpus, visible_gpus
 from common.models.network import Precision, model_faults

@@ -12,7 +12,8 @@ from markdown_it import MarkdownIt
 
 from common.data.base.spec import DigitsSpec
 from common.data.load import load
-from common.data.partition.partition import partition, site_images
+from common.data.partition.division import site_images
+from common.data.partition.partition import partition
 from common.data.partition.spec import ClassListsSpec
 from common.errors import BadInput
 from common.metrics.auroc import mean_metrics

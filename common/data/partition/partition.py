@@ -16,7 +16,7 @@ from common.data.base.splits import any_positive, split_patients_over_sites
 from common.data.partition.by_label import by_labels
 from common.data.partition.by_task import by_tasks
 from common.data.partition.checks import ClassLists, empty_site_faults, orphan_faults, partition_faults, site_faults
-from common.data.partition.division import Division, SitePart, site_images, site_names
+from common.data.partition.division import Division, SitePart, site_names
 from common.data.partition.paper_tables import TABLES, class_names_of
 from common.data.partition.spec import (
     ClassListsSpec,
@@ -156,9 +156,6 @@ def _class_lists(
         site: tuple(name for name, has in zip(class_names, row, strict=True) if has)
         for site, row in zip(sites, owned, strict=True)
     }
-
-
-__all__ = ["Division", "SitePart", "partition", "partition_faults", "site_images"]
 
 
 def partition(splits: Splits, spec: PartitionSpec, seed: int) -> Division:

@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 
 from common.data.base.image_set import ImageSet, Splits
 from common.data.partition.by_label import deal, ends_of_all, ends_rounded_down, pathological_shares, practical_shares
+from common.data.partition.checks import partition_faults
 from common.data.partition.division import Division
-from common.data.partition.partition import partition, partition_faults
+from common.data.partition.partition import partition
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
 from tests.common.data.conftest import even_splits, evenly, one_class_each, splits_of

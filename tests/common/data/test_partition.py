@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from common.data.base.image_set import Splits
+from common.data.partition.checks import partition_faults
+from common.data.partition.division import SitePart, site_images
 from common.data.partition.paper_tables import class_names_of
-from common.data.partition.partition import (
-    SitePart,
-    deal_classes,
-    draw_lists,
-    partition,
-    partition_faults,
-    random_owners,
-    site_images,
-)
+from common.data.partition.partition import deal_classes, draw_lists, partition, random_owners
 from common.data.partition.spec import (
     ClassListsSpec,
     ClassSubsetsSpec,
