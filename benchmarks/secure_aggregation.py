@@ -20,8 +20,8 @@ from common.wire.codec import R, decode, encode, payload_bytes
 from common.wire.records import Groups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest
-from strategies.privacy.secure_aggregation.segments import SegmentLayout
-from strategies.privacy.secure_aggregation.site import SiteRound, Terms
+from strategies.privacy.secure_aggregation.site import ParticipationTerms, SiteRound
+from strategies.privacy.secure_aggregation.vectors import SegmentLayout
 
 CLASSES = tuple(f"class {number:02}" for number in range(14))
 SIZES = {"tiny_cnn": (50_000, 64), "ResNet-18": (11_170_000, 512)}
@@ -75,7 +75,9 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     own = Head(CLASSES[:7], random.normal(0, 1e-3, (7, features)).astype(np.float32), np.zeros(7, np.float32))
     began = time.process_time()
     rounds = {
-        name: SiteRound(*ROUND, name, Groups(numbers, None, Head(rows[name], own.weight, own.bias)), Terms(16.0))
+        name: SiteRound(
+            *ROUND, name, Groups(numbers, None, Head(rows[name], own.weight, own.bias)), ParticipationTerms(16.0)
+        )
         for name in names
     }
     held = time.process_time() - began

@@ -17,8 +17,7 @@ from strategies.local.losses import loss_faults
 from strategies.local.site_method import SiteMethod
 from strategies.method_list import CLASSES, unknown_method
 from strategies.methods.base import Method
-from strategies.privacy.protection import privacy_faults
-from strategies.privacy.secure_aggregation.supported import contradictions
+from strategies.privacy.mechanism import privacy_faults, secure_aggregation_faults
 
 
 def _imported(place: str) -> type[Method]:
@@ -114,7 +113,7 @@ def strategy_of(experiment: Experiment | Plan) -> Method:
     stop_on(_sample_faults(method, experiment.evaluation.sites))
     stop_on(privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
-        stop_on(contradictions(method))
+        stop_on(secure_aggregation_faults(method))
     stop_on(_faults_of_alone(method, experiment.evaluation))
     return strategy
 

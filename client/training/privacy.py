@@ -26,9 +26,8 @@ from common.system.files import write_atomically
 from common.system.hashing import seed_of
 from common.wire.records import Arrays, Groups, Request, TrainReply, TrainRequest, arrays_under
 from strategies.local.site_method import SiteMethod
-from strategies.privacy.accounting import Accountant, Steps, epsilon_of
-from strategies.privacy.noise import from_the_system, seeded
-from strategies.privacy.protection import Protection, Shield, protection_of
+from strategies.privacy.mechanism import Accountant, Protection, Steps, epsilon_of, protection_of
+from strategies.privacy.noise import NoiseSource, from_the_system, seeded
 
 FOLDER = "privacy"
 
@@ -246,23 +245,24 @@ class PrivacyBudget(RoundLayer):
         """Add noise to each step of training, where the plan says so."""
         if self.plan.privacy.level == "update" or not isinstance(request, TrainRequest):
             return task
-        return replace(task, epoch=self._shield(request).epoch)
+        site = self.site
+        rows = site.kept_rows(site.trained_on("train", self.plan))
+        patients = site.train.patients if rows is None else site.train.patients[rows]
+        return replace(task, epoch=self.protection.private_epochs(self.method, self._noise(request), patients))
 
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Add noise to update and statistics, where the plan says so."""
         result = train(task, request)
-        noisy = self._shield(request).reply
-        if noisy is None:  # the noise is in the steps
+        if self.plan.privacy.level != "update":  # the noise is in the steps
             return result
+        noisy = self.protection.noisy_reply(self._noise(request))
         update, statistics = noisy(result.update, result.statistics)
         return replace(result, update=update, statistics=statistics)
 
-    def _shield(self, request: Request) -> Shield:
-        site, plan = self.site, self.plan
-        rows = site.kept_rows(site.trained_on("train", plan))
-        patients = site.train.patients if rows is None else site.train.patients[rows]
-        seed = seed_of(plan.run.seed, request.round, site.name, "noise")
-        return self.protection.shield(self.method, seeded(seed) if site.simulated else from_the_system(), patients)
+    def _noise(self, request: Request) -> NoiseSource:
+        site = self.site
+        seed = seed_of(self.plan.run.seed, request.round, site.name, "noise")
+        return seeded(seed) if site.simulated else from_the_system()
 
     def _refuse_more_answers(self, ledger: PrivacyBudgetLedger, request: TrainRequest) -> None:
         """Hold a run to the epsilon that its plan states: noise is drawn for so many answers, of any rounds."""

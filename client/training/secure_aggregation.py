@@ -31,12 +31,17 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.local.site_method import SiteMethod
-from strategies.privacy.discrete_gaussian import KEY_BYTES
-from strategies.privacy.secure_aggregation.fixed_point import ONE
+from strategies.privacy.noise import KEY_BYTES
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
-from strategies.privacy.secure_aggregation.site import Asked, MaskingRefused, SiteRound, Terms, no_round
-from strategies.privacy.secure_aggregation.supported import max_update_value
+from strategies.privacy.secure_aggregation.site import (
+    MaskingRefused,
+    ParticipationTerms,
+    RequestDigest,
+    SiteRound,
+    no_round,
+)
+from strategies.privacy.secure_aggregation.vectors import ONE, max_update_value
 
 SMALLEST_DIFFERENCE = 2
 """Where the policy asks for sums of fewer sites, two sums of one round may differ by any site."""
@@ -162,9 +167,9 @@ class SecureAggregation(RoundLayer):
 
 def _terms(
     site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: NoiseShares | None
-) -> Terms:
+) -> ParticipationTerms:
     """Return the terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
-    return Terms(
+    return ParticipationTerms(
         largest=float(ONE),
         alone=site.policy.rows_alone and shares is None,
         identity=site.identity,
@@ -208,7 +213,7 @@ def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
     return "" if agreed is None else f"round {request.counted}: {agreed}"
 
 
-def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> Asked:
+def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> RequestDigest:
     """Digest what a request asks, as the sites of a round compare it before they mask.
 
     The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two
@@ -234,7 +239,7 @@ def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMe
         if values:
             shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = arrays_sha256(*values)
     start = [] if head is None else [array[[row for row, _ in own]] for array in (head.weight, head.bias)]
-    return Asked(
+    return RequestDigest(
         plan=hashlib.sha256(plan.encode()).hexdigest(),
         model=arrays_sha256(*groups, *rest.values()),
         shared=shared,

@@ -47,7 +47,7 @@ class KeysRequest(_Step):
 
 @dataclass(frozen=True)
 class KeysAnswer(_Step):
-    """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.signed_keys.Statement`.
+    """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.crypto.Statement`.
 
     Attributes:
         statement: Under secure aggregation, for the other sites too: two public keys made for this round, the classes

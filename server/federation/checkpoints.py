@@ -185,6 +185,6 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
 
 
 def _gpus(experiment: Mapping[str, Any]) -> int:
-    """How many GPUs each batch of a simulated site is split across."""
+    """Return how many GPUs each batch of a simulated site is split across."""
     gpus = experiment.get("simulation", {}).get("gpus_per_site", "auto")  # another release may have other keys
     return 1 if gpus == "auto" else max(1, int(gpus))

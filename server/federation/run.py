@@ -26,8 +26,7 @@ from strategies.engine.events import RunStopped
 from strategies.engine.secure_aggregation import summed_test
 from strategies.engine.sequential import coordinator_of
 from strategies.engine.state import array_record
-from strategies.privacy.accounting import epsilon_of
-from strategies.privacy.protection import protection_of
+from strategies.privacy.mechanism import epsilon_of, protection_of
 from strategies.registry import strategy_of
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from common.models.network import Head
 from common.wire.records import Groups, TrainReply
-from strategies.aggregation.means import Float32, running_sum
+from strategies.aggregation.means import Float32
 
 Float64 = NDArray[np.float64]
 
@@ -45,17 +45,18 @@ Lengths = Mapping[str, float]
 
 
 def lengths_of(update: Groups) -> dict[str, float]:
-    """The lengths of the parts that are there."""
-    lengths = {
-        part: _length(array) for part, array in ((TRUNK, update.trunk), (NORM, update.norm)) if array is not None
-    }
+    """Return the lengths of the parts that an update holds."""
+    lengths = {}
+    for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
+        if values is not None:
+            lengths[part] = _length(values)
     if update.head is not None:
         lengths[ROW] = float(_row_lengths(update.head).max(initial=0.0))
     return lengths
 
 
 def medians_of(lengths: Iterable[Lengths]) -> dict[str, float]:
-    """Part -> median length over the sites that sent it; a part that fewer than three sent is not there."""
+    """Return part -> median length over the sites that sent it, without parts that fewer than three sent."""
     sent: dict[str, list[float]] = {}
     for of_site in lengths:
         for part, length in of_site.items():
@@ -64,7 +65,7 @@ def medians_of(lengths: Iterable[Lengths]) -> dict[str, float]:
 
 
 def shortened(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
-    """The update with no part longer than ``clip`` medians, and what was done in words, empty for nothing."""
+    """Return the update with no part longer than ``clip`` medians, and a sentence on what was shortened, if any."""
     long = {part: times for part, times in times_of(lengths, medians).items() if times > clip}
     if not long:
         return update, ""
@@ -84,25 +85,24 @@ def bounded(
     """Shorten the updates that are too long.
 
     Args:
-        replies: By site; their updates are a round's.
+        replies: Site -> its reply with its update of the round.
         clip: The longest update, in median lengths of the round.
-        lengths: Of the updates, where they are known.
+        lengths: Lengths of the updates, where they were measured before.
 
     Returns:
-        The replies with bounded updates; and site -> what was done, for those that were shortened.
+        The replies with bounded updates; and site -> a sentence that says what was shortened.
     """
     measured = {site: lengths.get(site) or lengths_of(reply.update) for site, reply in replies.items()}
-    medians, kept, done = medians_of(measured.values()), dict[str, TrainReply](), dict[str, str]()
+    medians, result, done = medians_of(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
-        update, what = shortened(reply.update, measured[site], medians, clip)
-        kept[site] = replace(reply, update=update) if what else reply
-        if what:
-            done[site] = what
-    return kept, done
+        update, sentence = shortened(reply.update, measured[site], medians, clip)
+        if sentence:
+            result[site], done[site] = replace(reply, update=update), sentence
+    return result, done
 
 
 def times_of(lengths: Lengths, medians: Lengths) -> dict[str, float]:
-    """Part -> how many medians long it is, for parts that have one."""
+    """Return part -> how many medians long it is, for parts that have a median."""
     return {
         part: length / medians[part] if medians[part] else (math.inf if length else 0.0)
         for part, length in lengths.items()
@@ -111,7 +111,7 @@ def times_of(lengths: Lengths, medians: Lengths) -> dict[str, float]:
 
 
 def _scaled(array: Float32, factor: float) -> Float32:
-    """The product, in float64: as a float32 a very small factor is too coarse."""
+    """Return the product, computed in float64: as a float32 a very small factor is too coarse."""
     return (array * np.float64(factor)).astype(np.float32)
 
 
@@ -130,11 +130,15 @@ def _row_lengths(head: Head) -> Float64:
 
 
 def _length(values: Float32) -> float:
-    blocks = [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
+    total, starts = 0.0, range(0, len(values), BLOCK)
     with np.errstate(over="ignore"):
-        total = running_sum(float(block @ block) for block in blocks)
+        for start in starts:
+            block = values[start : start + BLOCK]
+            total += float(block @ block)
     if not LEAST <= total < math.inf:  # a square that a float32 does not hold
-        total = running_sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)
+        total = 0.0
+        for start in starts:
+            total += float(np.square(values[start : start + BLOCK], dtype=np.float64).sum())
     return math.sqrt(total)
 
 
@@ -143,13 +147,14 @@ HEAVY = 0.9
 
 
 def counted_images(images: Mapping[str, int], largest_share: float) -> dict[str, int]:
-    """How many images of each site count, so that none has more than ``largest_share`` of all that count.
+    """Return how many images of each site count, so that none has more than ``largest_share`` of all that count.
 
     Sites above the cap count as if they had as many images as the cap allows; the others stay as they are. Where even
     equal weights exceed the share, all count as the smallest does.
 
     Args:
-        images: Stated at the roll call, by site; each at least 1.
+        images: Number of images that each site stated at the roll call, at least 1.
+        largest_share: Largest share of one site, above 0 and at most 1.
     """
     if largest_share >= 1 or not images:
         return dict(images)
@@ -164,7 +169,7 @@ def counted_images(images: Mapping[str, int], largest_share: float) -> dict[str,
 
 
 def heavy_sites(images: Mapping[str, int]) -> dict[str, float]:
-    """The share of all images of each site that has more than :data:`HEAVY` of them, among several sites."""
+    """Return the share of all images of each site that has more than :data:`HEAVY` of them, among several sites."""
     total = sum(images.values())
     shares = {site: count / total for site, count in images.items()} if total and len(images) > 1 else {}
     return {site: share for site, share in shares.items() if share > HEAVY}

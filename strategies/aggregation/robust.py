@@ -64,8 +64,8 @@ class RobustMean(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_name(cls, given: Any) -> Any:
-        return {"kind": given} if isinstance(given, str) else given
+    def _by_name(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _only_its_own_keys(self) -> "RobustMean":
@@ -75,23 +75,21 @@ class RobustMean(BaseModel):
 
     @property
     def fewest(self) -> int:
-        """Sites that the rule needs; of fewer the plain mean is taken."""
+        """Return the number of sites that the rule needs; of fewer the plain mean is taken."""
         return 2 * self.byzantine + 3 if self.kind == "krum" else 3
 
     def cut_off(self, sites: int) -> int:
-        """Values that a trimmed mean drops at either end; fewer than half of them together."""
-        wanted = math.ceil(self.fraction * sites - 1e-9)  # 0.1 * 30 is a little more than 3
-        return min(wanted, (sites - 1) // 2)
+        """Return the number of values that a trimmed mean drops at either end; fewer than half of them together."""
+        share = math.ceil(self.fraction * sites - 1e-9)  # 0.1 * 30 is a little more than 3
+        return min(share, (sites - 1) // 2)
 
 
 def robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[Float64]:
-    """The mean of the sites' vectors by a rule.
+    """Return the parts of the mean of the sites' vectors by a rule.
 
     Args:
         vectors: One a site, at least :attr:`RobustMean.fewest`; each in parts, which are as long for every site.
-
-    Returns:
-        The parts of the mean.
+        rule: The robust mean.
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":
@@ -145,28 +143,30 @@ def _mean_or_plain(vectors: Sequence[Sequence[Float32]], weights: Weights, rule:
 
 
 def plain_mean(values: Float64) -> Float64:
-    """Mean of each coordinate of ``(sites, n)``."""
+    """Return the mean of each coordinate of ``(sites, n)``."""
     return np.asarray(values.mean(axis=0), np.float64)
 
 
 def median(values: Float64) -> Float64:
-    """Median of each coordinate of ``(sites, n)`` (Yin et al., definition 1)."""
+    """Return the median of each coordinate of ``(sites, n)`` (Yin et al., definition 1)."""
     return np.asarray(np.median(values, axis=0), np.float64)
 
 
 def trimmed_mean(values: Float64, cut: int) -> Float64:
-    """Mean of each coordinate of ``(sites, n)`` without its ``cut`` largest and smallest (Yin et al., definition 2)."""
+    """Return the mean of each coordinate of ``(sites, n)`` without ``cut`` values at either end (definition 2)."""
     return plain_mean(np.sort(values, axis=0)[cut : len(values) - cut])
 
 
 def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
-    """Places of the ``keep`` sites that lie closest to the others, in their order.
+    """Return the places of the ``keep`` sites that lie closest to the others, in their order.
 
     A site's score is the sum of its squared distances to its ``n - byzantine - 2`` nearest; the lowest scores are best,
     the first of equals. More than ``n - byzantine`` are never kept.
 
     Args:
-        distances: Squared, ``(n, n)``; ``n`` is at least ``2 * byzantine + 3``.
+        distances: Squared distances ``(n, n)``; ``n`` is at least ``2 * byzantine + 3``.
+        byzantine: Number of sites that may send anything at all.
+        keep: Number of places to return.
     """
     sites = len(distances)
     near = np.sort(distances + np.diag(np.full(sites, np.inf)), axis=1)[:, : sites - byzantine - 2]
@@ -175,7 +175,7 @@ def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
 
 
 def squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
-    """Between every two sites, ``(sites, sites)``, from their vectors' parts; nothing large is made on the way."""
+    """Return the squared distance of every two sites' vectors, ``(sites, sites)``, from the parts of the vectors."""
     sites = len(parts[0])
     total = np.zeros((sites, sites), np.float64)
     for part in parts:
@@ -202,7 +202,7 @@ def _stacked(part: Sequence[Float32], block: slice) -> Float64:
 
 
 def inner_products(updates: Sequence[Groups]) -> Float64:
-    """Inner product of every two sites' updates, over all groups; ``(sites, sites)``."""
+    """Return the inner product of every two sites' updates over all groups, ``(sites, sites)``."""
     named = [update.named() for update in updates]
     products = np.zeros((len(updates), len(updates)))
     for group in named[0]:
@@ -214,11 +214,11 @@ def inner_products(updates: Sequence[Groups]) -> Float64:
 
 
 def distances_from_mean(products: Float64, weights: Float64) -> Float64:
-    """Distance of each site's model from the weighted mean of all; ``(sites,)``.
+    """Return the distance of each site's model from the weighted mean of all, ``(sites,)``.
 
     Args:
         products: :func:`inner_products` of these sites.
-        weights: ``(sites,)``; they need not sum to one.
+        weights: Weights ``(sites,)``; they need not sum to one.
     """
     shares = weights / weights.sum()
     with_mean = products @ shares  # (sites,)
@@ -226,7 +226,7 @@ def distances_from_mean(products: Float64, weights: Float64) -> Float64:
 
 
 def distances_between(products: Float64) -> Float64:
-    """Distance of every two sites' models; ``(sites, sites)``."""
+    """Return the distance of every two sites' models, ``(sites, sites)``."""
     squares = np.diag(products)
     return _root(squares[:, None] + squares[None, :] - 2 * products)
 

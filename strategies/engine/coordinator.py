@@ -91,7 +91,9 @@ class Coordinator:
     ) -> None:
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
         self.callbacks, self._scratch = callbacks or Callbacks(), scratch
-        self.frozen = FrozenSupply.of(plan.model, frozen)
+        if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
+            raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
+        self.frozen = None if frozen is None else FrozenSupply(frozen)
         self.sites = Membership(
             method, plan, participation, run, callbacks=self.callbacks, registered=registered, admission=admission
         )
@@ -99,7 +101,7 @@ class Coordinator:
         self.last_validation = FederationValidation()
         self.requests: Requests
         self.grid: Grid
-        self.layers: tuple[Layer, ...] = tuple(self._layers())
+        self._switch_on(self._layers())
         self._resumed: FederationState | None = None
         self._plan_json = plan.model_dump_json()
 
@@ -119,9 +121,14 @@ class Coordinator:
                 yield Rollback(self, bound)
             yield bound
 
+    def _switch_on(self, layers: Iterable[Layer]) -> None:
+        self.layers = tuple(layers)
+        self._updates_in_replies = all(layer.updates_in_replies for layer in self.layers)
+        self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
+
     def settle_model(self, layout: Layout) -> LabelContract:
         """Fix the layout of the model, after the roll call; see :meth:`Membership.settle_model`."""
-        self.layers = tuple(self._layers(layout.variances))
+        self._switch_on(self._layers(layout.variances))
         return self.sites.settle_model(layout.signature)
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
@@ -235,10 +242,6 @@ class Coordinator:
             self.sites.admit_late_joiners(server_round)
         self._began = time.monotonic()
 
-    @property
-    def _updates_in_replies(self) -> bool:
-        return all(layer.updates_in_replies for layer in self.layers)
-
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> RoundRecord:
         """Check the replies, note the validation losses of the round before, move the model.
 
@@ -246,9 +249,8 @@ class Coordinator:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
         context, site_method = self.requests.context, self.method.site
-        buffered = site_method.weighs_updates or any(layer.buffered for layer in self.layers)
         aggregator = aggregator_for(
-            self.method, self.state.model, self.requests.expected, self._scratch, buffered=buffered
+            self.method, self.state.model, self.requests.expected, self._scratch, buffered=self._buffered
         )
         received = self.received(replies, TrainReply, aggregator)
         validation = FederationValidation.of_replies(received.accepted)

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from common.config import Plan
 from common.errors import WireError, quoted
 from common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
-from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import printable
 from common.wire.codec import R, Written, decode, encode, payload_bytes
 from common.wire.flower_objects import set_source
@@ -74,25 +73,14 @@ class FrozenSupply:
     """The frozen part of a model, and the sites that have it.
 
     Attributes:
-        part: The values; None where everything is trained.
+        part: The values.
         held: Sites that have answered a request that needed the part.
         lost: Sites that said that they do not have the part any more.
     """
 
-    part: FrozenPart | None = None
+    part: FrozenPart
     held: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, spec: ModelSpec, part: FrozenPart | None) -> "FrozenSupply":
-        """Make the supply of the frozen part that a plan's model names.
-
-        Raises:
-            ValueError: If the model has a frozen part, and this is not it.
-        """
-        if spec.train != "all" and (part is None or part.sha256 != spec.frozen_sha256):
-            raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
-        return cls(part)
 
     def for_site(self, site: str, *, held_before: bool) -> Groups:
         """Return the frozen part for a site that still needs it, or nothing.
@@ -102,9 +90,9 @@ class FrozenSupply:
             held_before: The site said at the roll call that it has the part; each process that leads a run calls it.
         """
         needed = site in self.lost or not (held_before or site in self.held)
-        return Groups(trunk=self.part.values) if self.part is not None and needed else Groups()
+        return Groups(trunk=self.part.values) if needed else Groups()
 
-    def note(self, site: str, fault: str = "") -> None:
+    def note(self, site: str, fault: str) -> None:
         """Note whether a site has the frozen part, as its reply shows.
 
         Args:
@@ -143,7 +131,7 @@ class Requests:
         best: Round of the model that the run would end with as things stand; -1 for none.
         nodes: Site -> number of its Flower node.
         total_down: Site -> bytes sent in the whole run; counted up here.
-        frozen: The part of the model that is sent once.
+        frozen: The part of the model that is sent once; None where everything is trained.
         expected: Site -> the groups that its reply must hold, as they went out.
         sent_at: Site -> time of its request.
         bytes_down: Site -> bytes sent in this exchange.
@@ -159,7 +147,7 @@ class Requests:
     best: int
     nodes: Mapping[str, int]
     total_down: Counter[str]
-    frozen: FrozenSupply = field(default_factory=FrozenSupply)
+    frozen: FrozenSupply | None = None
     expected: dict[str, Groups] = field(default_factory=dict)
     sent_at: dict[str, SentAt] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
@@ -196,6 +184,7 @@ class Requests:
     def request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
         """Make a request of this run and round that holds the model with the site's own head rows."""
         rows = self.method.site.rows_of(site, self.context.contract)
+        held_before = self.context.answers[site].holds_frozen
         return make(
             run=self.run,
             round=self.context.round,
@@ -206,7 +195,7 @@ class Requests:
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
             model=groups_for(model, rows),
-            frozen=self.frozen.for_site(site, held_before=self.context.answers[site].holds_frozen),
+            frozen=Groups() if self.frozen is None else self.frozen.for_site(site, held_before=held_before),
         )
 
 
@@ -433,7 +422,8 @@ def received(
             reason = printable(mismatch(requests, record, site) or check(record))
             sizes[site] = payload_bytes(message.content)
         content = message.content if message.has_content() else None
-        requests.frozen.note(site, reason)
+        if requests.frozen is not None:
+            requests.frozen.note(site, reason)
         on_reply(Arrival(expected.__name__, requests.context.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)

@@ -133,9 +133,8 @@ class NormBound(Layer):
 
     def shortens(self, replies: Mapping[str, TrainReply]) -> bool:
         """Return whether an update is longer than it may be."""
-        lengths = [self._lengths[site] for site in replies]
-        medians = medians_of(lengths)
-        return any(times > self.clip for of_site in lengths for times in times_of(of_site, medians).values())
+        medians = medians_of([self._lengths[site] for site in replies])
+        return any(max(times_of(self._lengths[site], medians).values(), default=0.0) > self.clip for site in replies)
 
     def around(self, merge: Merge) -> Merge:
         """Shorten updates that are too long before they are merged."""
@@ -151,18 +150,18 @@ class NormBound(Layer):
 # ---------------------------------------------------------------------- a model that collapses is taken back
 
 COLLAPSE, STALL = 3.0, 0.98
-"""Times the loss of the model before from which a model has collapsed, and from which it has not become better."""
+"""Ratio of a model's loss to that of the model before, above which it has collapsed, and above which it stalls."""
 HARM, HARM_AUROC = 2.0, 0.1
-"""Times the loss, and AUROC below that, of the model without a site from which its update harms."""
+"""Ratio of losses, and difference of AUROCs, of the models with and without a site, from which its update harms."""
 LEAST_LOSS = 0.1
 """A lower loss counts as this one: where training has settled, a loss of 0.02 doubles by chance."""
 SITES = range(3, 17)
-"""Of a round in which models are tried."""
+"""Numbers of sites of a round in which models are tried."""
 FEWEST_JUDGES = 2
 """Sites beside the suspect that must state their figures: a single one could have any other left out."""
 
 CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
-"""Words of the reasons of sites that the model broke: their training, or the loss that they would tell."""
+"""Words in the reasons of sites at which the model broke training, or the validation loss."""
 
 
 class ModelCollapse(Exception):
@@ -174,17 +173,17 @@ class ModelCollapse(Exception):
 
 
 def collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
-    """Return why a model has collapsed, or an empty string: it is useless to more than half of the sites.
+    """Return why a model has collapsed, that is, is useless to more than half of the sites; or an empty string.
 
     Args:
-        losses: Site -> validation loss of the model.
+        losses: Site -> validation loss of the present model.
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
     lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
-    times = [_times(losses[site], before[site]) for site in sorted(losses.keys() & before.keys())]
-    worse = [ratio for ratio in times if ratio > COLLAPSE]
-    voters = len(lost | {site for site in before if site in losses or site in absent})
+    ratios = [_loss_ratio(losses[site], before[site]) for site in sorted(losses.keys() & before.keys())]
+    worse = [ratio for ratio in ratios if ratio > COLLAPSE]
+    voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if 2 * (len(lost) + len(worse)) <= voters:
         return ""
     much = f"a validation loss {min(worse):.3g} times as high as before, or more" if worse else "no finite loss"
@@ -193,9 +192,10 @@ def collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Map
 
 def stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     """Return whether more than half of the sites find a model no better than the one before."""
-    times = [_times(losses[site], before[site]) for site in losses.keys() & before.keys()]
-    high = [losses[site] > LEAST_LOSS for site in losses.keys() & before.keys()]
-    return 2 * sum(ratio > STALL and loss for ratio, loss in zip(times, high, strict=True)) > len(times) > 0
+    judges, no_better = losses.keys() & before.keys(), 0
+    for site in judges:
+        no_better += losses[site] > LEAST_LOSS and _loss_ratio(losses[site], before[site]) > STALL
+    return 2 * no_better > len(judges) > 0
 
 
 def culprit(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
@@ -221,18 +221,18 @@ def culprit(whole: FederationValidation, without: Mapping[str, FederationValidat
 def _harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
     """Return how many times the loss is as high, and how much lower the AUROC, with an update at most other sites."""
     judges = sorted((whole.loss.keys() | without.loss.keys()) - {site})
-    times = sorted(_times(whole.loss.get(judge, math.inf), without.loss.get(judge, math.inf)) for judge in judges)
+    times = sorted(_loss_ratio(whole.loss.get(judge, math.inf), without.loss.get(judge, math.inf)) for judge in judges)
     tested = sorted((whole.auroc.keys() & without.auroc.keys()) - {site})
     drops = sorted(without.auroc[judge] - whole.auroc[judge] for judge in tested)
     return _majority(times, 1.0), _majority(drops, 0.0)
 
 
 def _majority(values: list[float], none: float) -> float:
-    """The value that more than half of all reach or exceed; ``none`` of too few judges."""
+    """Return the value that more than half of all reach or exceed; ``none`` for too few judges."""
     return values[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
 
 
-def _times(loss: float, other: float) -> float:
+def _loss_ratio(loss: float, other: float) -> float:
     if not math.isfinite(other):
         return 1.0
     return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf

@@ -19,10 +19,8 @@ from strategies.engine.events import TooFewSites
 from strategies.engine.exchange import Replies, decoded
 from strategies.engine.layers import Layer, Merge, RoundOutcome
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
-from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
-from strategies.privacy.secure_aggregation.supported import alike, max_update_value
+from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, max_update_value, split_vector
 
 if TYPE_CHECKING:
     from strategies.engine.coordinator import Coordinator
@@ -49,7 +47,7 @@ class Queries:
         self.bytes_up: dict[str, int] = {}
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
-        """See :class:`~strategies.privacy.secure_aggregation.coordinator.Ask`."""
+        """See :class:`~strategies.privacy.secure_aggregation.coordinator.QueryFn`."""
         coordinator, stage = self._coordinator, STAGES[type(next(iter(requests.values())))]
         self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
         names = {coordinator.sites.members[site].node_id: site for site in requests}
@@ -86,9 +84,17 @@ class SecureAggregation(Layer):
         self._coordinator = coordinator
 
     def choose_sites(self, sites: list[str]) -> list[str]:
-        """Return the sites that can be masked together; the others are reported as absent."""
+        """Return the sites that can be masked together; the others are reported as absent.
+
+        They are all sites, or, where sites keep parts of the model, most of those of one past. A site that missed a
+        round goes on from other parts than the others do, and a model could be made in which its update alone does not
+        vanish in the sum (``client/training/secure_aggregation.py`` has the hospital's half).
+        """
         coordinator = self._coordinator
-        chosen = alike(sites, coordinator.state.counted, coordinator.method.site)
+        counted, keeps_parts = coordinator.state.counted, coordinator.method.site.keeps_local_parts
+        pasts = {site: counted.get(site, 0) if keeps_parts else 0 for site in sites}
+        most = max(sorted(set(pasts.values()), reverse=True), key=list(pasts.values()).count, default=0)
+        chosen = [site for site in sites if pasts[site] == most]
         if left := sorted(set(sites) - set(chosen)):
             coordinator.callbacks.on_absent("training", dict.fromkeys(left, OTHER_PAST))
         return chosen
@@ -160,7 +166,7 @@ def summed_test(coordinator: "Coordinator", tested: Replies[EvaluateReply]) -> d
 def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
     """Return the means of the updates that are in a sum."""
     request, part = opened.asked, 1 / opened.divisor
-    trunk, norm, weight, bias = rows_of(request.layout, request.classes, opened.vector)
+    trunk, norm, weight, bias = split_vector(request.layout, request.classes, opened.vector)
     whole = running_sum(part for _ in opened.survivors)
     names = model.head.class_names
     totals = np.array([running_sum(part for _ in opened.rows.get(name, ())) for name in request.classes])

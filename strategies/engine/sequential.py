@@ -139,7 +139,8 @@ class SequentialCoordinator(Coordinator):
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; they validate, and train where the method says how."""
-        self._own = OwnTraining(own, self.plan, self.method.site, class_names, device, self.frozen.part)
+        frozen = self.frozen.part if self.frozen else None
+        self._own = OwnTraining(own, self.plan, self.method.site, class_names, device, frozen)
 
     def _is_over(self) -> bool:
         """Return whether too many rounds have passed since the best mixed model (specs 2.4, step 7)."""

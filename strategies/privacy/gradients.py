@@ -36,17 +36,18 @@ from strategies.privacy.image_gradients import (
     gradients_by_image,
     no_gradient_an_image,
     refuse_mixed_images,
+    refused_draws,
+    secret_dropout,
     taken_gradients,
 )
 from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
-from strategies.privacy.secret_draws import refused_draws, secret_dropout
 
 PACK = 16
 """Images that go through a network at a time; fewer where a batch has fewer."""
 
 
 def pack_size(batch_size: int) -> int:
-    """Images that go through a network at a time where a batch has so many on average."""
+    """Return how many images go through a network at a time, for batches of ``batch_size`` images on average."""
     return min(batch_size, PACK)
 
 
@@ -113,7 +114,7 @@ class PrivateEpochs:
     def _sums(
         self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
-        """The sum of clipped gradients in steps of the grid, parameter by parameter, and the mean loss.
+        """Return the sum of clipped gradients in steps of the grid, parameter by parameter, and the mean loss.
 
         Args:
             drawn: The rows of each image or patient drawn.
@@ -157,7 +158,7 @@ class PrivateEpochs:
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
     ) -> tuple[float, list[Tensor]]:
-        """The losses of a pack added up, and the gradient of each of its owners, parameter by parameter.
+        """Return the sum of a pack's losses, and the gradient of each of its owners, parameter by parameter.
 
         There are as many rows as a pack has images at most; those that are no owner's are 0. Memory must not follow
         from how many owners a pack has: whether it suffices would say so, without noise.
@@ -177,7 +178,7 @@ class PrivateEpochs:
     def _losses(
         self, network: SplitNetwork, exercise: TrainingTask, rows: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Every image's own loss, ``(batch,)``."""
+        """Return the loss of each image, ``(batch,)``."""
         examples, spec = exercise.examples, exercise.spec
         rows = rows.to(examples.images.device)
         labels, annotated = examples.labels[rows], examples.annotated
@@ -191,7 +192,7 @@ class PrivateEpochs:
 
 
 def losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """What a loss makes of each image alone, ``(batch,)``."""
+    """Return the loss of each image alone, ``(batch,)``."""
 
     def of_one(row: Tensor, known: Tensor) -> Tensor:
         return loss(row[None], known[None], annotated)
@@ -200,7 +201,7 @@ def losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotated: Tenso
 
 
 def rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
-    """The rows of each owner, by its number.
+    """Return the rows of each owner, in the order of owners' numbers.
 
     Args:
         owners: ``(images,)``, the owner of each row.
@@ -209,7 +210,7 @@ def rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
 
 
 def packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Owners' rows in packs of at most ``size`` rows; an owner of more is a pack alone."""
+    """Yield owners' rows in packs of at most ``size`` rows; an owner of more rows is a pack alone."""
     pack, held = list[Tensor](), 0
     for rows in drawn:
         if pack and held + len(rows) > size:
@@ -222,13 +223,14 @@ def packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
 
 
 def clipped_sum(gradients: Sequence[Tensor], grid: Grid) -> list[Tensor]:
-    """Sum over images or patients of gradients, each shortened to the grid's longest where it is longer.
+    """Add gradients over images or patients, each shortened to the grid's longest where it is longer.
 
     A gradient that is not finite counts as 0: else one image could make the whole sum so. So does one that is 1e38
     times as long as it may be.
 
     Args:
-        gradients: One a parameter, ``(images, *its shape)``; an image's length runs over all of them.
+        gradients: Gradients by parameter, each ``(images, *its shape)``; an image's length runs over all parameters.
+        grid: The grid, with the longest length.
 
     Returns:
         Whole steps of the grid, float64, one a parameter in its shape; exact, however many were added.
@@ -242,10 +244,10 @@ def clipped_sum(gradients: Sequence[Tensor], grid: Grid) -> list[Tensor]:
 
 
 def _lengths(gradients: Tensor) -> Tensor:
-    """Euclidean length of each image's gradient of one parameter, float64 ``(images,)``."""
+    """Return the Euclidean length of each image's gradient of one parameter, float64 ``(images,)``."""
     rows = gradients.reshape(len(gradients), -1)
-    found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return found
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return lengths
 
 
 def _sum_of_steps(gradients: Tensor, factors: Tensor, grid: Grid, *, all_finite: bool) -> Tensor:

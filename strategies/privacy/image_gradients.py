@@ -6,6 +6,8 @@ and to clip it would bound nothing. So a network is tried on random images befor
 
 Nor may images share a dropout mask: with one patient more other images share it, and no clipping bounds that. Where a
 module has parameters beside its layers, Opacus has its whole forward pass run again for all images with one mask.
+
+Whatever else a network draws in private training comes from the site's secret, never from the run's seed.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ import secrets
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,14 +28,82 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from common.errors import BadInput, Fault
 from common.models.gpu import on_first_gpu
 from common.models.network import SplitNetwork
-from strategies.privacy.secret_draws import DROPOUT, SecretDropout
+from strategies.privacy.noise import NoiseSource
+
+DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+class SecretDropout(nn.Module):
+    """Dropout whose masks are drawn from a secret; of whole channels where the layer it stands for drops those.
+
+    Attributes:
+        p: The rate; networks that fuse their layers read it by this name.
+        sizes: Where it is a list, each forward pass in training adds how many numbers its mask has, and so do copies.
+    """
+
+    def __init__(self, rate: float, channels: bool, noise: NoiseSource, sizes: list[int] | None = None) -> None:
+        super().__init__()
+        self.p, self.channels, self.noise, self.sizes = rate, channels, noise, sizes
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SecretDropout":
+        return SecretDropout(self.p, self.channels, self.noise, self.sizes).train(self.training)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.training:
+            return values
+        shape = (*values.shape[:2], *[1] * (values.dim() - 2)) if self.channels else values.shape
+        if self.sizes is not None:
+            self.sizes.append(math.prod(shape))
+        if self.p == 0:
+            return values
+        kept = self.noise.uniform(shape, values.device) >= self.p
+        return values * kept / max(1 - self.p, 1e-12)
+
+
+@contextlib.contextmanager
+def secret_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
+    """Have every dropout layer draw from the noise's source, not from torch's generator."""
+    dropouts = [
+        (parent, name, layer)
+        for parent in network.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, DROPOUT) and layer.p
+    ]
+    for parent, name, layer in dropouts:
+        secret = SecretDropout(layer.p, not isinstance(layer, nn.Dropout), noise)
+        setattr(parent, name, secret.train(layer.training))
+    try:
+        yield
+    finally:
+        for parent, name, layer in dropouts:
+            setattr(parent, name, layer)
+
+
+@contextlib.contextmanager
+def refused_draws(device: torch.device) -> Iterator[None]:
+    """Refuse what draws from torch's own generators meanwhile: functional dropout, stochastic depth.
+
+    Raises:
+        BadInput: If something did.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    before = [generator.get_state() for generator in generators]
+    yield
+    if not all(torch.equal(state, generator.get_state()) for state, generator in zip(before, generators, strict=True)):
+        problem = "draws random numbers of its own in training, which follow from the run's seed, not from a secret."
+        raise BadInput([Fault("model.architecture", problem, "Take a network without stochastic depth.")])
+
+
+# ---------------------------------------------------------------------- the gradient of every image
 
 NEAR = 1e-4
-"""How far rounding may move a gradient, as a part of the longest of its parameter; 1e-6 was measured."""
+"""Part of the longest gradient of a parameter by which rounding may move a gradient; 1e-6 was measured."""
 NEARLY_NOTHING = 1e-6
-"""The same as a part of an image's whole gradient: what is shorter can be rounding alone."""
+"""Part of an image's whole gradient below which a difference can be rounding alone."""
 LEAST = 1e-10
-"""Of an image's whole gradient: a parameter whose is shorter was not tried."""
+"""Part of an image's whole gradient: a parameter with a shorter gradient was not tried."""
 
 
 class _Copied(nn.Module):
@@ -86,7 +157,7 @@ def gradients_by_image(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
 
 
 def taken_gradients(parameter: nn.Parameter, images: int) -> Tensor:
-    """Each image's gradient of a parameter, ``(images, *its shape)``, and nothing left for the next batch.
+    """Return each image's gradient of a parameter, ``(images, *its shape)``, and remove it from the parameter.
 
     Where a layer saw several windows of an image, one after the other, their gradients are added up.
 
@@ -104,7 +175,7 @@ def taken_gradients(parameter: nn.Parameter, images: int) -> Tensor:
 
 
 _SEPARATE: WeakKeyDictionary[SplitNetwork, set[tuple[object, ...]]] = WeakKeyDictionary()
-"""What has been tried and found good in this process: images of a pack, their shape, the parameters that learn."""
+"""Trials that a network has passed in this process: images of a pack, their shape, the parameters that learn."""
 
 
 def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
@@ -114,9 +185,9 @@ def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]
     The weights of the trial are drawn anew each time, so that nobody can look for a plan which they do not suit.
 
     Args:
-        network: In training mode, with what does not learn frozen.
-        images: As many as go through it at a time.
-        shape: Of one image, ``(channels, height, width)``.
+        network: A network in training mode, with what does not learn frozen.
+        images: Number of images that go through the network at a time.
+        shape: Shape of one image, ``(channels, height, width)``.
 
     Raises:
         BadInput: If it follows from other images too, or cannot be told from theirs.
@@ -135,7 +206,7 @@ def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]
 
 
 def _with_random_weights(network: SplitNetwork) -> SplitNetwork:
-    """A copy without dropout that sees pixels in a usual scale.
+    """Return a copy with random weights, without dropout, that sees pixels in a usual scale.
 
     Weights of 0, such as those of the last layer of a residual block at the start, would hide what lies behind them.
     """
@@ -197,7 +268,7 @@ def _gradients(
     *,
     seed: int,
 ) -> tuple[list[Tensor], list[float]]:
-    """Each image's gradient of each parameter, flat; and an image's share of each layer's rows and dropout's draws.
+    """Return each image's flat gradient of each parameter; and an image's share of each layer's rows and dropout masks.
 
     Raises:
         BadInput: If they do not add up to the gradient of the batch.
@@ -207,15 +278,15 @@ def _gradients(
     (probe(images) * weights).sum().backward()
     wholes = [parameter.grad for parameter in learning]
     rows = [len(parameter.grad_sample) for parameter in learning]  # type: ignore[attr-defined]
-    found = [taken_gradients(parameter, len(images)) for parameter in learning]
-    sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in found]
+    by_image = [taken_gradients(parameter, len(images)) for parameter in learning]
+    sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in by_image]
     if not _alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
         raise _mixed()
-    return [gradients.flatten(1) for gradients in found], [count / len(images) for count in (*rows, *masks)]
+    return [gradients.flatten(1) for gradients in by_image], [count / len(images) for count in (*rows, *masks)]
 
 
 def _mask_sizes(probe: SplitNetwork) -> list[int]:
-    """A list to which each dropout layer will add how many numbers it would draw, call by call."""
+    """Return an empty list to which each dropout layer adds the size of its mask at every call."""
     sizes = list[int]()
     for layer in probe.modules():
         if isinstance(layer, SecretDropout):
@@ -224,7 +295,7 @@ def _mask_sizes(probe: SplitNetwork) -> list[int]:
 
 
 def _alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    """Whether rows are finite, there, and no further from one another than rounding brings them."""
+    """Return whether rows are finite, not zero, and no further from one another than rounding explains."""
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
     apart = torch.stack([(one - other).norm(dim=1) for one, other in zip(before, after, strict=True)])
     longest, whole = lengths.max(dim=1, keepdim=True).values, lengths.square().sum(dim=0).sqrt()

@@ -1,28 +1,165 @@
-"""Where noise comes from, and how it is added: whole numbers on a grid, from a key of 256 bits.
+"""Noise of differential privacy: whole numbers on a grid, drawn exactly from a cryptographic key of 256 bits.
 
-What is released is ``grid x (sum + noise)``: the sum is of whole numbers and exact, the noise is the discrete Gaussian
-of :mod:`strategies.privacy.discrete_gaussian`. At a standard deviation of 2^24 grid steps its privacy is that of the
-continuous Gaussian to far more digits than a float has (Canonne, Kamath and Steinke, NeurIPS 2020, theorem 4), so that
+The discrete Gaussian: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020,
+algorithms 1 to 3, for many values at a time. The standard deviation is a power of two, so that every probability is a
+comparison of whole numbers: no float takes part, and the lowest bits of a value tell nothing of what it was added to
+(Mironov, CCS 2012).
+
+What is released is ``grid x (sum + noise)``: the sum is of whole numbers and exact. At a standard deviation of 2^24
+grid steps its privacy is that of the continuous Gaussian to far more digits than a float has (their theorem 4), so that
 the accountants of the continuous one hold.
 """
 
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 from torch import Tensor
 
-from strategies.privacy.discrete_gaussian import KEY_BYTES, SCALE_BITS, BitStream, discrete_gaussian
+KEY_BYTES: Final = 32
+WORD_BITS: Final = 64
+SCALE_BITS: Final = 24
+"""Noise has the standard deviation 2^24 in units of its grid."""
+_BLOCK: Final = 1 << 16
+
+Words = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+
+
+class BitStream:
+    """Random bits: AES-256 in counter mode, under a key of 256 bits."""
+
+    def __init__(self, key: bytes) -> None:
+        """Begin the stream of one key of ``KEY_BYTES`` bytes, which must never be used for another stream."""
+        self._stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+
+    def words(self, count: int) -> Words:
+        """Return the next ``count`` uniform words of 64 bits."""
+        return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8").astype(np.uint64, copy=False)
+
+    def multiples(self, count: int, divisor: int) -> NDArray[np.bool_]:
+        """Draw ``count`` events of probability 1 / ``divisor`` exactly."""
+        words = self.words(count)
+        whole = (1 << WORD_BITS) // divisor * divisor
+        if whole < 1 << WORD_BITS:
+            while (outside := np.flatnonzero(words >= np.uint64(whole))).size:
+                words = words.copy()
+                words[outside] = self.words(outside.size)
+        happened: NDArray[np.bool_] = words % np.uint64(divisor) == 0
+        return happened
+
+
+def discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_BITS) -> Integers:
+    """Draw whole numbers, each y with probability proportional to ``exp(-y^2 / (2 s^2))``, independently.
+
+    Args:
+        count: Number of draws.
+        bits: Source of random bits.
+        scale_bits: Binary logarithm of the standard deviation s, from 0 to 24.
+
+    Returns:
+        ``(count,)``.
+    """
+    draws, drawn = np.empty(count, np.int64), 0
+    while drawn < count:
+        more = _accepted(min(2 * (count - drawn) + 64, _BLOCK), bits, scale_bits)[: count - drawn]
+        draws[drawn : drawn + more.size] = more
+        drawn += more.size
+    return draws
+
+
+def _accepted(count: int, bits: BitStream, scale_bits: int) -> Integers:
+    """Make ``count`` tries at a discrete Gaussian (algorithm 3, with t = s); return those that are kept."""
+    magnitude, positive = _discrete_laplace(count, bits, scale_bits)
+    # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
+    distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
+    kept = _falls(distance * distance, bits, 2 * scale_bits + 1)
+    return np.where(positive, magnitude, -magnitude)[kept]
+
+
+def _discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
+    """Make ``count`` tries at a discrete Laplace of scale s (algorithm 2); return sizes and signs that succeed."""
+    words = bits.words(count)
+    fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
+    kept = _falls(fraction, bits, scale_bits)
+    words, fraction = words[kept], fraction[kept]
+    magnitude = (_runs(words.size, bits) << scale_bits) + fraction.astype(np.int64)
+    positive = (words & np.uint64(1)).astype(bool)
+    single = positive | (magnitude != 0)  # else 0 would be drawn twice as often
+    return magnitude[single], positive[single]
+
+
+def _runs(count: int, bits: BitStream) -> Integers:
+    """Draw how often in a row an event of probability exp(-1) happens."""
+    lengths, active = np.zeros(count, np.int64), np.arange(count)
+    while active.size:
+        active = active[_falls(np.ones(active.size, np.uint64), bits, 0)]
+        lengths[active] += 1
+    return lengths
+
+
+def _falls(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
+    """Draw events of probability ``exp(-exponent / 2^unit_bits)`` (algorithm 1)."""
+    whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
+    survived = _falls_once(rest, bits, unit_bits)
+    active = np.flatnonzero(survived & (whole > 0))
+    while active.size:  # exp(-1) for every whole unit of the exponent
+        once = _falls_of_one(active.size, bits)
+        survived[active[~once]] = False
+        whole[active] -= np.uint64(1)
+        active = active[once & (whole[active] > 0)]
+    return survived
+
+
+def _falls_once(rest: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
+    """Draw events of probability ``exp(-rest / 2^unit_bits)``, for exponents below 1."""
+    shift = np.uint64(WORD_BITS - unit_bits)
+
+    def happened(active: NDArray[np.intp]) -> NDArray[np.bool_]:
+        return bits.words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
+
+    return _alternating(rest.size, happened, bits)
+
+
+def _falls_of_one(count: int, bits: BitStream) -> NDArray[np.bool_]:
+    """Draw ``count`` events of probability exp(-1)."""
+    return _alternating(count, lambda active: np.ones(active.size, bool), bits)
+
+
+def _alternating(
+    count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: BitStream
+) -> NDArray[np.bool_]:
+    """Draw events of probability exp(-x): the first failure among draws of x/1, x/2, x/3, ... has an odd number.
+
+    Args:
+        count: Number of events.
+        happened: Draws events of probability x, for some of the places.
+        bits: Source of random bits.
+    """
+    result, active, k = np.zeros(count, bool), np.arange(count), 1
+    while active.size:
+        passed = happened(active)
+        if k > 1:
+            passed &= bits.multiples(active.size, k)
+        result[active[~passed]] = k % 2 == 1
+        active, k = active[passed], k + 1
+    return result
+
+
+# ---------------------------------------------------------------------- noise on a grid
 
 _RATE_BITS: Final = 53
 _FLOAT_BITS: Final = 24
 _FINEST: Final = 2.0**-36
-"""Of a bound, the finest grid: sums of 100,000 bounded vectors stay below 2^53 steps, where float64 is exact."""
+"""Part of a bound that is the finest step: sums of 100,000 bounded vectors stay below 2^53 steps, exact in float64."""
 SHRUNK: Final = 1 - 2.0**-20
-"""By this factor a clipped vector is made shorter still, against the rounding of its length in floats."""
+"""Factor by which a clipped vector is made shorter still, against the rounding of its length in floats."""
 
 
 @dataclass(frozen=True)
@@ -30,23 +167,23 @@ class NoiseSource:
     """Draws the noise, which images or patients a step looks at, and all else that training draws for an image.
 
     Attributes:
-        bits: Of one key, which makes nothing else.
+        bits: Bits of one key, which makes nothing else.
     """
 
     bits: BitStream
 
     def steps(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-        """Discrete Gaussian noise with a standard deviation of 2^24, as whole numbers in float64 of this shape."""
+        """Draw discrete Gaussian noise with a standard deviation of 2^24, as whole numbers in float64 of this shape."""
         drawn = discrete_gaussian(math.prod(shape), self.bits).astype(np.float64)
         return torch.from_numpy(drawn).reshape(shape).to(device)
 
     def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-        """Numbers in [0, 1), multiples of 2^-24, float32 of this shape."""
+        """Draw numbers in [0, 1), multiples of 2^-24, as float32 of this shape."""
         words = self.bits.words(math.prod(shape)) >> np.uint64(64 - _FLOAT_BITS)
         return torch.from_numpy(words.astype(np.float32) * np.float32(2.0**-_FLOAT_BITS)).reshape(shape).to(device)
 
     def drawn(self, n: int, rate: float) -> Tensor:
-        """Which of ``n`` a step looks at, as numbers from 0.
+        """Draw a Poisson sample of ``n`` images or patients, as numbers from 0.
 
         Each is drawn by itself with probability ``rate``, rounded down to a multiple of 2^-53.
         """
@@ -68,28 +205,29 @@ class Grid:
 
     @property
     def step(self) -> float:
-        """Distance of neighbouring values. With next to no noise it is coarser than that noise, which then grows."""
+        """Return the distance of neighbouring values; with very little noise it is coarser, and the noise grows."""
         return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
 
     def steps_of(self, values: Tensor) -> Tensor:
-        """Values in whole steps, truncated towards 0, which makes no vector longer; in the type of the values."""
+        """Return values in whole steps, in their own type; truncated towards 0, which makes no vector longer."""
         return (values / self.step).trunc()
 
     def released(self, total: Tensor, noise: NoiseSource) -> Tensor:
-        """What may be seen of a sum: with noise, no longer in steps, float32.
+        """Return a sum as it may be seen: with noise, no longer in steps, float32.
 
         Args:
-            total: Whole numbers of steps, float64.
+            total: The sum in whole numbers of steps, float64.
+            noise: Source of the noise.
         """
         noisy = total + noise.steps(total.shape, total.device) if self.deviation else total
         return (noisy * self.step).float()
 
 
 def seeded(seed: int) -> NoiseSource:
-    """Noise that the same seed gives again: for simulations, where nothing leaves anybody."""
+    """Return noise that the same seed gives again: for simulations, where nothing leaves a hospital."""
     return NoiseSource(BitStream(seed.to_bytes(KEY_BYTES, "big")))
 
 
 def from_the_system() -> NoiseSource:
-    """Noise that nobody can draw again: a hospital's, for the coordinator knows the run's seeds."""
+    """Return noise that nobody can draw again: for hospitals, because the coordinator knows the run's seeds."""
     return NoiseSource(BitStream(secrets.token_bytes(KEY_BYTES)))

@@ -33,10 +33,23 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
-from strategies.privacy.secure_aggregation.fixed_point import fixed_point, from_fixed_point
-from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, segments_of
-from strategies.privacy.secure_aggregation.signed_keys import Statement, read_statement, signed
+from strategies.privacy.secure_aggregation.crypto import (
+    SecretsError,
+    Statement,
+    add_mask,
+    agree_secret,
+    join_shares,
+    key_from_bytes,
+    read_statement,
+    sign_statement,
+)
+from strategies.privacy.secure_aggregation.vectors import (
+    BODY,
+    SegmentLayout,
+    fixed_point,
+    from_fixed_point,
+    segments_of,
+)
 from tests.client.masked import NOBODY_HAS, Hospitals
 
 SIDE, BACKGROUND, LIT_ROWS = 16, 128, 3
@@ -259,7 +272,7 @@ def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, K
             yield replace(
                 one,
                 statement=text,
-                signature=signed(text, STRANGER) if own else one.signature,
+                signature=sign_statement(text, STRANGER) if own else one.signature,
                 identity=line if own else one.identity,
             )
 
@@ -310,9 +323,9 @@ def _without_known_masks(name: str, attempt: Attempt, rows: Mapping[str, tuple[s
     for other in attempt.fellows[name]:
         shared = None
         if name in keys:
-            shared = agreed(keys[name], attempt.statements[other].masking_key)
+            shared = agree_secret(keys[name], attempt.statements[other].masking_key)
         elif other in keys:
-            shared = agreed(keys[other], attempt.statements[name].masking_key)
+            shared = agree_secret(keys[other], attempt.statements[name].masking_key)
         if shared is not None:
             common = tuple(one for one in rows[name] if one in rows[other])
             add_mask(vector, LAYOUT.places(rows[name], common, body=True), shared, subtract=name < other)
@@ -332,8 +345,8 @@ def _secrets(attempt: Attempt) -> tuple[dict[tuple[str, str], bytes], dict[str, 
     masks, keys = {}, {}
     for part, shares in given.items():
         with suppress(SecretsError):  # too few of them
-            masks[part] = combined(shares)
+            masks[part] = join_shares(shares)
     for gone, shares in of_keys.items():
         with suppress(SecretsError):
-            keys[gone] = key_of(combined(shares), attempt.statements[gone].masking_key)
+            keys[gone] = key_from_bytes(join_shares(shares), attempt.statements[gone].masking_key)
     return masks, keys

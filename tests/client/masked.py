@@ -25,11 +25,9 @@ from common.wire.codec import R, decode, encode
 from common.wire.records import Record, TrainReply, TrainRequest
 from common.wire.secure_aggregation import STAGES
 from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
-from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat
 from strategies.privacy.secure_aggregation.site import Identity
-from strategies.privacy.secure_aggregation.supported import max_update_value
+from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, flatten_update, max_update_value
 from strategies.registry import method_of
 from tests.client.rounds import OWN, beginning, images, plan, request
 
@@ -185,7 +183,7 @@ class Hospitals:
         site = replace(self.sites[name], folder=folder / alike.run, policy=Policy(smallest_count=0, networks=("*",)))
         reply = self.asked(name, "train", alike, TrainReply, client_app(partial(_only, site)))
         assert reply is not None, self.refusals[-1]
-        return flat(reply.update)[2]
+        return flatten_update(reply.update)[2]
 
 
 def _only(site: Site, context: Context) -> Site:

@@ -12,8 +12,7 @@ from common.wire.codec import R
 from common.wire.records import EvaluateReply, EvaluateRequest, Record
 from common.wire.secure_aggregation import STAGES, TEST_ROUND
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.fixed_point import ONE
-from strategies.privacy.secure_aggregation.segments import SegmentLayout
+from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout
 from tests.client.masked import Hospitals, masked_plan
 
 FOUR = ("aspen", "beech", "cedar", "dogwood")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.wire.records import TrainRequest
-from strategies.privacy.secure_aggregation.segments import BODY
-from strategies.privacy.secure_aggregation.supported import max_update_value
+from strategies.privacy.secure_aggregation.vectors import BODY, max_update_value
 from strategies.registry import method_of
 from tests.client.coordinator_of_any_kind import (
     CHANGED,

@@ -27,7 +27,7 @@ from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, register_local, stamp_of
 from common.wire.records import RollCall, TrainReply
-from strategies.privacy.accounting import Steps, epsilon_of
+from strategies.privacy.mechanism import Steps, epsilon_of
 from tests.client.rounds import beginning, evaluation, images, plan, request, site
 
 ONE = Steps(2.0, 0.2, 5)  # of 40 images, in batches of 8

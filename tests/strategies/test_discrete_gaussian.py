@@ -15,8 +15,16 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from strategies.privacy import noise as noise_module
-from strategies.privacy.discrete_gaussian import SCALE_BITS, BitStream, _accepted, _falls, discrete_gaussian
-from strategies.privacy.noise import Grid, from_the_system, seeded
+from strategies.privacy.noise import (
+    SCALE_BITS,
+    BitStream,
+    Grid,
+    _accepted,
+    _falls,
+    discrete_gaussian,
+    from_the_system,
+    seeded,
+)
 
 SIGMA = 2**SCALE_BITS
 

@@ -15,9 +15,8 @@ from strategies.local.losses import loss_for
 from strategies.local.objective import Examples, plain
 from strategies.local.training import Frozen, TrainingTask
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum
-from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, taken_gradients
+from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, secret_dropout, taken_gradients
 from strategies.privacy.noise import Grid, seeded
-from strategies.privacy.secret_draws import secret_dropout
 
 SIDE, CLASSES = 8, ("a", "b")
 BCE = loss_for("multi_label", "masked")

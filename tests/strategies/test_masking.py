@@ -25,12 +25,20 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.crypto import add_mask, agreed, public_hex
-from strategies.privacy.secure_aggregation.fixed_point import ONE, cut, fixed_point, from_fixed_point
+from strategies.privacy.secure_aggregation.crypto import add_mask, agree_secret, public_hex, read_statement
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRounds, fewest
-from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, flat, segments_of, threshold
-from strategies.privacy.secure_aggregation.signed_keys import read_statement
-from strategies.privacy.secure_aggregation.site import Identity, MaskingRefused, SiteRound, Terms
+from strategies.privacy.secure_aggregation.site import Identity, MaskingRefused, ParticipationTerms, SiteRound
+from strategies.privacy.secure_aggregation.vectors import (
+    BODY,
+    ONE,
+    SegmentLayout,
+    count_out_of_range,
+    fixed_point,
+    flatten_update,
+    from_fixed_point,
+    segments_of,
+    threshold,
+)
 
 LAYOUT = SegmentLayout(trunk=5, norm=2, features=3)
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
@@ -65,7 +73,7 @@ class Ward:
 
     def __post_init__(self) -> None:
         for seed, (site, rows) in enumerate(self.rows.items()):
-            terms = Terms(largest=8.0, alone=self.alone)
+            terms = ParticipationTerms(largest=8.0, alone=self.alone)
             self.sites[site] = SiteRound("run", 3, site, update_of(seed, rows), terms)
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
@@ -91,7 +99,7 @@ class Ward:
         result = np.zeros(LAYOUT.size(opened.asked.classes), np.uint32)
         for seed, (site, rows) in enumerate(self.rows.items()):
             if self.lost_at.get(site, NEVER) > 2:
-                vector = fixed_point(flat(update_of(seed, rows))[2], len(self.rows), 8.0)
+                vector = fixed_point(flatten_update(update_of(seed, rows))[2], len(self.rows), 8.0)
                 result[:7] += vector[:7]
                 for place, name in enumerate(rows):
                     if name in opened.rows:
@@ -138,7 +146,9 @@ def test_one_of_three_may_be_lost_at_any_stage(stage: int, lost: str) -> None:
 def test_the_mean_is_the_plain_mean_within_the_stated_error() -> None:
     ward = ward_of({"ash": "ab", "birch": "b", "cedar": "ab"})
     opened = ward.opened()
-    vectors = [flat(update_of(seed, rows))[2].astype(np.float64) for seed, rows in enumerate(ward.rows.values())]
+    vectors = [
+        flatten_update(update_of(seed, rows))[2].astype(np.float64) for seed, rows in enumerate(ward.rows.values())
+    ]
     body = sum(vector[:7] for vector in vectors) / 3
     assert np.abs(opened.vector[:7] - body).max() <= 3 * 8.0 / 2**31
     row_a = (vectors[0][7:11] + vectors[2][7:11]) / 2
@@ -148,7 +158,10 @@ def test_the_mean_is_the_plain_mean_within_the_stated_error() -> None:
 
 def test_what_is_sent_shows_nothing_of_an_update() -> None:
     ward = ward_of({"ash": "", "birch": "", "cedar": ""})
-    big = {site: SiteRound("run", 3, site, Groups(np.zeros(20_000, np.float32)), Terms(8.0)) for site in ward.rows}
+    big = {
+        site: SiteRound("run", 3, site, Groups(np.zeros(20_000, np.float32)), ParticipationTerms(8.0))
+        for site in ward.rows
+    }
     ward.sites = big
     layout = SegmentLayout(20_000, 0, 0)
     opened = Summing(replace(ward.asked, layout=layout), ward).opened()
@@ -224,13 +237,13 @@ def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> No
         places = [slice(0, 7)]
         add_mask(sent, places, ward.sites[site]._own[BODY], subtract=True)
         for one in senders:
-            key = agreed(ward.sites[site]._masking, public_hex(ward.sites[one]._masking))
+            key = agree_secret(ward.sites[site]._masking, public_hex(ward.sites[one]._masking))
             add_mask(sent, places, key, subtract=site < one)
         return sent
 
     few, all_others = vector_of("ash", ("birch", "cedar", "elm")), vector_of("birch", ("ash", *names[2:]))
-    assert few.tolist() == fixed_point(flat(update_of(0, ()))[2], 6, 8.0).tolist()
-    assert all_others.tolist() == fixed_point(flat(update_of(1, ()))[2], 6, 8.0).tolist()
+    assert few.tolist() == fixed_point(flatten_update(update_of(0, ()))[2], 6, 8.0).tolist()
+    assert all_others.tolist() == fixed_point(flatten_update(update_of(1, ()))[2], 6, 8.0).tolist()
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 5, 300])
@@ -336,10 +349,10 @@ class Stages:
         return self.ward.sites["ash"]
 
 
-TERMS = Terms(8.0)
+TERMS = ParticipationTerms(8.0)
 
 
-def begun(lines: Mapping[str, Identity] | None = None, terms: Terms = TERMS) -> Stages:
+def begun(lines: Mapping[str, Identity] | None = None, terms: ParticipationTerms = TERMS) -> Stages:
     """Three sites that have stated their keys, and what two have written to the first."""
     names = ("ash", "birch", "cedar")
     identities = lines or {}
@@ -474,11 +487,11 @@ def test_statements_are_signed_with_the_admitted_key_and_a_changed_one_is_refuse
 def test_a_site_that_knows_its_peers_takes_no_key_that_the_coordinator_made() -> None:
     real = {site: identity() for site in ("ash", "birch", "cedar")}
     known = {site: f"{one.line} {site}@hospital" for site, one in real.items()}
-    honest = begun(real, Terms(8.0, peers=known))
+    honest = begun(real, ParticipationTerms(8.0, peers=known))
     honest.site.shares(honest.shares)
     made = {**real, "cedar": identity()}
     with pytest.raises(MaskingRefused, match="of cedar is signed with a key that this site's policy does not know"):
-        begun(made, Terms(8.0, peers=known))
+        begun(made, ParticipationTerms(8.0, peers=known))
 
 
 def test_masks_that_do_not_fit_are_told_from_a_sum() -> None:
@@ -506,7 +519,7 @@ def test_a_number_comes_back_within_half_a_step_and_one_beyond_the_range_at_its_
     back = from_fixed_point(fixed_point(update, divisor, 8.0), 8.0)
     wanted = np.clip(update.astype(np.float64), -8, 8) / divisor
     assert np.abs(back - wanted).max() <= 8.0 / ONE / 2 * (1 + 1e-6)
-    assert cut(update, 8.0) == sum(abs(number) > 8 for number in numbers)
+    assert count_out_of_range(update, 8.0) == sum(abs(number) > 8 for number in numbers)
 
 
 def test_fixed_point_by_hand() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, fewest
-from strategies.privacy.secure_aggregation.segments import threshold
+from strategies.privacy.secure_aggregation.vectors import threshold
 
 Sites = frozenset[str]
 

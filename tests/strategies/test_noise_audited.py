@@ -18,8 +18,8 @@ from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import loss_for
 from strategies.local.objective import Examples, plain
 from strategies.local.training import Frozen, TrainingTask
-from strategies.privacy.accounting import Steps, epsilon_of
 from strategies.privacy.gradients import PrivateEpochs
+from strategies.privacy.mechanism import Steps, epsilon_of
 from strategies.privacy.noise import seeded
 
 SIZE = 64

@@ -17,14 +17,13 @@ from common.wire.codec import R
 from common.wire.records import Groups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.aggregation.means import running_sum
-from strategies.privacy.accounting import Steps, epsilon_of
-from strategies.privacy.discrete_gaussian import KEY_BYTES, BitStream, discrete_gaussian
-from strategies.privacy.protection import Protection
+from strategies.privacy.mechanism import Protection, Steps, epsilon_of
+from strategies.privacy.noise import KEY_BYTES, BitStream, discrete_gaussian
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 from strategies.privacy.secure_aggregation.noise_shares import LEAST_SCALE_BITS, NoiseShares, ShareGrid, closeness
-from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat
-from strategies.privacy.secure_aggregation.site import SiteRound, Terms
+from strategies.privacy.secure_aggregation.site import ParticipationTerms, SiteRound
+from strategies.privacy.secure_aggregation.vectors import SegmentLayout, flatten_update
 
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NUMBERS = 4_000
@@ -141,7 +140,7 @@ def opened(
     updates = {site: update_of(seed, rows[site], shares.bound) for seed, site in enumerate(rows)}
     sites = {}
     for site, update in updates.items():
-        terms = Terms(shares.bound, cohort=max(cohort, shares.honest), shares=shares)
+        terms = ParticipationTerms(shares.bound, cohort=max(cohort, shares.honest), shares=shares)
         sites[site] = SiteRound("run", 3, site, update, terms)
 
     def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
@@ -154,7 +153,9 @@ def opened(
     classes = tuple(sorted({name for names in rows.values() for name in names}))
     layout = SegmentLayout(NUMBERS, 0, 3)
     asked = SumRequest("run", 3, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
-    return Summing(asked, ask).opened(), {site: flat(update)[2].astype(np.float64) for site, update in updates.items()}
+    return Summing(asked, ask).opened(), {
+        site: flatten_update(update)[2].astype(np.float64) for site, update in updates.items()
+    }
 
 
 def update_of(seed: int, rows: str, bound: float) -> Groups:

@@ -24,13 +24,19 @@ from strategies.local.objective import Examples, plain
 from strategies.local.optimisation import optimizer_for
 from strategies.local.training import Frozen, TrainingTask, train_epoch
 from strategies.local.updates import clipped
-from strategies.privacy.accounting import Accountant, Steps, epsilon_of, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum, losses_by_image, packs, rows_by_owner
-from strategies.privacy.image_gradients import gradients_by_image
+from strategies.privacy.image_gradients import gradients_by_image, secret_dropout
+from strategies.privacy.mechanism import (
+    Accountant,
+    NoisyReply,
+    Steps,
+    epsilon_of,
+    has_batch_norm,
+    noise_multiplier_for,
+    protection_of,
+    shortened,
+)
 from strategies.privacy.noise import SHRUNK, Grid, seeded
-from strategies.privacy.protection import has_batch_norm, protection_of
-from strategies.privacy.secret_draws import secret_dropout
-from strategies.privacy.updates import NoisyReply, shortened
 from strategies.registry import method_of
 from tests.federations import experiment, federation, given_weights
 

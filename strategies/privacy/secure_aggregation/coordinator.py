@@ -1,4 +1,4 @@
-"""The coordinator's half: relays what sites say to one another, adds masked updates up, takes the masks off the sum."""
+"""The coordinator's half: relay messages between sites, add masked updates up, take the masks off the sum."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,20 +21,33 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
-from strategies.privacy.secure_aggregation.fixed_point import from_fixed_point, plausible
+from strategies.privacy.secure_aggregation.crypto import (
+    SecretsError,
+    Statement,
+    StatementError,
+    add_mask,
+    agree_secret,
+    join_shares,
+    key_from_bytes,
+    read_statement,
+)
 from strategies.privacy.secure_aggregation.masked_rounds import fewest
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
-from strategies.privacy.secure_aggregation.segments import Segment, SegmentLayout, segments_of
-from strategies.privacy.secure_aggregation.signed_keys import Statement, StatementError, read_statement
 from strategies.privacy.secure_aggregation.site import may_open
+from strategies.privacy.secure_aggregation.vectors import (
+    Segment,
+    SegmentLayout,
+    from_fixed_point,
+    plausible,
+    segments_of,
+)
 
 
 class MaskingFailed(Exception):
-    """This round's sum cannot be opened; says why. Nothing about any single update is known."""
+    """The sum of this round cannot be opened; nothing about any single update is known."""
 
 
-class Ask(Protocol):
+class QueryFn(Protocol):
     """Puts one question to each of some sites and yields answers as they come; who does not answer is left out."""
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
@@ -42,7 +55,7 @@ class Ask(Protocol):
 
 @dataclass(frozen=True)
 class SumRequest:
-    """What is summed.
+    """Request for one sum.
 
     Attributes:
         rows: Site -> classes whose rows it must send, sorted.
@@ -61,13 +74,13 @@ class SumRequest:
 
 @dataclass(frozen=True)
 class UnmaskedSum:
-    """The sum.
+    """A sum whose masks are taken off.
 
     Attributes:
-        asked: What was to be summed.
-        vector: Of updates divided by ``divisor``, over the body and all rows; rows that are not opened are zero.
-        survivors: The sites whose updates are in it, sorted.
-        divisor: How many sites were asked in the round's first attempt.
+        asked: The request for the sum.
+        vector: Sum of updates divided by ``divisor``, over the body and all rows; rows that are not opened are zero.
+        survivors: The sites whose updates are in the sum, sorted.
+        divisor: Number of sites that were asked in the round's first attempt.
         rows: Class -> survivors that own it, for the rows that are opened.
         closed: Rows that too few sites were left in, which do not want them opened.
         integers: The sum before it was turned into numbers.
@@ -87,7 +100,7 @@ class Summing:
     """One round's masking, stage by stage."""
 
     asked: SumRequest
-    ask: Ask
+    ask: QueryFn
     _statements: dict[str, Statement] = field(default_factory=dict)
     _members: tuple[str, ...] = ()
     _divisor: int = 0
@@ -117,7 +130,7 @@ class Summing:
         self._divisor = len(self._members)
         answers = self._stated()
         now = self._members, self._divisor
-        earlier = {(one.members, one.divisor) for one in self._statements.values()} - {now}
+        earlier = {(statement.members, statement.divisor) for statement in self._statements.values()} - {now}
         if earlier:
             self._members, self._divisor = min(earlier)
             if missing := sorted(set(self._members) - set(asked.rows)):
@@ -137,7 +150,7 @@ class Summing:
         )
 
     def _stated(self) -> dict[str, KeysAnswer]:
-        """Ask the members for their keys; keep the statements that are what was asked for."""
+        """Ask the members for their keys; keep the statements that fit the request."""
         asked, answers = self.asked, dict[str, KeysAnswer]()
         request = KeysRequest(asked.run, asked.round, self._members, self._divisor)
         self._statements = {}
@@ -153,21 +166,21 @@ class Summing:
         return answers
 
     def _letters(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
-        """Sender -> recipient -> sealed letter."""
+        """Return sender -> recipient -> encrypted shares."""
         others = {site: set(self._statements) - {site} for site in self._statements}
-        found = {
+        by_sender = {
             site: dict(zip(answer.recipients, answer.letters, strict=True))
             for site, answer in self.ask(dict.fromkeys(self._statements, request), SharesAnswer, self._needed)
             if set(answer.recipients) == others[site]
         }
-        self._refuse_fewer(found, self._needed, "shared their secrets")
-        return found
+        self._refuse_fewer(by_sender, self._needed, "shared their secrets")
+        return by_sender
 
     def _masked(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
-        """The masked sum, and who is in it."""
+        """Return the masked sum, and the sites that are in it."""
         asked, layout = self.asked, self.asked.layout
         total = np.zeros(layout.size(asked.classes), np.uint32)
-        opened = {site for one in self._statements.values() for site in one.opened}  # by an earlier attempt
+        opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
         requests = {site: self._masked_request(site, letters) for site in letters if not opened or site in opened}
         self._refuse_fewer(requests, self._needed, "are those whose sum was opened before")
         survivors = list[str]()
@@ -198,21 +211,21 @@ class Summing:
         for segment in segments:
             if may_open(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
-                    secret = combined(masks.get((site, segment.name), [])[: self._needed])
+                    secret = join_shares(masks.get((site, segment.name), [])[: self._needed])
                     places = layout.places(asked.classes, segment.classes, body=segment.body)
                     add_mask(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
-            key = key_of(combined(keys.get(gone, [])[: self._needed]), stated.masking_key)
+            key = key_from_bytes(join_shares(keys.get(gone, [])[: self._needed]), stated.masking_key)
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)
                 places = layout.places(asked.classes, common, body=True)
                 # A survivor subtracted the mask where its name comes last.
-                add_mask(total, places, agreed(key, theirs.masking_key), subtract=site < gone)
+                add_mask(total, places, agree_secret(key, theirs.masking_key), subtract=site < gone)
 
     def _revealed(self, survivors: list[str]) -> tuple[dict[tuple[str, str], list[bytes]], dict[str, list[bytes]]]:
-        """Shares by survivor and segment, and by site that is gone."""
+        """Return shares of masks by survivor and segment, and shares of keys by site that is gone."""
         asked = self.asked
         request = RevealRequest(asked.run, asked.round, tuple(survivors))
         masks, keys = dict[tuple[str, str], list[bytes]](), dict[str, list[bytes]]()
@@ -244,7 +257,7 @@ class Summing:
         return UnmaskedSum(asked, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)
 
     def _numbers(self, total: Integers) -> NDArray[np.float64]:
-        """The sum as it was before it was turned into integers."""
+        """Return the sum as it was before it was turned into integers."""
         grid = self.asked.shares.grid(self._divisor) if self.asked.shares else None
         if not (grid.plausible(total) if grid else plausible(total, self._divisor)):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
@@ -252,9 +265,11 @@ class Summing:
 
     @property
     def _needed(self) -> int:
-        """How many sites must stay to the end, and how many shares make each site's secrets."""
+        """Return how many sites must stay to the end, which is how many shares make each site's secrets."""
         honest = self.asked.shares.honest if self.asked.shares else 0
-        return fewest(self._divisor, max((one.cohort for one in self._statements.values()), default=0), honest)
+        return fewest(
+            self._divisor, max((statement.cohort for statement in self._statements.values()), default=0), honest
+        )
 
     def _refuse_fewer(self, sites: Iterable[str], needed: int, what: str) -> None:
         names = sorted(sites)

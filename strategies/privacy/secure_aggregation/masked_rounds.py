@@ -1,4 +1,4 @@
-"""What a site remembers of the rounds that it masked: among which sites, and whose sum it helped to open.
+"""The memory of a site of the rounds that it masked: among which sites, and whose sum it helped to open.
 
 A round that is asked again, after the coordinator was killed or because it would like another sum, gets a sum of the
 same sites or none: the difference of two sums shows the sites that are in one of them only. All sites of a list of
@@ -20,7 +20,7 @@ from typing import Any
 from common.errors import quoted
 from common.system.files import write_atomically
 from strategies.privacy.secure_aggregation.crypto import SecretsError
-from strategies.privacy.secure_aggregation.segments import threshold
+from strategies.privacy.secure_aggregation.vectors import threshold
 
 KEPT = 5_000
 """Runs; each costs a coordinator a round of training before a file is written. None is forgotten, see above."""
@@ -33,8 +33,8 @@ class MaskedRound:
     Attributes:
         members: The sites that masked together, sorted; empty before.
         opened: The sites whose sum this site helped to open, sorted; empty before.
-        noise: What its share of distributed noise was drawn for; empty for none.
-        divisor: What its update was divided by; 0 before.
+        noise: Hash of what its share of distributed noise covers; empty for none.
+        divisor: Number that its update was divided by; 0 before.
     """
 
     members: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class MaskedRound:
     divisor: int = 0
 
     def masking(self, members: Collection[str]) -> "MaskedRound":
-        """The round, asked to be masked among these sites.
+        """Return the round as masked among these sites.
 
         Raises:
             SecretsError: If the site has masked it among others.
@@ -54,7 +54,7 @@ class MaskedRound:
         return replace(self, members=asked)
 
     def opening(self, survivors: Collection[str]) -> "MaskedRound":
-        """The round, asked to help to open the sum of these sites.
+        """Return the round as opened for the sum of these sites.
 
         Raises:
             SecretsError: If the site has opened another sum of the round.
@@ -65,7 +65,7 @@ class MaskedRound:
         return replace(self, opened=opened)
 
     def with_noise(self, drawn_for: str) -> "MaskedRound":
-        """The round, asked to be masked with a share of noise.
+        """Return the round as masked with a share of noise.
 
         Raises:
             SecretsError: If that share has covered something else: what two shares of one round cover is told twice.
@@ -76,12 +76,13 @@ class MaskedRound:
 
 
 def fewest(members: int, cohort: int, honest: int = 0) -> int:
-    """How many must stay to the end, and how many shares make a secret, where so many sites were asked first.
+    """Return how many sites must stay to the end, which is how many shares make a secret.
 
     Args:
-        members: Of the round's first attempt: a later one has fewer, of whom as many may side with the coordinator.
+        members: Sites of the round's first attempt: a later attempt has fewer, of whom as many may side with the
+            coordinator.
         cohort: Fewest sites whose sum a site helps to open.
-        honest: As :func:`threshold` has it.
+        honest: Sites that help the coordinator in nothing; see :func:`threshold`.
     """
     return max(threshold(members, honest), cohort)
 
@@ -90,32 +91,35 @@ class MaskedRounds:
     """A folder with one file a run.
 
     Args:
-        folder: None remembers nothing, in simulation.
+        folder: Folder of the files; None remembers nothing, in simulation.
+        durable: Flush to disk.
     """
 
     def __init__(self, folder: Path | None = None, *, durable: bool = True) -> None:
         self._folder, self._durable = folder, durable
 
     def of(self, run: str, server_round: int, start: str = "") -> MaskedRound:
-        """What was done in this round, and in any that began with the same model.
+        """Return the members and opened sums of this round, and of any that began with the same model.
 
         Args:
+            run: Identifier of the run.
+            server_round: Number of the round.
             start: Hash of the model that the round begins with; empty for none that is known.
 
         Raises:
             SecretsError: If these rounds were masked among different sites, or opened for different ones.
             ValueError: If a file is damaged: what the site does not know it must not do again.
         """
-        found = [self._rounds(run).get(str(server_round), {})]
+        notes = [self._rounds(run).get(str(server_round), {})]
         if start and self._folder is not None:
-            every = [one for path in sorted(self._folder.glob("*.json")) for one in self._rounds(path.stem).values()]
-            found += [one for one in every if start in one.get("starts", ())]
+            for path in sorted(self._folder.glob("*.json")):
+                notes += [note for note in self._rounds(path.stem).values() if start in note.get("starts", ())]
         done = MaskedRound()
-        for one in found:
-            done = done.masking(one["members"]) if one.get("members") else done
-            done = done.opening(one["opened"]) if one.get("opened") else done
-        divisors = [int(one.get("divisor") or len(one["members"])) for one in found if one.get("members")]
-        return replace(done, noise=str(found[0].get("noise", "")), divisor=next(iter(divisors), 0))
+        for note in notes:
+            done = done.masking(note["members"]) if note.get("members") else done
+            done = done.opening(note["opened"]) if note.get("opened") else done
+        divisors = [int(note.get("divisor") or len(note["members"])) for note in notes if note.get("members")]
+        return replace(done, noise=str(notes[0].get("noise", "")), divisor=next(iter(divisors), 0))
 
     def note(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
         """Write down what is about to be done.

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from common.config import Plan
 from common.wire.secure_aggregation import Integers
 from strategies.local.site_method import SiteMethod
-from strategies.privacy.discrete_gaussian import SCALE_BITS, BitStream, discrete_gaussian
-from strategies.privacy.protection import protection_of
+from strategies.privacy.mechanism import protection_of
+from strategies.privacy.noise import SCALE_BITS, BitStream, discrete_gaussian
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 
 LEAST_SCALE_BITS: Final = 12
@@ -39,9 +39,9 @@ class ShareGrid:
 
     Attributes:
         scale_bits: Binary logarithm of the standard deviation of one site's share, in steps of the grid.
-        divisor: What each update is divided by.
-        steps: Of the grid, in one unit of an update so divided.
-        limit: Beyond so many steps no number of a sum lies.
+        divisor: Number that each update is divided by.
+        steps: Steps of the grid in one unit of an update so divided.
+        limit: Largest number of steps that a sum can hold.
     """
 
     scale_bits: int
@@ -50,28 +50,29 @@ class ShareGrid:
     limit: int
 
     def masked_input(self, update: NDArray[np.float32], bits: BitStream) -> Integers:
-        """One site's addend before its masks: the update on the grid and a share of the noise.
+        """Return one site's addend before its masks: the update on the grid and a share of the noise.
 
         Args:
-            update: At most as long as the bound.
+            update: An update at most as long as the bound.
+            bits: Source of the noise.
         """
         truncated = np.trunc(update.astype(np.float64) * (1 / self.divisor * self.steps)).astype(np.int64)
         noisy = truncated + discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)
 
     def plausible(self, total: Integers) -> bool:
-        """Whether this can be a sum; one with a mask left on is soon out of range."""
+        """Return whether these integers can be a sum; with a mask left on, numbers are soon out of range."""
         signed = total.view(np.int32).astype(np.int64)
         return not len(signed) or bool(np.abs(signed).max() <= self.limit)
 
     def values(self, total: Integers) -> NDArray[np.float64]:
-        """A sum as it was before it was brought to the grid."""
+        """Return a sum as it was before it was brought to the grid."""
         return total.view(np.int32) / np.float64(self.steps)
 
 
 @dataclass(frozen=True)
 class NoiseShares:
-    """What every site of a run knows of the noise that they add together.
+    """The noise that the sites of a run add together, as each of them knows it.
 
     Attributes:
         bound: Longest length of an update.
@@ -84,7 +85,7 @@ class NoiseShares:
     honest: int
 
     def grid(self, divisor: int) -> ShareGrid:
-        """The grid for so many sites, as fine as the range of the sum allows; updates lie up to twice the bound apart.
+        """Return the grid for ``divisor`` sites, as fine as the range allows; updates lie up to twice the bound apart.
 
         All sites of a round have the same, no matter who is lost: noise on a coarser one would hide an update less.
 
@@ -101,7 +102,7 @@ class NoiseShares:
 
 
 def shares_of(plan: Plan, method: SiteMethod) -> NoiseShares | None:
-    """The noise that the sites of a plan's run add together; None where each adds its own."""
+    """Return the noise that the sites of a run add together; None where each adds its own or there is none."""
     section = plan.privacy
     if section.noise != "distributed":
         return None
@@ -112,11 +113,12 @@ def shares_of(plan: Plan, method: SiteMethod) -> NoiseShares | None:
 
 
 def closeness(sites: int, deviation: float) -> float:
-    """Tau: how far a sum of discrete Gaussians is from the discrete Gaussian of its variance, in log probability.
+    """Return tau: the distance in log probability of a sum of discrete Gaussians from one of the same variance.
 
     Theorem 1 of Kairouz et al., for each number of a vector.
 
     Args:
+        sites: Number of summands.
         deviation: Standard deviation of one site's share, in steps of the grid.
     """
     return 10 * sum(math.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)) for k in range(1, sites))

@@ -31,29 +31,34 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.privacy.discrete_gaussian import BitStream
+from strategies.privacy.noise import BitStream
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
-    add_mask,
-    agreed,
-    new_key,
-    opened,
-    public_hex,
-    sealed,
-    secret_of,
-    shared,
-)
-from strategies.privacy.secure_aggregation.encrypted_shares import Letter, read_letter
-from strategies.privacy.secure_aggregation.fixed_point import cut, fixed_point
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds, fewest
-from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
-from strategies.privacy.secure_aggregation.segments import Segment, flat, segments_of, threshold
-from strategies.privacy.secure_aggregation.signed_keys import (
+    SecretShares,
     Statement,
     StatementError,
+    add_mask,
+    agree_secret,
+    decrypt_from,
+    encrypt_for,
+    new_key,
+    private_bytes,
+    public_hex,
+    read_shares,
     read_statement,
     refuse_unsigned,
-    signed,
+    sign_statement,
+    split_secret,
+)
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds, fewest
+from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
+from strategies.privacy.secure_aggregation.vectors import (
+    Segment,
+    count_out_of_range,
+    fixed_point,
+    flatten_update,
+    segments_of,
+    threshold,
 )
 
 Request = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
@@ -61,7 +66,7 @@ Answer = TypeVar("Answer", bound=MaskingAnswer)
 
 
 class MaskingRefused(WireError):
-    """What the coordinator asks for would show more than a sum, or contradicts what it asked before."""
+    """A request of the coordinator would show more than a sum, or contradicts an earlier request."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,11 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a site was asked to do, as hashes that the sites of a round compare; see :class:`Statement`.
+class RequestDigest:
+    """Hashes of a site's request, which the sites of a round compare; see :class:`Statement`.
 
     Attributes:
-        start: Of the model alone, which stays at the site: by it one is known that comes again.
+        start: Hash of the model alone, which stays at the site and shows when a model comes again.
     """
 
     plan: str = ""
@@ -87,22 +92,21 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Terms:
+class ParticipationTerms:
     """The terms on which a site takes part.
 
     Attributes:
-        largest: Numbers of its update beyond are cut.
+        largest: Bound of a number of its update; numbers beyond are cut.
         counts: Whether the numbers are counts, which are summed as they are: not divided, and without rounding.
         alone: Whether rows that fewer sites of the round own than ``cohort`` may be opened.
-        identity: None in simulation.
+        identity: The key of the site; None in simulation.
         peers: Site -> OpenSSH line of the key that its statement must be signed with; empty trusts the coordinator to
             relay the right statements.
         cohort: Fewest sites whose sum it helps to open.
-        asked: What every other site of the round must have been asked, too.
+        asked: Hashes of the request, which every other site of the round must have received too.
         masked: The rounds that it has masked so far.
         shares: The noise that the sites add together; None for none.
-        noise: From what a share of it covers, the key that it is drawn with: the same for the same, and for nothing
-            else.
+        noise: Returns the key for a share of noise from a hash of what the share covers: one key for one hash.
     """
 
     largest: float
@@ -111,7 +115,7 @@ class Terms:
     identity: Identity | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
     cohort: int = 2
-    asked: Asked = field(default_factory=Asked)
+    asked: RequestDigest = field(default_factory=RequestDigest)
     masked: MaskedRounds = field(default_factory=MaskedRounds)
     shares: NoiseShares | None = None
     noise: Callable[[str], bytes] = lambda covered: os.urandom(SECRET_BYTES)
@@ -121,18 +125,22 @@ class SiteRound:
     """One site in one round.
 
     Args:
-        update: What is to be added to the sum; let go once it is masked.
+        run: Identifier of the run.
+        server_round: Number of the round.
+        site: Name of the site.
+        update: The update that is to be added to the sum; dropped once it is masked.
+        terms: The terms on which the site takes part.
 
     Attributes:
         cut: How many numbers of the update are beyond the range and were cut.
     """
 
-    def __init__(self, run: str, server_round: int, site: str, update: Groups, terms: Terms) -> None:
+    def __init__(self, run: str, server_round: int, site: str, update: Groups, terms: ParticipationTerms) -> None:
         self.run, self.round, self.site = run, server_round, site
         self._terms = terms
-        self._layout, self._rows, vector = flat(update)
+        self._layout, self._rows, vector = flatten_update(update)
         self._update: NDArray[np.float32] | None = vector
-        self.cut = cut(vector, terms.largest)
+        self.cut = count_out_of_range(vector, terms.largest)
         self._sealing, self._masking = new_key(), new_key()
         self._done = terms.masked.of(run, server_round, terms.asked.start)
         self._members: tuple[str, ...] = ()
@@ -140,7 +148,7 @@ class SiteRound:
         self._statements: Mapping[str, Statement] = {}
         self._segments: tuple[Segment, ...] = ()
         self._own: dict[str, bytes] = {}  # segment -> secret of this site's own mask
-        self._letters: dict[str, Letter] = {}  # sender -> shares, this site's own too
+        self._letters: dict[str, SecretShares] = {}  # sender -> shares, this site's own too
         self._answered: dict[type, tuple[Request, MaskingAnswer]] = {}
 
     # ------------------------------------------------------------------ four stages
@@ -182,13 +190,13 @@ class SiteRound:
 
     @property
     def agreed(self) -> str:
-        """A hash of what the sites of this attempt stated, and of whose sum was opened: equal at all of these."""
+        """Return a hash of this attempt's statements and of the sites whose sum was opened, equal at all of them."""
         stated = [self._statements[site].written().decode() for site in sorted(self._statements)]
         return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
 
     @property
     def rows_of_few(self) -> tuple[str, ...]:
-        """Rows that too few sites of the round own, this one among them, once it is known who takes part."""
+        """Return the rows of this site that too few sites of the round own, once it is known who takes part."""
         own = [segment for segment in self._segments if self.site in segment.owners]
         few = [one for one in own if len(one.owners) < least_owners(one.owners, self._statements)]
         return tuple(name for segment in few for name in segment.classes)
@@ -219,7 +227,7 @@ class SiteRound:
         self._refuse_too_few(len(self._members))
         statement = self._statement.written()
         identity = self._terms.identity
-        signature = signed(statement, identity.key) if identity else b""
+        signature = sign_statement(statement, identity.key) if identity else b""
         return KeysAnswer(self.run, self.round, self.site, statement, signature, identity.line if identity else "")
 
     @property
@@ -250,10 +258,10 @@ class SiteRound:
         own = [segment.name for segment in self._segments if self.site in segment.owners]
         self._own = {name: os.urandom(SECRET_BYTES) for name in own}
         needed = self._needed
-        keys = shared(secret_of(self._masking), needed, len(sites))
-        masks = {name: shared(secret, needed, len(sites)) for name, secret in self._own.items()}
+        keys = split_secret(private_bytes(self._masking), needed, len(sites))
+        masks = {name: split_secret(secret, needed, len(sites)) for name, secret in self._own.items()}
         letters = {
-            site: Letter(
+            site: SecretShares(
                 run=self.run,
                 round=self.round,
                 sender=self.site,
@@ -264,39 +272,41 @@ class SiteRound:
             for place, site in enumerate(sites)
         }
         self._letters[self.site] = letters.pop(self.site)
-        written = [sealed(letters[to].written(), self._sealing, self._statements[to].sealing_key) for to in letters]
+        written = [
+            encrypt_for(letters[to].written(), self._sealing, self._statements[to].sealing_key) for to in letters
+        ]
         return SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
 
     def _checked(self, request: SharesRequest) -> dict[str, Statement]:
-        """The statements by site; each of this round, all of different sites with different keys, this site's own."""
-        found: dict[str, Statement] = {}
+        """Return the statements by site; all must be of this round, of different sites, with different keys."""
+        by_site: dict[str, Statement] = {}
         for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
             try:
                 statement = read_statement(text)
                 self._refuse_stranger(statement, text, signature, identity)
             except StatementError as error:
                 raise MaskingRefused(f"a relayed statement {error}.") from None
-            if (statement.run, statement.round) != (self.run, self.round) or statement.site in found:
+            if (statement.run, statement.round) != (self.run, self.round) or statement.site in by_site:
                 raise MaskingRefused("the relayed statements are not one a site, of this round.")
             if why := self._statement.disagreement(statement):
                 raise MaskingRefused(f"{statement.site} {why}: its update may not hide that of {self.site}.")
-            found[statement.site] = statement
-        keys = [key for one in found.values() for key in (one.sealing_key, one.masking_key)]
-        if found.get(self.site) != self._statement or len(set(keys)) < len(keys):
+            by_site[statement.site] = statement
+        keys = [key for statement in by_site.values() for key in (statement.sealing_key, statement.masking_key)]
+        if by_site.get(self.site) != self._statement or len(set(keys)) < len(keys):
             raise MaskingRefused(f"the relayed statements lack that of {self.site}, or one key is stated twice.")
-        if not set(found) <= set(self._members):
+        if not set(by_site) <= set(self._members):
             raise MaskingRefused("a relayed statement is of a site that was not to mask with the others.")
-        if len(found) < 2:
+        if len(by_site) < 2:
             raise MaskingRefused("there is no other site: a sum of one update is that update.")
-        self._refuse_too_few(len(found))
-        return found
+        self._refuse_too_few(len(by_site))
+        return by_site
 
     def _refuse_stranger(self, statement: Statement, text: bytes, signature: bytes, identity: str) -> None:
         if self._terms.identity is None or statement.site == self.site:
             return
         refuse_unsigned(text, signature, identity)
-        known = self._terms.peers
-        if known and known.get(statement.site, "").split()[:2] != identity.split()[:2]:
+        peers = self._terms.peers
+        if peers and peers.get(statement.site, "").split()[:2] != identity.split()[:2]:
             raise StatementError(f"of {statement.site} is signed with a key that this site's policy does not know")
 
     # ------------------------------------------------------------------ masked update
@@ -323,16 +333,16 @@ class SiteRound:
         return MaskedAnswer(self.run, self.round, self.site, vector)
 
     def _with_share(self, update: NDArray[np.float32], shares: NoiseShares) -> Integers:
-        """The update with this site's share of the noise; the same share if the same round is masked again."""
+        """Add this site's share of the noise to the update; the same share if the same round is masked again."""
         grid = shares.grid(self._divisor)
         covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, vars(grid)]).encode())
         covered.update(update.tobytes())
         self._done = self._done.with_noise(covered.hexdigest())
         return grid.masked_input(update, BitStream(self._terms.noise(covered.hexdigest())))
 
-    def _opened(self, sender: str, sealed: bytes) -> Letter:
-        text = opened(sealed, self._sealing, self._statements[sender].sealing_key)
-        letter = read_letter(text, (self.run, self.round, sender, self.site))
+    def _opened(self, sender: str, sealed: bytes) -> SecretShares:
+        text = decrypt_from(sealed, self._sealing, self._statements[sender].sealing_key)
+        letter = read_shares(text, (self.run, self.round, sender, self.site))
         if set(letter.masks) != {segment.name for segment in self._segments if sender in segment.owners}:
             raise MaskingRefused(f"{sender} knows other sites, or other head rows, than this site does.")
         return letter
@@ -346,7 +356,7 @@ class SiteRound:
             theirs = self._statements[other]
             common = tuple(name for name in self._rows if name in theirs.rows)
             places = self._layout.places(self._rows, common, body=True)
-            add_mask(vector, places, agreed(self._masking, theirs.masking_key), subtract=self.site > other)
+            add_mask(vector, places, agree_secret(self._masking, theirs.masking_key), subtract=self.site > other)
 
     # ------------------------------------------------------------------ unmasking
 
@@ -375,7 +385,7 @@ class SiteRound:
 
     @property
     def _needed(self) -> int:
-        """How many sites must stay to the end, and how many shares make this site's secrets."""
+        """Return how many sites must stay to the end, which is how many shares make this site's secrets."""
         honest = self._terms.shares.honest if self._terms.shares else 0
         return fewest(self._divisor, self._terms.cohort, honest)
 
@@ -393,7 +403,7 @@ class SiteRound:
 
 
 def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Statement]) -> bool:
-    """Whether a segment's sum hides each of its summands as well as they ask, or they may be seen."""
+    """Return whether a segment's sum may be opened: it is of enough sites, or all of them allow fewer."""
     left = [site for site in segment.owners if site in survivors]
     if not left:
         return False
@@ -401,10 +411,10 @@ def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Sta
 
 
 def least_owners(owners: Collection[str], statements: Mapping[str, Statement]) -> int:
-    """Fewest sites whose sum these sites help to open."""
+    """Return the fewest sites whose sum these sites help to open."""
     return max(2, *(statements[site].cohort for site in owners))
 
 
 def no_round(site: str) -> MaskingRefused:
-    """The refusal of a site that holds no update: its process began after it had trained."""
+    """Return the refusal of a site that holds no update, because its process began after it had trained."""
     return MaskingRefused(f"{site} holds no update of this round: it was restarted since it trained.")

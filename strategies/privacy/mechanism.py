@@ -1,0 +1,322 @@
+"""Differential privacy at one site: its cost, the noise on an update, and what a plan's privacy means there.
+
+Cost: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016. ``rdp``: Mironov, Talwar and Zhang, "Renyi
+Differential Privacy of the Sampled Gaussian Mechanism", 2019. ``prv``: Gopi, Lee and Wutschitz, "Numerical Composition
+of Differential Privacy", NeurIPS 2021, or ``rdp`` where that is smaller, for each is an upper bound. One step adds
+Gaussian noise to a sum over images or patients, each drawn by itself with probability ``sample_rate``; at 1 it is the
+plain Gaussian mechanism. Opacus computes both.
+
+Noise on an update: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR
+2018, with the noise added at the site itself, so that nobody has to be trusted with the bare update. Clipped update and
+clipped statistics are one Gaussian mechanism a round. Two data sets, however unlike, give updates of length at most C
+each, which lie at most 2 C apart: the sensitivity is twice the bound. Update and statistics, each over its own bound,
+together move by at most ``2 sqrt(2)``; so every part's noise grows by the root of the number of parts.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from common.config import BY_STEP, Experiment, Plan, PrivacySection
+from common.errors import Fault
+from common.models.network import BATCH_NORM
+from common.models.zoo.registry import meta_backbone
+from common.models.zoo.spec import ModelSpec
+from common.wire.records import Arrays, Groups
+from strategies.local.site_method import SiteMethod
+from strategies.local.updates import clipped, times
+from strategies.privacy.gradients import PrivateEpochs
+from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
+
+Accountant = Literal["rdp", "prv"]
+PRV_MOST_EPSILON: Final = 50.0
+PRV_MOST_STEPS: Final = 1_000_000
+"""Beyond either, Renyi divergences alone are used: the privacy loss distribution would not fit into memory."""
+_TOLERANCE: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Noisy steps that are alike.
+
+    Attributes:
+        noise_multiplier: Standard deviation of the noise over the sensitivity.
+        sample_rate: Probability with which a step looks at an image or patient, above 0 and at most 1.
+        count: Number of steps.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    count: int
+
+
+def epsilon_of(sequence: Sequence[Steps], delta: float, accountant: Accountant) -> float:
+    """Return the epsilon of these steps together; infinite where one of them has no noise."""
+    if not sequence:
+        return 0.0
+    if any(not steps.noise_multiplier for steps in sequence):
+        return math.inf
+    safe = _epsilon(tuple(sequence), delta, "rdp")
+    beyond = safe > PRV_MOST_EPSILON or sum(steps.count for steps in sequence) > PRV_MOST_STEPS
+    epsilon = safe if accountant == "rdp" or beyond else min(safe, _epsilon(tuple(sequence), delta, "prv"))
+    return max(epsilon, 0.0)  # with a large delta an accountant can come out below
+
+
+@lru_cache(maxsize=256)  # it takes 0.1 s, and a ledger asks for the same steps several times a round
+def _epsilon(sequence: tuple[Steps, ...], delta: float, accountant: Accountant) -> float:
+    from opacus.accountants import create_accountant
+
+    counting = create_accountant(mechanism=accountant)
+    counting.history = [(steps.noise_multiplier, steps.sample_rate, steps.count) for steps in sequence]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a wider range of orders could give a smaller epsilon
+        return float(counting.get_epsilon(delta=delta))
+
+
+@lru_cache(maxsize=64)
+def noise_multiplier_for(
+    epsilon: float, delta: float, *, sample_rate: float, count: int, accountant: Accountant
+) -> float:
+    """Return the least noise, to within 0.01 of epsilon, with which ``count`` steps cost no more.
+
+    Args:
+        epsilon, delta: The promise.
+        sample_rate: Probability with which a step looks at an image or patient.
+        count: Number of steps.
+        accountant: Bound by which the cost is computed.
+    """
+    from opacus.accountants.utils import get_noise_multiplier
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        enough = float(
+            get_noise_multiplier(
+                target_epsilon=epsilon, target_delta=delta, sample_rate=sample_rate, steps=count, accountant="rdp"
+            )
+        )
+    if accountant == "rdp":
+        return enough
+
+    def cost(noise_multiplier: float) -> float:
+        return epsilon_of([Steps(noise_multiplier, sample_rate, count)], delta, accountant)
+
+    too_little = enough / 2
+    while cost(too_little) <= epsilon:
+        too_little /= 2
+    while epsilon - cost(enough) > _TOLERANCE and enough - too_little > _TOLERANCE**2 * enough:
+        middle = (enough + too_little) / 2
+        enough, too_little = (middle, too_little) if cost(middle) <= epsilon else (enough, middle)
+    return enough
+
+
+# ---------------------------------------------------------------------- noise on an update
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class NoisyReply:
+    """Hides all data that a site has, in its update and its method's statistics."""
+
+    max_update_norm: float
+    max_statistics_norm: float
+    noise_multiplier: float
+    noise: NoiseSource
+
+    def __call__(self, update: Groups, statistics: Arrays) -> tuple[Groups, Arrays]:
+        """Return update and statistics with noise; a missing statistic becomes noise too, which hides that fact."""
+        parts = bool(update.named()) + bool(statistics)
+        spread = 2 * self.noise_multiplier * parts**0.5
+        if not all(np.isfinite(array).all() for array in update.named().values()):
+            update = update.changed(np.zeros_like)  # that training diverged says something too
+        short = clipped(update, self.max_update_norm * SHRUNK)
+        numbers = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
+        bounded = shortened(numbers, self.max_statistics_norm * SHRUNK)
+        of_update = Grid(spread * self.max_update_norm, self.max_update_norm)
+        of_statistics = Grid(spread * self.max_statistics_norm, self.max_statistics_norm)
+        return (
+            short.changed(lambda array: self._noisy(array, of_update)),
+            {name: self._noisy(array, of_statistics) for name, array in bounded.items()},
+        )
+
+    def _noisy(self, array: Array, grid: Grid) -> Array:
+        steps = grid.steps_of(torch.from_numpy(np.array(array, np.float64)))
+        return grid.released(steps, self.noise).numpy()
+
+
+def shortened(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
+    """Shorten arrays, taken as one vector, to a length of at most ``bound``; the direction stays."""
+    length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
+    return arrays if length <= bound else {name: times(array, bound / length) for name, array in arrays.items()}
+
+
+# ---------------------------------------------------------------------- the privacy of a plan
+
+
+@dataclass(frozen=True)
+class Protection:
+    """The noise of every round of a run at one site.
+
+    Attributes:
+        section: The plan's privacy.
+        noise_multiplier: Standard deviation of the noise over the sensitivity.
+        sample_rate: Probability with which a step looks at an image or patient.
+        steps: Noisy steps in an epoch; 1 where the noise is on the update.
+        epochs: Epochs in a round.
+        images: Training images as the site states them: everybody knows that number.
+    """
+
+    section: PrivacySection
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    epochs: int
+    images: int
+
+    @property
+    def cost(self) -> Steps:
+        """Return the noisy steps of one round."""
+        return Steps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
+
+    def cost_with(self, honest: int) -> Steps:
+        """Return the noisy steps of one round where only ``honest`` sites of a sum add their share of the noise.
+
+        The others side with the coordinator: they know their own shares and take them off.
+        """
+        promised = self.section.honest_sites or 1
+        return replace(self.cost, noise_multiplier=self.noise_multiplier * math.sqrt(min(honest, promised) / promised))
+
+    def noisy_reply(self, noise: NoiseSource) -> NoisyReply:
+        """Return what makes an update and a method's statistics noisy."""
+        section = self.section
+        own = self.noise_multiplier if section.noise == "local" else 0.0  # else a share goes on before the mask
+        return NoisyReply(section.max_update_norm, section.max_statistics_norm, own, noise)
+
+    def private_epochs(self, method: SiteMethod, noise: NoiseSource, patients: NDArray[np.str_]) -> PrivateEpochs:
+        """Return what trains epochs with noise in each step.
+
+        Args:
+            method: The hospital's half of the method.
+            noise: Source of the noise.
+            patients: Patient of each training image.
+        """
+        by_patient = self.section.level == "patient"
+        return PrivateEpochs(
+            loss=method.loss,
+            max_norm=self.section.max_grad_norm,
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            steps=self.steps,
+            expected=self.sample_rate * self.images,
+            noise=noise,
+            owners=torch.from_numpy(np.unique(patients, return_inverse=True)[1]) if by_patient else None,
+        )
+
+
+def protection_of(plan: Plan, method: SiteMethod, images: int) -> Protection | None:
+    """Return the noise of a plan at a site with so many training images; None where the plan asks for none."""
+    section, training = plan.privacy, plan.training
+    if section.level == "none":
+        return None
+    if section.level == "update":
+        rate, steps, epochs = 1.0, 1, 1
+    else:
+        rate, steps = min(1.0, training.batch_size / images), math.ceil(images / training.batch_size)
+        epochs = training.epochs
+    ranked = method.ranks_sites  # a reply before round 1
+    count = steps * epochs * (plan.run.rounds + ranked)
+    if section.epsilon is None:
+        assert section.noise_multiplier is not None, "one of them is set, the schema says"
+        noise_multiplier = section.noise_multiplier
+    else:
+        noise_multiplier = noise_multiplier_for(
+            section.epsilon, section.delta, sample_rate=rate, count=count, accountant=section.accountant
+        )
+    return Protection(section, noise_multiplier, rate, steps, epochs, images)
+
+
+def privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
+    """Return why noise would not mean what it promises, for this method and experiment."""
+    level, training = experiment.privacy.level, experiment.training
+    if level == "none":
+        return []
+    trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model)
+    instead = "" if experiment.model.backbone_frozen else ', or method.trunk = "fedbn_plus"'
+    if level not in BY_STEP:
+        unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
+        reasons = {
+            f'noise can make a running variance of batch normalisation negative; set model.norm = "group"{unsent}': (
+                trains_norm and method.sends_norm
+            )
+        }
+    else:
+        frozen = f"{instead}, which freezes it" if instead else ""
+        by_step = "each image's own gradient is clipped and the noise goes into each batch's step; leave out training."
+        reasons = {
+            f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
+            'that it changes; use "update"': not method.plain_client,
+            "method.warm_up_epochs are trained without noise; leave it out": method.warm_up.epochs > 0,
+            "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": (
+                bool(method.parameters.proximal_mu)
+            ),
+            f'batch normalisation mixes the images of a batch; set model.norm = "group"{frozen}': (
+                trains_norm and not method.frozen_norm
+            ),
+            f"{by_step}clip_gradients": training.clip_gradients is not None,
+            f"{by_step}gradient_accumulation_steps": training.gradient_accumulation_steps > 1,
+            f'{by_step}precision = "fp16"': training.precision == "fp16",
+            "a plug-in's transform may mix the images of a batch; leave out augmentation.transform": (
+                experiment.augmentation.transform is not None
+            ),
+            'of a product of matrices no image\'s own gradient is at hand; use "update"': (
+                experiment.model.train.startswith("lora:")
+            ),
+        }
+    faults = [reason for reason, holds in reasons.items() if holds]
+    if method.pooled != "no" or method.shares_nothing or not method.hospitals_train:
+        faults = [f"{method.name} sends nothing that noise could protect"]
+    return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in faults]
+
+
+@lru_cache
+def has_batch_norm(spec: ModelSpec) -> bool:
+    """Return whether a model has batch normalisation that is trained, before ``norm`` replaces it.
+
+    Raises:
+        BadInput: If the model is an external network that cannot be built.
+    """
+    if spec.norm_frozen:
+        return spec.backbone_frozen  # it standardises the features
+    backbone = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
+    return any(isinstance(module, BATCH_NORM) for module in backbone.modules())
+
+
+def secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
+    """Return why this method cannot work with sums of updates alone; empty where it can."""
+    reasons = {
+        "there is one pseudo-site": method.pooled != "no",
+        "the model is passed on from site to site": method.sequential,
+        "every site trains by itself, and nothing is summed": method.shares_nothing,
+        "it weighs each update by what that update is": method.weighs_updates,
+        "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
+        "its statistics would travel beside the update, unmasked": bool(method.traffic.statistics),
+        "masked numbers take the same room however coarse they are (method.compress_update)": (
+            method.parameters.compress_update != "float32"
+        ),
+    }
+    faults = [
+        Fault("privacy.secure_aggregation", f"cannot be had with {method.name}: {reason}.", "Leave it out.")
+        for reason, holds in reasons.items()
+        if holds
+    ]
+    if method.parameters.weighting != "uniform" and not faults:
+        problem = "is needed where updates are masked: known weights that differ tell in a sum which part is whose."
+        faults.append(Fault("method.weighting", f'"uniform" {problem}', 'Set method.weighting = "uniform".'))
+    return faults
