@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models.network import Head
-from common.models.state import ModelState
 from common.wire.bounds import MOST_LOSS
 from strategies.engine.events import FederationValidation
 from strategies.engine.state import (
@@ -25,10 +23,8 @@ from strategies.engine.state import (
 )
 from strategies.local.site_method import Criterion
 from strategies.registry import STRATEGIES
+from tests.strategies.states import ONE
 
-ONE = ModelState(
-    np.ones(1, np.float32), np.ones(0, np.float32), Head(("a",), np.ones((1, 1), np.float32), np.ones(1, np.float32))
-)
 NOISE = 1.05
 """Honest sites judge a round alike, up to this factor."""
 BOUND = TOLERATED * NOISE**3
@@ -51,6 +47,24 @@ def with_liar(honest: Judgements, lies: Sequence[float]) -> list[dict[str, float
 
 def honest_mean(losses: Mapping[str, float]) -> float:
     return float(np.mean([loss for site, loss in losses.items() if site != "liar"]))
+
+
+def test_the_lowest_mean_is_best_and_the_first_of_equals() -> None:
+    # means .5, .375, .375, .4
+    assert chosen([{"a": 0.25, "b": 0.75}, {"a": 0.5, "b": 0.25}, {"a": 0.25, "b": 0.5}, {"a": 0.4, "b": 0.4}]) == 1
+
+
+def test_an_easy_site_alone_does_not_make_a_round_best() -> None:
+    # Round 1 was judged by b alone, for whom round 0 was better; its .2 is below round 0's mean of .5 all the same.
+    assert chosen([{"a": 0.9, "b": 0.1}, {"b": 0.2}]) == 0
+
+
+def test_models_are_compared_over_the_sites_that_judged_both() -> None:
+    assert chosen([{"a": 0.9, "b": 0.1}, {"a": 0.8}]) == 1
+
+
+def test_models_that_no_site_judged_both_are_not_compared_and_no_judgement_changes_nothing() -> None:
+    assert chosen([{"a": 0.9}, {"b": 0.1}, {}]) == 0
 
 
 def falling(sites: int) -> list[dict[str, float]]:
