@@ -14,8 +14,8 @@ from typing import Any
 
 from attacked import hospital
 
-from client.preview.attack.adversary import Adversary, copy_with, drawn
-from client.preview.attack.images import imprinted
+from client.preview.attack.adversary import Adversary, copy_with, draw_images
+from client.preview.attack.images import imprint_images
 from client.preview.attack.suite import MOST_IMAGES
 from client.preview.dry_run import experiment_of
 from client.site.policy import Policy
@@ -47,11 +47,11 @@ class LaterAdversary(Adversary):
         plan = super().plan(architecture, image_size, self.rate, batch_size, **training)
         return plan.model_copy(update={"run": plan.run.model_copy(update={"rounds": 2}), "weights_sha256": None})
 
-    def trains(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
+    def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train in both rounds; try the crafted model in round 1 of another run, too."""
         first = read_state(build(plan.model, self.rows, plan.run.seed))
-        assert super().trains(plan, model, "crafted") is None
-        honest = super().trains(plan, first, "run")
+        assert super().request_training(plan, model, "crafted") is None
+        honest = super().request_training(plan, first, "run")
         assert honest is not None
         change = zip(Groups.of_model(model).named().values(), Groups.of_model(first).named().values(), strict=True)
         self.length = norm_of(honest.update)
@@ -66,10 +66,11 @@ def main() -> None:
     print("| ---: | --- | ---: | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         whole = hospital(Path(folder), Policy(level="trusted"))
-        site, honest = copy_with(whole, train=drawn(whole.train, MOST_IMAGES)), plan_of(experiment_of(None, whole))
+        site = copy_with(whole, train=draw_images(whole.train, MOST_IMAGES))
+        honest = plan_of(experiment_of(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
-            result = imprinted(at)
+            result = imprint_images(at)
             rule = result.response.refusals[0].split(": ")[1]
             way = f"{at.distance:.1f}, {at.distance / at.length:.2g} own updates"
             print(f"| {rate:g} | {rule} | {at.length:.3g} | {way} | {result.recovered} of {result.of} |", flush=True)

@@ -20,7 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.gate.gate import gate
-from client.gate.policy_rules import RequestedWork, of_reply, of_request
+from client.gate.policy_rules import RequestedWork, reply_verdict, request_verdict
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
@@ -76,7 +76,7 @@ def passage(durable: bool) -> Check:
 def policy_alone(one: Round) -> Callable[[], object]:
     """The rules, without reading the record back; with a bound on the length, which is measured."""
     policy, asked = one.site(durable=False).policy, RequestedWork(one.plan, method_of(one.plan), 1)
-    return lambda: (of_request(policy, asked), of_reply(policy, asked, one.reply))
+    return lambda: (request_verdict(policy, asked), reply_verdict(policy, asked, one.reply))
 
 
 def one_hash(one: Round) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""The hospital's ClientApp: one handler a record that a coordinator may send."""
+"""The hospital's ClientApp, with one handler for each record that a coordinator may send."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,19 +41,19 @@ def client_app(
     tell: Callable[[str], None] = lambda text: None,
     mods: Sequence[Mod] | None = None,
 ) -> ClientApp:
-    """Build the app of a process that serves one site, or, in simulation, the site that is asked for.
+    """Build the app of a process that serves one site, or, in simulation, the site that a message is for.
 
     Args:
         site_of: Finds the site that a message is for.
         on_refusal: Called when the coordinator does not take the site.
-        tell: Called with what a site's people should know, in words.
-        mods: Flower's mods around every handler; where left out the gate, which holds the site's policy and writes its
+        tell: Called with a line for the people of the site.
+        mods: Flower's mods around every handler; by default the gate, which applies the site's policy and writes its
             audit.
     """
     app, masks = ClientApp(mods=[gate(site_of)] if mods is None else list(mods)), Masks(tell)
 
     def handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
-        """Decode the one record that is expected, do the work, encode its result."""
+        """Make a handler that decodes a record of this kind, does the work and encodes the result."""
         return lambda message, context: Message(
             encode(work(site_of(context), decode(message.content, kind))), reply_to=message
         )
@@ -75,7 +75,7 @@ def client_app(
 
 
 def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
-    """Say who the site is, what it annotates and how many images it has."""
+    """Answer with the site's name, classes and number of images."""
     plan, policy = plan_of_text(call.plan), site.policy
     method = method_of(plan)
     site.refuse_few()
@@ -102,7 +102,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
 
 
 def label_counts(site: Site, value: int) -> tuple[int, ...]:
-    """Count training images whose label of each class has a value, in the site's own order; hidden ones are unknown."""
+    """Count, class by class, the training images whose label is ``value``; hidden classes have an unknown count."""
     counts = (site.reported_train.labels == value).sum(axis=0).tolist()
     hidden = site.hides("train")
     return tuple(

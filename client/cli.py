@@ -15,6 +15,7 @@ os.environ.update(
 )
 
 import contextlib
+import functools
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -42,7 +43,12 @@ app = program(
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
 console = PlainConsole()
+_plain = functools.partial(console.print, soft_wrap=True, highlight=False, markup=False)
+_PRIVATE_PAGE = "images of patients, readable by you only. Delete it when you have looked."
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
+Planned = Annotated[
+    Path | None, typer.Option("--experiment", help="What will be run, if the coordinator has sent it (TOML).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -58,7 +64,7 @@ def init(
     from client.site.site_file import make_site
 
     for line in make_site(folder, name):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        _plain(line)
 
 
 @app.command()
@@ -90,12 +96,12 @@ def preview(
 
     read_with_faults(folder)  # before torch is imported
     stop_on([] if out is None else output_file_faults(out) if attack else output_folder_faults(out))
-    given = _given(experiment)
+    planned = _read_experiment(experiment)
     from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
     from client.site.settings import open_site, read_settings
 
     site = open_site(read_settings(folder))
-    planned = experiment_of(given, site)
+    planned = experiment_of(planned, site)
     if attack:
         _attack(site, planned, out or folder / "attack.html", as_json=as_json)
         return
@@ -103,35 +109,34 @@ def preview(
     for content in records:
         console.print(shown(content))
     for reason in reasons:
-        console.print(f"This site {reason}", soft_wrap=True, highlight=False, markup=False)
+        _plain(f"This site {reason}")
     for path in write(records, out) if out else ():
-        console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+        _plain(str(path))
 
 
-def _given(experiment: Path | None) -> "Experiment | None":
-    """The coordinator's experiment, read and checked without torch; None where none was given."""
+def _read_experiment(path: Path | None) -> "Experiment | None":
+    """Read and check the coordinator's experiment without torch; None without a file."""
     from strategies.method_list import read_planned
 
-    return read_planned(experiment).experiment if experiment else None
+    return read_planned(path).experiment if path else None
 
 
 def _attack(site: "Site", planned: "Experiment", out: Path, *, as_json: bool) -> None:
-    """Attack a copy of the site; print what was found, attack by attack, and write the page."""
+    """Attack a copy of the site, print the result of each attack, and write the page."""
     from client.preview.attack.suite import as_json as figures
     from client.preview.attack.suite import attempts, write_page
     from common.config import plan_of
 
-    plan, found = plan_of(planned), []
+    plan, results = plan_of(planned), []
     for attempt in attempts(site, plan):
-        found.append(attempt)
+        results.append(attempt)
         if not as_json:
-            console.print(f"{attempt.title}: {attempt.sentence}", soft_wrap=True, highlight=False, markup=False)
-    page = write_page(site, plan, found, out)
+            _plain(f"{attempt.title}: {attempt.sentence}")
+    page = write_page(site, plan, results, out)
     if as_json:
-        print(json_text(figures(site, plan, found), indent=1))
+        print(json_text(figures(site, plan, results), indent=1))
     else:
-        said = f"{page}: images of patients, readable by you only. Delete it when you have looked."
-        console.print(said, soft_wrap=True, highlight=False, markup=False)
+        _plain(f"{page}: {_PRIVATE_PAGE}")
 
 
 @app.command()
@@ -162,7 +167,7 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     with uncollected_imports():
         from client.connection.service import DROP_SIGNAL, Service, exclusive
         from client.connection.status import Status, status_file
-        from client.gate.gate import begin
+        from client.gate.gate import note_start
         from client.site.settings import open_site, read_settings
         from client.site.site_file import read_credentials
         from client.training.privacy import privacy_status
@@ -179,7 +184,7 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
         for part in (site.train, site.validation, site.test):
             for skipped in part.skipped:
                 tell(f"left out {skipped.name}: {skipped.reason}")
-        if torn := begin(site):
+        if torn := note_start(site):
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
             service = Service(settings, kit, site, tell, status)
@@ -196,9 +201,7 @@ def check(
     images: Annotated[int, typer.Option("--images", min=1, help="How many images to decode.")] = 200,
     every: Annotated[bool, typer.Option("--all", help="Decode all of them.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Leave the connection out.")] = False,
-    experiment: Annotated[
-        Path | None, typer.Option("--experiment", help="What will be run, if the coordinator has sent it (TOML).")
-    ] = None,
+    experiment: Planned = None,
     as_json: AsJson = False,
 ) -> None:
     """Find what would go wrong: connection, machine, data, one training step. Nothing of the data leaves.
@@ -209,7 +212,7 @@ def check(
     """
     from client.site.site_file import read_with_faults
 
-    planned = _given(experiment)
+    planned = _read_experiment(experiment)
     if not as_json:  # its findings hold the faults of the file too
         read_with_faults(folder)  # before torch is imported
     from client.check.findings import page_console, show
@@ -227,9 +230,7 @@ def check(
 def preview_data(
     folder: Folder,
     out: Annotated[Path | None, typer.Option("--out", help="The page; DIR/preview.html where left out.")] = None,
-    experiment: Annotated[
-        Path | None, typer.Option("--experiment", help="What will be run, if the coordinator has sent it (TOML).")
-    ] = None,
+    experiment: Planned = None,
     each: Annotated[int, typer.Option("--per-class", min=1, help="Images of each class.")] = 4,
 ) -> None:
     """Write a page with images of each class as the network will see them. For this hospital only; sent to nobody.
@@ -242,11 +243,11 @@ def preview_data(
 
     read_with_faults(folder)  # before torch is imported
     stop_on([] if out is None else output_file_faults(out))
-    planned = _given(experiment)
+    planned = _read_experiment(experiment)
     from client.preview.images import write_preview
 
     page = write_preview(folder, out or folder / "preview.html", planned, each)
-    console.print(f"{page}: images of patients, readable by you only. Delete it when you have looked.", soft_wrap=True)
+    _plain(f"{page}: {_PRIVATE_PAGE}")
 
 
 @app.command()
@@ -262,7 +263,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     if as_json:
         print(json_text(present, allow_nan=True))
     else:
-        console.print(status_text(present), soft_wrap=True, highlight=False, markup=False)
+        _plain(status_text(present))
 
 
 @app.command()
@@ -305,14 +306,14 @@ def audit_verify(
     from common.security.identity import public_line, read_key, read_kit
 
     settings = read_settings(folder)
-    known = dict(settings.file.policy.peers)
+    keys = dict(settings.file.policy.peers)
     if receipt:
-        known[settings.file.name] = public_line(read_key(settings.key_path), "")
+        keys[settings.file.name] = public_line(read_key(settings.key_path), "")
     kit = read_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
-    lines, right = audit_report(settings.state, settings.file.name, receipt, known, authority)
+    lines, right = audit_report(settings.state, settings.file.name, receipt, keys, authority)
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        _plain(line)
     raise SystemExit(0 if right else 1)
 
 
@@ -340,8 +341,8 @@ def audit_show(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    stays_up = given[:1] == ["start"]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    stays_up = words[:1] == ["start"]
     with stop_on_signals(), graceful_shutdown(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
         run_program(app, arguments, (Refused,), prints_result=not stays_up)
 

@@ -18,7 +18,7 @@ from strategies.local.arithmetic import arithmetic_in
 from strategies.registry import method_of
 
 MOST_SITES = 1000
-"""Sites that a process keeps with what it made of their images: of more, those used last."""
+"""Number of sites, those used last, that a process keeps with the results computed from their images."""
 POLICY = UNLIMITED
 """The policy of every simulated site."""
 
@@ -30,7 +30,7 @@ class SimulatedSites:
     Attributes:
         experiment: The experiment as JSON, its arithmetic chosen.
         base: Folder that the experiment's paths start from.
-        run_folder: Where the sites keep their memory, each in its own folder under ``sites``.
+        run_folder: Folder with the sites' own folders under ``sites``.
     """
 
     experiment: str
@@ -38,33 +38,29 @@ class SimulatedSites:
     run_folder: Path
 
     def __call__(self, context: Context) -> Site:
-        return _site(self, int(context.node_config["partition-id"]))
-
-
-def _site(sites: SimulatedSites, index: int) -> Site:
-    """Return a site of the data as they are now; it lasts until another run asks for its own, or for many others."""
-    experiment = _experiment(sites.experiment)
-    data = simulated_data(experiment, sites.base)
-    kept = _kept_sites(sites, data)
-    kept[index] = site = kept.pop(index, None) or _new_site(sites, experiment, data, index)  # now the last one used
-    if len(kept) > MOST_SITES:
-        del kept[next(iter(kept))]
-    return site
+        """Return the site of the present data; it is kept until another run, or many other sites, are asked for."""
+        experiment, index = _parsed(self.experiment), int(context.node_config["partition-id"])
+        data = simulated_data(experiment, self.base)
+        sites = _sites_of_run(self, data)
+        sites[index] = site = sites.pop(index, None) or _new_site(self, experiment, data, index)  # now used last
+        if len(sites) > MOST_SITES:
+            del sites[next(iter(sites))]
+        return site
 
 
 @lru_cache(maxsize=1)
-def _experiment(text: str) -> Experiment:
+def _parsed(text: str) -> Experiment:
     return Experiment.model_validate_json(text)
 
 
 @lru_cache(maxsize=1)
-def _kept_sites(sites: SimulatedSites, data: SimulatedData) -> dict[int, Site]:
+def _sites_of_run(sites: SimulatedSites, data: SimulatedData) -> dict[int, Site]:
     return {}
 
 
 def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
     images = simulated_site(data, index, method_of(experiment).pooled)
-    # The process that leads the run has chosen, so that all sites compute alike; each GPU is measured by itself.
+    # The leading process has chosen the arithmetic, so that all sites compute alike; each GPU is measured by itself.
     training = experiment.training
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
     arithmetic = None if use_gpu or training.precision == "fastest" else arithmetic_in(training, "cpu")

@@ -1,1 +1,1 @@
-"""Whether the hospital is better off alone: it trains a model of its own, and compares it with the federated one."""
+"""Comparison of the federated model with one that the hospital trains alone."""

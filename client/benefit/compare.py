@@ -1,9 +1,9 @@
-"""The site's half of the comparison: four models on its own test part, for its own eyes, and what of it may leave.
+"""The site's half of the comparison with training alone: four models on its own test part.
 
-Trained alone: from the model that the run began with, for as many local epochs as the site trained in the run.
-Fine-tuned: from the federated model, a quarter as many rounds (:data:`FINE_TUNED_SHARE`). In both the round with the
-best validation figures of the site is taken, that before the first included. The ensemble is the mean of the
-probabilities of the model trained alone and of the federated one.
+Trained alone: from the run's initial model, for as many local epochs as the site trained in the run. Fine-tuned: from
+the federated model, a quarter as many rounds (:data:`FINE_TUNED_SHARE`). Of both trainings the round with the site's
+best validation figures counts, the initial model included. The ensemble is the mean of the probabilities of the model
+trained alone and of the federated one. The site's own page has all figures; the policy decides which leave.
 """
 
 import json
@@ -34,7 +34,7 @@ from strategies.local.site_method import most_epochs
 from strategies.local.training import reproducible
 
 FOLDER = "alone"
-"""In the site's own folder: page, figures, and the two models, each of the run that was compared last."""
+"""Folder in the site's own folder with page, figures and the two models of the last comparison."""
 PAGE, FIGURES = "does-it-help.txt", "does-it-help.json"
 ABOUT_THE_MODELS = (
     "",
@@ -42,7 +42,7 @@ ABOUT_THE_MODELS = (
     "One comparison in 40 calls a site better off alone by chance, where both models are equally good.",
 )
 FINE_TUNED_SHARE = 4
-"""Fine-tuning takes one of so many of the rounds that training alone takes."""
+"""Fine-tuning takes this fraction, one in four, of the rounds that training alone takes."""
 
 Scores = Mapping[SiteModel, NDArray[np.floating]]
 """Probabilities of each model on the test part, ``(n, classes)``."""
@@ -50,7 +50,7 @@ Scores = Mapping[SiteModel, NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class Scored:
-    """The test part as four models see it.
+    """The scores of four models on the test part.
 
     Attributes:
         labels: ``(n, classes)``: 1, 0 or NaN for unknown.
@@ -64,7 +64,7 @@ class Scored:
     patients: NDArray[np.str_]
 
     def benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> Benefit | None:
-        """Compare the models over the classes that have both kinds of image; None where no class has."""
+        """Compare the models over the classes with positive and negative images; None where no class has both."""
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
         if not columns:
@@ -75,20 +75,22 @@ class Scored:
         patients = self.patients
         means, gains = paired_means([scores[model] for model in MODELS], labels, patients, generator)
         return Benefit(
-            {model: _aurocs(scores[model], labels, names) for model in MODELS},
+            {
+                model: {
+                    name: row.auroc
+                    for name, row in per_class(scores[model], labels, names).items()
+                    if row.auroc is not None
+                }
+                for model in MODELS
+            },
             dict(zip(MODELS, means, strict=True)),
             dict(zip(OVER_ALONE, gains, strict=True)),
             "patients" if patients_known(patients) else "images",
         )
 
 
-def _aurocs(scores: NDArray[np.floating], labels: NDArray[np.floating], names: tuple[str, ...]) -> dict[str, float]:
-    metrics = per_class(scores, labels, names)
-    return {name: row.auroc for name, row in metrics.items() if row.auroc is not None}
-
-
 def compare(site: Site, request: BenefitRequest) -> BenefitReply:
-    """Compare the federated model with one trained alone; write the site's own page; answer as its policy allows.
+    """Compare the federated model with one trained alone, write the site's page, and return the figures that may leave.
 
     Raises:
         WireError: If the plan does not ask for it, or for fewer epochs, or the model to begin with has other head rows
@@ -113,35 +115,29 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     except Exception as error:
         if site.simulated:
             raise
-        # Whether it fails, and how, can hang on one patient's image: the coordinator hears the same either way.
+        # A failure can depend on one patient's image, so the coordinator gets the same reply as without one.
         site.tell(f"the comparison with training alone failed: {error}")
         return no_figures(site, request)
     write_page(site, request.run, request.epochs, benefit)
-    if not figures_leave:
-        return no_figures(site, request)
     hidden = site.hides("test")
-    return _reply(site, request, scores.benefit(site, seed, hidden) if hidden else benefit)
-
-
-def no_figures(site: Site, request: BenefitRequest) -> BenefitReply:
-    """Return a reply that says that the site was there, and nothing of its data."""
-    return BenefitReply(request.run, request.round, site.name)
-
-
-def _reply(site: Site, request: BenefitRequest, benefit: Benefit | None) -> BenefitReply:
-    """Return the reply with the comparison over classes that are not hidden; None where there is none."""
-    if benefit is None:
+    released = scores.benefit(site, seed, hidden) if hidden and figures_leave else benefit
+    if not figures_leave or released is None:
         return no_figures(site, request)
     return BenefitReply(
         request.run,
         request.round,
         site.name,
-        benefit.classes,
-        tuple(benefit.auroc[model][name] for model in MODELS for name in benefit.classes),
-        **_columns("mean", [benefit.mean[model] for model in MODELS]),
-        **_columns("gain", [benefit.gain[model] for model in OVER_ALONE]),
-        over_patients=benefit.over == "patients",
+        released.classes,
+        tuple(released.auroc[model][name] for model in MODELS for name in released.classes),
+        **_columns("mean", [released.mean[model] for model in MODELS]),
+        **_columns("gain", [released.gain[model] for model in OVER_ALONE]),
+        over_patients=released.over == "patients",
     )
+
+
+def no_figures(site: Site, request: BenefitRequest) -> BenefitReply:
+    """Return a reply without any figure of the site's data."""
+    return BenefitReply(request.run, request.round, site.name)
 
 
 def _columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[float, ...]]:
@@ -153,10 +149,10 @@ def _columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[float, ...
 
 
 def _figures_leave(task: LocalTask) -> bool:
-    """Check whether figures of models that are trained here, on bare data, may leave in such a run."""
+    """Return True if figures of models that are trained here without noise may leave in such a run."""
     policy, privacy = task.site.policy, task.plan.privacy
     outside = privacy.level != "none" and not policy.metrics_outside_privacy
-    masked = privacy.secure_aggregation and not task.site.simulated  # what masks cover these would tell
+    masked = privacy.secure_aggregation and not task.site.simulated  # the figures would disclose what masks cover
     return policy.test_metrics and not (outside or masked or covers_local_parts(task))
 
 
@@ -179,7 +175,7 @@ def _scored(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) ->
 
 
 def _federated(task: LocalTask, request: BenefitRequest) -> tuple[NDArray[np.floating], ModelState, tuple[str, ...]]:
-    """Score with the run's model and the site's own parts of it; return scores, model and classes.
+    """Score the test part with the run's model, local parts included; return scores, model and classes.
 
     They are copies: the networks that are trained next share its tensors.
     """
@@ -194,7 +190,7 @@ def _federated(task: LocalTask, request: BenefitRequest) -> tuple[NDArray[np.flo
 
 
 def write_page(site: Site, run: str, epochs: int, benefit: Benefit | None) -> None:
-    """Write page and figures, and tell the person who looks after the site.
+    """Write the page and its figures, and print the result for the person who looks after the site.
 
     Args:
         epochs: Local epochs that it trained alone.
@@ -216,7 +212,7 @@ def write_page(site: Site, run: str, epochs: int, benefit: Benefit | None) -> No
 
 
 def _table(benefit: Benefit) -> list[str]:
-    """Write a line for each model, and one for each of its classes, in columns."""
+    """Format a table with a line for each model and a column for each class."""
     heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.classes)
     rows = [heads]
     for model in MODELS:

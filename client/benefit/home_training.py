@@ -1,12 +1,13 @@
-"""A model that a site trains for itself, from a model that is given, by the method ``individual`` as it stands.
+"""Training of a model by one site alone, by the method ``individual``.
 
-So a model trained alone here is, bit for bit, what a run of ``individual`` gives this site from the same seed, and the
-round that it ends with is chosen on the site's own validation part. No noise is added and no budget is spent, also in a
-run with privacy: nothing of it leaves. Each round is on the disk when it ends; after a kill the next one goes on.
+The result is, bit for bit, the model that a run of ``individual`` gives this site from the same seed and initial model.
+The best round is chosen on the site's own validation part. No noise is added and no budget is spent, also in a run with
+privacy, because the model does not leave. Each finished round is on the disk; after a kill training goes on from it.
 """
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,19 +31,19 @@ WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
 def plan_at_home(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
-    """Change the run's plan to training alone: everything that is not about other sites stays.
+    """Change the run's plan to training alone: all keys that are not about other sites stay.
 
     Args:
-        method: Of the run.
-        rounds: To train.
-        warm_up: Whether to begin as the run began, with the backbone frozen, if it did.
+        method: The run's method.
+        rounds: Number of rounds to train.
+        warm_up: Begin with a frozen backbone if the run did.
     """
-    kept = {"trunk": method.parameters.trunk}
-    kept |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
+    parameters = {"trunk": method.parameters.trunk}
+    parameters |= {name: getattr(method.parameters, name) for name in WARM_UP if warm_up}
     return plan.model_copy(
         update={
             "run": plan.run.model_copy(update={"method": METHOD, "rounds": rounds, "keep_updates": False}),
-            "method": kept,
+            "method": parameters,
             "evaluation": EvaluationSection(criterion=plan.evaluation.criterion),
             "privacy": PrivacySection(),
         }
@@ -54,19 +55,23 @@ class HomeTraining:
     """One training of a site for itself.
 
     Attributes:
-        site: As it is for itself (:meth:`Site.for_itself`).
-        plan: Of :func:`plan_at_home`.
-        beginning: The model to start from, with head rows of the site's own classes.
+        site: The site for itself (:meth:`Site.for_itself`).
+        plan: The result of :func:`plan_at_home`.
+        initial: The initial model, with head rows of the site's own classes.
     """
 
     site: Site
     plan: Plan
-    beginning: Groups
+    initial: Groups
 
     def scores(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
-        """Train what is left to train, save the model, and score the test part with it, ``(n, classes)``."""
-        folder = self._trained()
-        request = self._asked(folder, self.plan.run.rounds, self.plan.run.rounds)
+        """Train the rounds that are left, save the model, and score the test part with it, ``(n, classes)``."""
+        memory = self.site.folder / "memory"
+        forget_other_runs(memory, self._run_name)
+        folder, last = MemoryFolder(memory / self._run_name, durable=self.site.durable), self.plan.run.rounds
+        for server_round in range(folder.newest + 1, last + 1):
+            train_round(self.site, self._request(server_round, server_round - 1))
+        request = self._request(last, last)
         task = prepare_task(self.site, request)
         with reproducible(seed_of(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
             load_best_parts(task, request, task.validated())
@@ -74,18 +79,10 @@ class HomeTraining:
             scores, _, names = scored(task, "test")
         return scores, names
 
-    def _trained(self) -> MemoryFolder:
-        memory = self.site.folder / "memory"
-        forget_other_runs(memory, self._name)
-        folder = MemoryFolder(memory / self._name, durable=self.site.durable)
-        for server_round in range(folder.newest + 1, self.plan.run.rounds + 1):
-            train_round(self.site, self._asked(folder, server_round, server_round - 1))
-        return folder
-
-    def _asked(self, folder: MemoryFolder, server_round: int, counted: int) -> TrainRequest:
-        """Return the request of a round, as a coordinator of `individual` makes it."""
+    def _request(self, server_round: int, counted: int) -> TrainRequest:
+        """Return the request of a round, as a coordinator of ``individual`` makes it."""
         return TrainRequest(
-            run=folder.folder.name,
+            run=self._run_name,
             round=server_round,
             plan=self.plan.model_dump_json(),
             contract="",
@@ -93,15 +90,15 @@ class HomeTraining:
             counted=counted,
             best=-1,
             left_out="",
-            model=self.beginning,
+            model=self.initial,
         )
 
-    @property
-    def _name(self) -> str:
-        """Name exactly this training, so that one that was interrupted goes on, and no other."""
+    @cached_property
+    def _run_name(self) -> str:
+        """Hash of plan, labels and initial model: an interrupted training goes on only if all three are the same."""
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
-        # Which labels it learns: with hidden ones where no figure leaves, without where some do.
+        # Labels of hidden classes are among these only where no figure leaves.
         digest.update(np.isnan(self.site.train.labels).tobytes())
-        for name, array in sorted(self.beginning.named().items()):
+        for name, array in sorted(self.initial.named().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:32]

@@ -1,1 +1,1 @@
-"""``flwr-client check``: what would go wrong on the first day, found before it does, each with what to do about it."""
+"""``flwr-client check``: finds problems of a site before its first run, each with a remedy."""

@@ -332,7 +332,7 @@ class FleetClient:
             push = partial(self._push, run_id, answer.session_id)
             _transfer(push, [(name, content) for name, content in contents.items() if name in names])
             if self._statements and reply.has_content():
-                self._statements.was_taken(reply.content, answered.message_id)
+                self._statements.count_accepted(reply.content, answered.message_id)
             self.release(received)
 
     def _fetched(self, run_id: int, names: Sequence[str]) -> Mapping[str, memoryview]:

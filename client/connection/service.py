@@ -35,7 +35,7 @@ from client.connection.fleet_client import (
 from client.connection.preflight import already_running
 from client.connection.status import Status
 from client.connection.tls import days_valid
-from client.gate.gate import note_refused
+from client.gate.gate import note_refused_request
 from client.gate.incoming_request import PlanRefused, read_plan
 from client.site.site import Site
 from client.site.site_file import Settings
@@ -321,7 +321,7 @@ class Service:
         except RequestRefused as refused:
             reason, message = refused.reason, refused.message
             self._refusal = refused.ends or self._refusal
-            note_refused(self.site, message, reason)
+            note_refused_request(self.site, message, reason)
             self._failed(f"refused a message of run {message.metadata.run_id}: {reason}")
             reply = error_reply(message, BUNDLE_REFUSED, reason)
         except (RunOver, ContentGone) as error:

@@ -1,1 +1,1 @@
-"""What a hospital's policy lets happen: checks of each request, limits of cost and time, the audit of what left."""
+"""The hospital's policy at work: rules for requests and replies, limits of cost and time, and the audit."""

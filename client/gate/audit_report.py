@@ -1,4 +1,4 @@
-"""A site's audit in words: whether it is whole, and what its entries say."""
+"""A site's audit in words: its faults, and a line for each entry."""
 
 import json
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def audit_report(
     keys: Mapping[str, str] = MappingProxyType({}),
     authority: x509.Certificate | None = None,
 ) -> tuple[list[str], bool]:
-    """Report on a site's audit in words, and say whether nothing is wrong with it.
+    """Report on a site's audit: lines in words, and True if it has no fault.
 
     Args:
         receipt: The coordinator's receipt of what it received; None to look at the audit alone.
@@ -62,7 +62,7 @@ def audit_report(
 
 
 def _signed_requests(state: Path, authority: x509.Certificate) -> Findings:
-    """Count the requests that the coordinator signed, as they are written in the audit; find those that are not its.
+    """Count the requests in the audit that the coordinator signed, and find those that it did not sign.
 
     An audit outlives a kit: a request by another authority's certificate may be of an earlier coordinator.
     """
@@ -106,14 +106,14 @@ def _read_receipt(receipt: Path) -> Mapping[str, Any]:
 
 
 def _received_from(content: Mapping[str, Any], site: str) -> dict[str, str]:
-    """Return the SHA-256 of what the coordinator received of a site, and in which round."""
+    """Return the SHA-256 of each reply that the coordinator received from a site, with its round."""
     updates = {row["sites"][site]: f"round {row['round']}" for row in content["rounds"] if site in row["sites"]}
     answers = content["sites"]
     return {answers[site]["answer_sha256"]: "the roll call", **updates} if site in answers else {}
 
 
 def _authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path) -> Authorship:
-    """Check that each site signed what the receipt names, and that all that this site sent is in it."""
+    """Check that each site signed the replies that the receipt names, and that the receipt has all of this site's."""
     try:
         run = content["run"]
         sent = [
@@ -149,7 +149,7 @@ def _missing_replies(state: Path, site: str, content: Mapping[str, Any], where: 
 
 
 def describe_entry(entry: Entry) -> str:
-    """Describe an entry in one line for a person; audits of earlier releases hold words as they came."""
+    """Describe an entry in one line for a person; text of other parties is made printable."""
     if entry.get("event") == "start":
         event = f"flwr-client {entry.get('version')} started"
     else:

@@ -1,4 +1,4 @@
-"""The gate: between what a coordinator asks and the site's work, and between what the work made and the wire.
+"""The gate between the coordinator's requests and the site's work, and between the site's replies and the wire.
 
 It is a Flower mod around every handler of a hospital's ClientApp, and of a simulated site with limits. A request that
 the policy does not allow is declined before anything is done; a reply is read back from the very records that would be
@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 
 from client.gate.incoming_request import IncomingRequest, OutOfTime
-from client.gate.policy_rules import RequestedWork, Verdict, of_reply
+from client.gate.policy_rules import RequestedWork, Verdict, reply_verdict
 from client.site.site import Site
 from common import __version__
 from common.errors import WireError
@@ -41,7 +41,7 @@ ANSWERS: dict[str, type[Any]] = {
 }
 
 MOST_NAME, LISTED_BYTES, MOST_DIMENSIONS_LISTED = 80, 8_000, 8
-"""What a line of the audit repeats of somebody else's record: characters of a name, bytes of the list of its fields."""
+"""Limits of an audit line: characters of a name, bytes of the list of fields, dimensions of an array."""
 
 Handler = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Handler], Message]
@@ -49,7 +49,7 @@ Mod = Callable[[Message, Context, Handler], Message]
 
 
 def gate(site_of: Callable[[Context], Site]) -> Mod:
-    """Make the mod that lies around the handlers of an app whose messages are for these sites."""
+    """Make the mod around the handlers of an app whose messages are for these sites."""
 
     def passage(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
@@ -58,14 +58,14 @@ def gate(site_of: Callable[[Context], Site]) -> Mod:
     return passage
 
 
-def begin(site: Site) -> TornLine | None:
-    """Write down that the site's process has started, and by which policy; return the line that a kill tore, if any."""
+def note_start(site: Site) -> TornLine | None:
+    """Write the start of the site's process and its policy to the audit; return an incomplete last line, if any."""
     policy = site.policy.model_dump(mode="json")
     return Audit(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
 
 
-def note_refused(site: Site, message: Message, reason: str) -> None:
-    """Write down a request that was refused before anything was done with it, with its signature, if it has one."""
+def note_refused_request(site: Site, message: Message, reason: str) -> None:
+    """Write to the audit a request that was refused unread, with its signature if it has one."""
     run, server_round, record = record_context(message.content)
     Audit(site.folder, durable=site.durable).append(
         run=printable(run, MOST_NAME),
@@ -82,7 +82,7 @@ def note_refused(site: Site, message: Message, reason: str) -> None:
 
 
 def signature(content: RecordDict) -> dict[str, str]:
-    """Return what the coordinator signed about a request: by it a site can show what it was asked."""
+    """Return the coordinator's signed statement about a request; with it a site can prove what it was asked."""
     try:
         signed, certificate = signature_of(content)
     except SignatureFault:
@@ -91,7 +91,7 @@ def signature(content: RecordDict) -> dict[str, str]:
 
 
 class Passage:
-    """One message and what becomes of it."""
+    """One message, its reply, and their lines in the audit."""
 
     def __init__(self, site: Site, audit: Audit, message: Message) -> None:
         self._site, self._audit, self._message = site, audit, message
@@ -103,10 +103,10 @@ class Passage:
         }
 
     def reply(self, context: Context, answer: Handler) -> Message:
-        """Return what is sent: the handler's reply, or the reason why there is none."""
+        """Return the handler's reply, or an error with the reason why nothing is sent."""
         incoming = IncomingRequest(self._site, self._message.content)
         try:
-            work, verdict = incoming.judged()
+            work, verdict = incoming.verdict()
         except Exception as error:
             self._note_error(type(error).__name__)
             raise
@@ -117,7 +117,7 @@ class Passage:
             with incoming.within_its_time():
                 reply = answer(self._message, context)
         except OutOfTime:
-            verdict = incoming.out_of_time()
+            verdict = incoming.time_verdict()
             self._note_record("in", self._message.content, verdict)
             return self._declined(f"stopped its work: {verdict}")
         except Exception as error:
@@ -130,7 +130,7 @@ class Passage:
         return reply
 
     def _verdict(self, work: RequestedWork | None, content: RecordDict) -> Verdict:
-        """StopCriterion the records as they would leave; a record that the wire does not know is refused."""
+        """Decide on the records as they would leave; a record that the wire does not know is refused."""
         try:
             record = decode(content, ANSWERS[str(self._fields.get("wire.record"))])
         except (WireError, KeyError) as error:
@@ -139,7 +139,7 @@ class Passage:
             return Verdict("secure aggregation")  # of an update that the policy allowed when it was held back
         if work is None:
             return Verdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
-        return of_reply(self._site.policy, work, record)
+        return reply_verdict(self._site.policy, work, record)
 
     def _declined(self, reason: str) -> Message:
         self._note_error("declined", reason)
@@ -150,7 +150,7 @@ class Passage:
             **self._about,
             direction=direction,
             record=printable(str(small_fields(content).get("wire.record", "")), MOST_NAME),
-            fields=listed(fields_of(content)),
+            fields=audit_fields(fields_of(content)),
             bytes=payload_bytes(content),
             sha256=record_sha256(content),
             decision="allow" if verdict.allowed else "deny",
@@ -160,14 +160,14 @@ class Passage:
         )
 
     def _note_error(self, kind: str, reason: str = "") -> None:
-        """Write down an error that leaves as words: ours, or else only its kind."""
+        """Write an error to the audit: its kind, and size and hash of a reason that was sent."""
         text = reason.encode()
         facts = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} if text else {}
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
 
 
-def listed(fields: Sequence[RecordField]) -> list[Any]:
-    """List a record's fields for a line of the audit: name, shape and bytes of each, at most ``LISTED_BYTES`` of JSON.
+def audit_fields(fields: Sequence[RecordField]) -> list[Any]:
+    """List name, shape and bytes of a record's fields for a line of the audit, at most ``LISTED_BYTES`` of JSON.
 
     An ordinary record has some thirty. Of a longer list the rest is counted: the sender of a record must not decide how
     long a line of this site's audit is.

@@ -1,7 +1,7 @@
-"""A request as it comes in: what it asks, whether the site takes part, and how long it may take.
+"""An incoming request: the work it asks for, the verdict of the site's policy, and the limit of its time.
 
-A plan is looked at as text before anything parses it whole: pydantic takes the last of two equal keys, NaN in a place
-without a schema, and as much of each as there is.
+A plan is checked as text before pydantic parses it: pydantic takes the last of two equal keys, NaN in a place without
+a schema, and values of any length.
 
 A run's plan is settled by the first request that the site's policy allows. After that the site refuses another plan
 under the same run: what was declined at the roll call cannot come in later.
@@ -13,13 +13,14 @@ model, and a coordinator that calls a first request a later one.
 
 import hashlib
 import json
+import math
 import re
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +30,7 @@ import numpy as np
 from flwr.app import RecordDict
 from pydantic import ValidationError
 
-from client.gate.policy_rules import RequestedWork, Verdict, method_fault, of_request
+from client.gate.policy_rules import RequestedWork, Verdict, method_fault, request_verdict
 from client.site.memory import forget_other_runs, forget_run
 from client.site.site import Site
 from common.config import Plan, plan_of_text
@@ -51,7 +52,7 @@ ALLOWED = Verdict("policy")
 
 
 class IncomingRequest:
-    """One request to a site."""
+    """One request to a site, with the record of its run."""
 
     def __init__(self, site: Site, content: RecordDict) -> None:
         self._content = content
@@ -59,25 +60,25 @@ class IncomingRequest:
         self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
         self._runs = Runs(site.folder, durable=site.durable)
-        self._record = self._runs.of(self._run)
+        self._record = self._runs.get(self._run)
 
-    def judged(self) -> tuple[RequestedWork | None, Verdict]:
-        """Return what is asked, and whether the site takes part in it."""
+    def verdict(self) -> tuple[RequestedWork | None, Verdict]:
+        """Return the requested work, and the verdict on it: the first rule that it breaks."""
         try:
             work = requested_work(self._fields, self._site)
         except PlanRefused as error:
             return None, Verdict(error.rule, str(error))
         if work is None:
             return None, Verdict("no plan")
-        verdict = of_request(self._policy, work)
+        verdict = request_verdict(self._policy, work)
         if verdict.allowed:
-            verdict = self._announced()
+            verdict = self._check_announced()
         if verdict.allowed:
-            verdict = self._first_model(work)
+            verdict = self._check_first_model(work)
         return work, verdict
 
-    def _first_model(self, work: RequestedWork) -> Verdict:
-        """Check that a run of this plan begins with its own first model: in round 1, and where sites are ranked before.
+    def _check_first_model(self, work: RequestedWork) -> Verdict:
+        """Check that a run begins with the first model of its plan, in round 1 or where sites are ranked before it.
 
         A model that is passed on comes from the site before. In a simulation, who writes the plan owns the machine.
         """
@@ -92,8 +93,8 @@ class IncomingRequest:
         reason = first_model_fault(self._site, work.plan, request)
         return Verdict("run.first_model", reason) if reason else ALLOWED
 
-    def _announced(self) -> Verdict:
-        """Check that this is the plan that the run was announced with, and that the run may take more time."""
+    def _check_announced(self) -> Verdict:
+        """Check that the run was announced with this plan, and has time left."""
         if not is_run_name(self._run):
             return ALLOWED  # the record cannot be read: its handler says what is wrong
         plan = str(self._fields["plan"])
@@ -103,11 +104,11 @@ class IncomingRequest:
             self._record = self._runs.settle(self._run, plan)
         if self._record.plan != digest(plan):
             return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
-        return self.out_of_time() if self._seconds_left() == 0 else ALLOWED
+        return self.time_verdict() if self._seconds_left() == 0 else ALLOWED
 
     @contextmanager
     def within_its_time(self) -> Iterator[None]:
-        """Interrupt the work inside when its time is over; note how long it took.
+        """Interrupt the work inside when its time is over; add the time that it took to the run's.
 
         Raises:
             OutOfTime: From wherever the work is.
@@ -118,10 +119,10 @@ class IncomingRequest:
                 yield
         finally:
             if self._site.durable:  # in a simulation nobody waits for what is not needed
-                self._record = self._runs.worked(self._run, time.monotonic() - began)
+                self._record = self._runs.add_seconds(self._run, time.monotonic() - began)
 
-    def out_of_time(self) -> Verdict:
-        """Return the limit of time that stands against more work."""
+    def time_verdict(self) -> Verdict:
+        """Return the verdict that a limit of time stands against more work."""
         whole = self._policy.maximum_run_hours
         if whole is not None and self._worked() >= whole * HOUR_S:
             return Verdict("policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long")
@@ -129,7 +130,7 @@ class IncomingRequest:
         return Verdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
 
     def _seconds_left(self) -> float | None:
-        """Return the time for this request: of its own limit and of its run's, what is less; None for no limit."""
+        """Return the seconds left for this request by its own and its run's limit; None without a limit."""
         request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
         limits = [] if request is None else [request * HOUR_S]
         limits += [] if whole is None else [max(whole * HOUR_S - self._worked(), 0.0)]
@@ -140,10 +141,12 @@ class IncomingRequest:
 
 
 def requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
-    """Return what is asked; None where the record has no plan or is of another release: its handler says what is wrong.
+    """Return the work that a request asks for.
+
+    None where the record has no plan or is of another release: its handler says what is wrong.
 
     Raises:
-        PlanRefused: If a site does not read such a plan.
+        PlanRefused: If the plan breaks a rule before it can be read.
     """
     if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
         return None
@@ -153,7 +156,7 @@ def requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork | Non
     try:
         method = method_of(plan)
     except BadInput as error:
-        raise PlanRefused("plan.method", first_of(error.faults)) from None
+        raise PlanRefused("plan.method", first_fault(error.faults)) from None
     names, server_round = fields.get("class_names"), fields.get("round", 0)
     return RequestedWork(
         plan,
@@ -171,7 +174,7 @@ def requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork | Non
 
 
 class OutOfTime(BaseException):
-    """The time for one request is over; like a signal to stop, no handler of errors on the way takes it."""
+    """The time for one request is over. No error handler catches it on its way, as with a signal to stop."""
 
 
 @contextmanager
@@ -187,26 +190,26 @@ def interrupted_after(seconds: float | None) -> Iterator[None]:
         yield
         return
     began, (left, _) = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
-    before = signal.signal(signal.SIGALRM, _stop)
+
+    def stop(number: int, frame: object) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if left:  # somebody else's alarm goes on
+        if left:  # another part's alarm goes on
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3))
-
-
-def _stop(number: int, frame: object) -> None:
-    raise OutOfTime
 
 
 # ---------------------------------------------------------------------- runs
 
 RUNS_FILE = "runs.json"
 RUNS_KEPT = 200
-"""Of more, those that the site heard of last stay. One that is forgotten begins anew, and its plan is settled anew."""
+"""Runs kept, those of the last requests; a forgotten run begins anew, and its plan is settled anew."""
 
 
 @dataclass(frozen=True)
@@ -223,33 +226,33 @@ class RunRecord:
 
 
 class Runs:
-    """``runs.json`` in a site's state folder."""
+    """The runs that a site takes part in, in ``runs.json`` of its state folder."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self._path, self._durable = folder / RUNS_FILE, durable
 
-    def of(self, run: str) -> RunRecord | None:
-        """Return the run, if the site has heard of it."""
+    def get(self, run: str) -> RunRecord | None:
+        """Return the record of a run; None for a new one."""
         return self._all().get(run)
 
     def settle(self, run: str, plan: str) -> RunRecord:
-        """Note a run with its plan, if it is not known yet."""
-        return self.of(run) or self._note(run, RunRecord(digest(plan)), durable=self._durable)
+        """Record a new run with its plan; return the record of the run."""
+        return self.get(run) or self._note(run, RunRecord(digest(plan)), durable=self._durable)
 
-    def worked(self, run: str, seconds: float) -> RunRecord | None:
-        """Add to the time that the site has worked for a known run."""
-        if (known := self.of(run)) is None:
+    def add_seconds(self, run: str, seconds: float) -> RunRecord | None:
+        """Add to the time that the site has worked for a run; None where the run is not noted."""
+        if (record := self.get(run)) is None:
             return None
-        return self._note(run, RunRecord(known.plan, known.seconds + seconds), durable=False)
+        return self._note(run, replace(record, seconds=record.seconds + seconds), durable=False)
 
-    def _note(self, run: str, known: RunRecord, *, durable: bool) -> RunRecord:
+    def _note(self, run: str, record: RunRecord, *, durable: bool) -> RunRecord:
         runs = self._all()
         runs.pop(run, None)  # it goes to the end: heard of last
-        runs[run] = known
+        runs[run] = record
         newest = dict(list(runs.items())[-RUNS_KEPT:])
-        content = json.dumps({name: asdict(record) for name, record in newest.items()})
+        content = json.dumps({name: asdict(entry) for name, entry in newest.items()})
         write_atomically(self._path, content.encode(), durable=durable)
-        return known
+        return record
 
     def _all(self) -> dict[str, RunRecord]:
         """Read all runs; none where the file is damaged: the next plan is then settled anew."""
@@ -261,7 +264,7 @@ class Runs:
 
 
 def digest(plan: str) -> str:
-    """Hash a plan without what may change when its run is resumed: its name, and rounds unless noise is for them."""
+    """Hash a plan without the keys that a resumed run may change: name, and rounds unless noise depends on them."""
     try:
         tree = json.loads(plan)
         private = tree.get("privacy", {}).get("level", "none") != "none"
@@ -269,7 +272,7 @@ def digest(plan: str) -> str:
             tree["run"].pop(key, None)
         plan = json.dumps(tree, sort_keys=True)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass  # it is no plan of ours: every letter counts
+        pass  # no plan of ours: all of its text is hashed
     return hashlib.sha256(plan.encode(errors="replace")).hexdigest()
 
 
@@ -277,7 +280,7 @@ def digest(plan: str) -> str:
 
 KB = 1000
 DEEPEST = 8
-"""Tables and lists in one another; an experiment's plan has three."""
+"""Depth of tables and lists in one another; an experiment's plan has three levels."""
 MOST_DIGITS = 40
 LONGEST_TEXT = 500
 LONGEST_REASON = 400
@@ -285,7 +288,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class PlanRefused(ValueError):
-    """A plan that a site does not read.
+    """Raised for a plan that breaks a rule before it can be read.
 
     Attributes:
         rule: The rule's name, for the audit.
@@ -293,7 +296,7 @@ class PlanRefused(ValueError):
 
     def __init__(self, rule: str, reason: str) -> None:
         self.rule = rule
-        super().__init__(plain(reason))
+        super().__init__(ascii_line(reason))
 
 
 def read_plan(text: object, maximum_kb: float | None) -> Plan:
@@ -316,33 +319,33 @@ def read_plan(text: object, maximum_kb: float | None) -> Plan:
 
 @lru_cache(maxsize=4)
 def _plan_in(text: str) -> Plan:
-    """Read a plan once, for every request of a run holds the same."""
+    """Parse a plan; the last few stay parsed, because every request of a run holds the same one."""
     if (deep := _depth(text)) > DEEPEST:
         raise PlanRefused("plan.form", f"it is nested {deep} deep; {DEEPEST} is the most")
     try:
-        json.loads(text, object_pairs_hook=_table, parse_constant=_no_number, parse_int=_whole, parse_float=_fraction)
+        json.loads(text, object_pairs_hook=_table, parse_constant=_no_number, parse_int=_bounded, parse_float=_fraction)
         return plan_of_text(text)
     except ValidationError as error:
-        raise PlanRefused("plan.form", first_of(validation_faults(error, Plan, "plan"))) from None
+        raise PlanRefused("plan.form", first_fault(validation_faults(error, Plan, "plan"))) from None
     except (ValueError, RecursionError) as error:
         raise error if isinstance(error, PlanRefused) else PlanRefused("plan.form", f"it is no JSON: {error}") from None
 
 
-def first_of(faults: Sequence[Fault]) -> str:
+def first_fault(faults: Sequence[Fault]) -> str:
     """Return the first of a plan's faults in one line."""
     more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{faults[0]}".removesuffix(".") + more
 
 
-def plain(text: str) -> str:
-    """Write a coordinator's words as they may stand in a log: short, one line, nothing but ASCII that shows."""
+def ascii_line(text: str) -> str:
+    """Make a coordinator's text fit for a log: a short line of printable ASCII."""
     escaped = text.encode("ascii", "backslashreplace").decode()
     shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in escaped)
     return shown if len(shown) <= LONGEST_REASON else f"{shown[:LONGEST_REASON]}..."
 
 
 def _depth(text: str) -> int:
-    """Count how deep tables and lists stand in one another; brackets within texts do not count."""
+    """Return the depth of tables and lists in one another; brackets within texts do not count."""
     depth = deepest = 0
     for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
         depth += 1 if letter in "[{" else -1
@@ -366,13 +369,9 @@ def _no_number(name: str) -> Any:
     raise PlanRefused("plan.form", f"it has {name} in the place of a number")
 
 
-def _whole(digits: str) -> int:
-    return int(_bounded(digits))
-
-
 def _fraction(digits: str) -> float:
     value = float(_bounded(digits))
-    return value if abs(value) != float("inf") else _no_number(digits)
+    return value if math.isfinite(value) else _no_number(digits)
 
 
 def _bounded(digits: str) -> str:
@@ -384,14 +383,14 @@ def _bounded(digits: str) -> str:
 # ---------------------------------------------------------------------- the first model
 
 ABSOLUTE, RELATIVE = 1e-6, 1e-5
-"""By so much two honest machines may differ in a number. The normal numbers that torch draws from one seed differ in
-their last bits between kinds of CPU: by 9e-7 at most with and without AVX2, in 13 networks."""
+"""Tolerance between two honest machines. The normal numbers that torch draws from one seed differ in their last bits
+between kinds of CPU: by 9e-7 at most with and without AVX2, in 13 networks."""
 
 
 def first_model_fault(site: Site, plan: Plan, request: TrainRequest) -> str:
-    """Say why a model is not the first one of its plan, or return an empty string.
+    """Return the reason why a model is not the first one of its plan; empty where it is.
 
-    Where the plan names a weights file that is not in the site's ``weights/``, nobody here can know; a line says so.
+    Where the plan names a weights file that is not in the site's ``weights/``, the site cannot check; a line says so.
     """
     spec, source = plan.model, "seed"
     if plan.weights_sha256 is not None:

@@ -1,4 +1,4 @@
-"""What a plan would cost a hospital, found without building its network or loading what would build it.
+"""Estimates of the memory and disk that a plan takes, made without building its network.
 
 The figures are lower bounds: a plan that they put beyond a machine cannot work there. The tables are held by a test
 that lays each network out on torch's "meta" device, whose tensors have shapes and no memory.
@@ -32,7 +32,7 @@ FILES_AT_ONCE = 2
 
 
 class Backbone(NamedTuple):
-    """Sizes of a backbone.
+    """Sizes of a backbone, for estimates.
 
     Attributes:
         width: Its features.
@@ -60,7 +60,7 @@ BACKBONES: Mapping[Architecture, Backbone] = {
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """Memory that a network takes.
+    """Parameters and activations of a network.
 
     Attributes:
         parameters: How many numbers it has.
@@ -96,7 +96,7 @@ def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
 
 @lru_cache(maxsize=8)
 def _trained_of_backbone(spec: ModelSpec) -> int:
-    """Count numbers of the backbone that are trained where not all are.
+    """Count the trained parameters of a partly frozen backbone.
 
     Raises:
         BadInput: If ``model.train`` names more layers, or a higher rank, than there are.

@@ -1,11 +1,11 @@
-"""The rules that hold a site's policy: of a request, whether the site takes part; of a reply, whether it may leave.
+"""The rules of a site's policy: those of requests decide if the site takes part, those of replies what may leave.
 
-Each rule has the name that an audit gives for a refusal, and says in words what stands against a record, or nothing.
+Each rule has the name that an audit gives for a refusal, and a reason against the record, empty where it is kept.
 The rules of requests see what the coordinator asks, at the roll call and again with every request; those of replies see
 the record itself, as it would leave, no matter what made it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -30,7 +30,7 @@ PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {
 """Smallest and largest of each, in a plan with privacy; a noise multiplier of 0 stands for no noise. Accountants find
 noise for these in seconds; beyond, some search for ever."""
 ROUNDING = 1e-5
-"""By this part a clipped update may be longer than its bound: float32."""
+"""Share by which a clipped update may be longer than its bound, because of float32."""
 
 Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply | BenefitReply
 
@@ -43,7 +43,7 @@ class RequestedWork:
         round: 0 at the roll call.
         test: The model is to be tested, too.
         rows: Of the model's head: the site's own classes at the roll call, later those of the request.
-        images: At least as many as the site's training part has; it follows from the number that the site tells.
+        images: An upper bound of the site's training images, which follows from the number that the site reports.
         device: The site's: ``cpu`` or ``cuda``.
         gpus: How many GPUs each batch is split across there.
     """
@@ -70,10 +70,16 @@ class RequestedWork:
         settling = self.method.settling
         return self.plan.training.epochs if settling is None else settling.cap
 
+    @property
+    def total_epochs(self) -> int:
+        """Return the local epochs of the whole run; a comparison with training alone trains twice as many on top."""
+        epochs = self.plan.run.rounds * self.epochs + self.method.warm_up.epochs
+        return epochs * (3 if self.plan.evaluation.compare_local else 1)
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rule that a record was held to, and the reason against it; ``reason`` is empty where it is allowed."""
+    """The rule that decided on a record, and the reason against the record; empty where it is allowed."""
 
     rule: str
     reason: str = ""
@@ -87,33 +93,46 @@ class Verdict:
         return f"{self.rule}: {self.reason}."
 
 
-def of_request(policy: Policy, work: RequestedWork) -> Verdict:
+def request_verdict(policy: Policy, work: RequestedWork) -> Verdict:
     """Decide whether the site takes part; the first rule that is broken counts."""
     return next((Verdict(*broken) for broken in request_rules(policy, work) if broken[1]), Verdict("policy"))
 
 
-def of_reply(policy: Policy, work: RequestedWork, reply: Reply) -> Verdict:
+def reply_verdict(policy: Policy, work: RequestedWork, reply: Reply) -> Verdict:
     """Decide whether this record may leave; the first rule that is broken counts."""
     return next((Verdict(*broken) for broken in reply_rules(policy, work, reply) if broken[1]), Verdict("policy"))
 
 
 # ---------------------------------------------------------------------- requests
 
+_PLUGIN_RULES: tuple[tuple[str, str, Callable[[Plan], Iterable[str]]], ...] = (
+    ("losses", LOSSES, lambda plan: [plan.training.loss]),
+    ("metrics", METRICS, lambda plan: plan.evaluation.metrics),
+    ("transforms", TRANSFORMS, lambda plan: [plan.augmentation.transform or ""]),
+    ("optimizers", OPTIMIZERS, lambda plan: [plan.training.optimizer]),
+    ("schedules", SCHEDULES, lambda plan: [plan.training.schedule]),
+)
+"""Key of the policy, kind of plug-in, and the names in a plan; Polyclinic's own need no entry."""
+_LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
+    ("epochs", lambda work: max(work.epochs, work.method.warm_up.epochs), "epochs a round"),
+    ("total_epochs", lambda work: work.total_epochs, "epochs in all"),
+    ("batch_size", lambda work: work.plan.training.batch_size, "images a batch"),
+    ("image_size", lambda work: work.plan.model.image_size, "pixels a side"),
+    ("threads", lambda work: work.plan.training.threads, "threads"),
+    ("classes", lambda work: work.rows, "head rows"),
+    ("method_number", lambda work: max(_integers(work.plan.method), default=0), "in [method] as one of its numbers"),
+)
+"""Key of the policy behind ``maximum_``, the plan's number, and its noun."""
+
 
 def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
     """Yield each rule of a request with the reason against it; cheap ones first, and none builds the network."""
     plan, method = work.plan, work.method
-    training, last = plan.training, plan.run.rounds
+    last = plan.run.rounds
     yield "policy.methods", method_fault(policy, plan)
     yield "policy.networks", _network_fault(policy, work)
-    for key, group, names in (
-        ("losses", LOSSES, [training.loss]),
-        ("metrics", METRICS, plan.evaluation.metrics),
-        ("transforms", TRANSFORMS, [plan.augmentation.transform or ""]),
-        ("optimizers", OPTIMIZERS, [training.optimizer]),
-        ("schedules", SCHEDULES, [training.schedule]),
-    ):
-        plugins = (name for name in names if name.startswith(PLUGIN))  # Polyclinic's own need no entry
+    for key, group, names_in in _PLUGIN_RULES:
+        plugins = (name for name in names_in(plan) if name.startswith(PLUGIN))
         faults = (_plugin_fault(group, name, getattr(policy, key), plan) for name in plugins)
         yield f"policy.{key}", next(filter(None, faults), "")
     rounds, most = max(last, work.round), policy.maximum_rounds
@@ -121,20 +140,9 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     yield "policy.maximum_rounds", f"it is {most}, and the run has {rounds} rounds" if too_long else ""
     announced = 0 <= work.round <= last
     yield "plan.rounds", "" if announced else f"the run has {last} rounds, and this is round {work.round}"
-    warm_up = method.warm_up.epochs
-    yield "policy.maximum_epochs", _beyond(max(work.epochs, warm_up), policy.maximum_epochs, "epochs a round")
-    # A comparison with training alone trains the same again alone, and at most the same to fine-tune.
-    epochs = (last * work.epochs + warm_up) * (3 if plan.evaluation.compare_local else 1)
-    yield "policy.maximum_total_epochs", _beyond(epochs, policy.maximum_total_epochs, "epochs in all")
-    yield "policy.maximum_batch_size", _beyond(training.batch_size, policy.maximum_batch_size, "images a batch")
-    yield "policy.maximum_image_size", _beyond(plan.model.image_size, policy.maximum_image_size, "pixels a side")
-    yield "policy.maximum_threads", _beyond(training.threads, policy.maximum_threads, "threads")
-    yield "policy.maximum_classes", _beyond(work.rows, policy.maximum_classes, "head rows")
-    largest = max(_whole_numbers(plan.method), default=0)
-    yield (
-        "policy.maximum_method_number",
-        _beyond(largest, policy.maximum_method_number, "in [method] as one of its numbers"),
-    )
+    for key, number_in, noun in _LIMITS:
+        most, value = getattr(policy, f"maximum_{key}"), number_in(work)
+        yield f"policy.maximum_{key}", _excess(value, most, noun)
     tests = plan.evaluation.test_each_round and not policy.test_each_round
     yield "policy.test_each_round", "it is false, and the plan tests every round" if tests else ""
     yield "plan.privacy", _privacy_range_fault(plan)
@@ -146,7 +154,7 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
 
 
 def method_fault(policy: Policy, plan: Plan) -> str:
-    """Return why a plan's method is not run here; empty for one that is allowed.
+    """Return the reason why a plan's method is not allowed here; empty if it is.
 
     A plug-in has to be listed, and its files have to be the coordinator's; nothing of it is imported before.
     """
@@ -171,7 +179,7 @@ def _network_fault(policy: Policy, work: RequestedWork) -> str:
 
 
 def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:
-    """Return why a name is not built or run here; empty for one that is allowed and means the same at both ends."""
+    """Return the reason against a plug-in; empty if it is allowed and has the coordinator's files."""
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
     inner = name.removeprefix(PLUGIN)
@@ -198,7 +206,7 @@ def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_cost(plan.model, rows).parameters
-        yield "policy.maximum_parameters", _beyond(numbers, parameters, "numbers a model")
+        yield "policy.maximum_parameters", _excess(numbers, parameters, "numbers a model")
     for key, most in (("memory", policy.maximum_memory_gb), ("disk", policy.maximum_disk_gb)):
         if most is None:
             continue
@@ -249,8 +257,8 @@ def _privacy_rules(policy: Policy, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "policy.peers", reason if listed < needed - 1 else ""
 
 
-def _beyond(value: int, most: int | None, what: str) -> str:
-    return f"it is {most:,}, and the plan has {value:,} {what}" if most is not None and value > most else ""
+def _excess(value: int, most: int | None, noun: str) -> str:
+    return f"it is {most:,}, and the plan has {value:,} {noun}" if most is not None and value > most else ""
 
 
 def _not_listed(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
@@ -258,13 +266,13 @@ def _not_listed(names: Iterable[str], allowed: tuple[str, ...] | None, what: str
     return f"{what} {quoted(extra)}" if extra else ""
 
 
-def _whole_numbers(tree: Any) -> Iterator[int]:
-    """Yield all whole numbers of a table, those of tables and lists in it too."""
+def _integers(tree: Any) -> Iterator[int]:
+    """Yield all whole numbers of a table, those of inner tables and lists too."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list):
         for value in tree:
-            yield from _whole_numbers(value)
+            yield from _integers(value)
     elif isinstance(tree, int):
         yield tree
 
@@ -277,7 +285,10 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
     evaluation, private = work.plan.evaluation, work.plan.privacy.level != "none"
     match reply:
         case RollCallAnswer():
-            yield "policy.label_counts", _label_counts_fault(policy, work, reply)
+            if reply.positives:
+                uncalled = f"{work.method.name} does not ask how many images show a class"
+                yield "policy.label_counts", "" if work.method.traffic.label_counts else uncalled
+                yield "policy.label_counts", "" if policy.label_counts else "it is false"
             yield "policy.smallest_count", _small_count_fault(policy, reply)
         case TrainReply():
             yield from _training_rules(policy, work, reply)
@@ -321,14 +332,6 @@ def _training_rules(policy: Policy, work: RequestedWork, reply: TrainReply) -> I
     yield "policy.test_metrics", _test_fault(policy, work, reply)
 
 
-def _label_counts_fault(policy: Policy, work: RequestedWork, reply: RollCallAnswer) -> str:
-    if not reply.positives:
-        return ""
-    if not work.method.traffic.label_counts:
-        return f"{work.method.name} does not ask how many images show a class"
-    return "" if policy.label_counts else "it is false"
-
-
 def _small_count_fault(policy: Policy, reply: RollCallAnswer | EvaluateReply) -> str:
     least = policy.smallest_count
     if any(UNKNOWN_COUNT < count < least for count in (*reply.positives, *reply.negatives)):
@@ -357,7 +360,7 @@ def _test_fault(policy: Policy, work: RequestedWork, reply: TrainReply | Evaluat
 def _figure_rules(
     policy: Policy, private: bool, figures: Iterable[float | None], *, tested: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield the rules of figures of the training and validation parts, and of figures that no noise covers."""
+    """Yield the rules on training and validation figures, and on figures outside the privacy budget."""
     trained = any(figure is not None for figure in figures)
     yield "policy.training_figures", "it is false" if trained and not policy.training_figures else ""
     outside = private and not policy.metrics_outside_privacy and (trained or tested)

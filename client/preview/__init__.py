@@ -1,1 +1,1 @@
-"""What a hospital can look at before it trains: images as the network sees them, and a dry run."""
+"""Previews for a hospital before it trains: its images as the network receives them, and a dry run of one round."""

@@ -1,4 +1,4 @@
-"""What leaves a hospital, field by field, in plain words: for ``flwr-client preview`` and ``docs/what-leaves.md``.
+"""The meaning of each field that leaves a hospital, for ``flwr-client preview`` and ``docs/what-leaves.md``.
 
 The words stand in the docstrings of the records. A test holds that every field of every record that a site sends is
 explained there, and that the page says the same.
@@ -48,7 +48,7 @@ STATISTICS: Mapping[str, str] = statistics_sent()
 
 
 def meaning(record: str, field: str) -> str:
-    """Explain a field; of an array, or of one of a method's statistics, the field of the record that it belongs to."""
+    """Return the meaning of a field; an array has that of the field it belongs to, a statistic its own."""
     name, _, rest = field.partition("/")
     if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
         return STATISTICS[rest.removesuffix("/shape")]
@@ -56,7 +56,7 @@ def meaning(record: str, field: str) -> str:
 
 
 def fields_in_markdown() -> str:
-    """Return the page's lists; the fields that each record has stand above them."""
+    """Return the lists of ``docs/what-leaves.md``, without the fields that every record has."""
     lines: list[str] = []
     for record in SENT:
         own = [name for name in field_names(record) if name not in OF_EACH]

@@ -1,7 +1,7 @@
-"""``flwr-client preview``: the very records that would leave in a first round, made with this site's own images.
+"""``flwr-client preview``: the records that would leave in a first round, made with this site's own images.
 
-The site's own program answers a coordinator that is played here, in a folder that is removed afterwards: its gate, its
-policy, its training, one local epoch of it. Only the model that it starts from is another than the coordinator's.
+The site's own program answers a coordinator that runs in this process, in a folder that is removed afterwards: its
+gate, its policy, one local epoch of its training. Only the initial model differs from the real coordinator's.
 """
 
 import tempfile
@@ -39,15 +39,15 @@ from strategies.registry import strategy_of
 
 NODE = 2
 DEADLINE_S = 86_400.0
-"""Of an exchange with this process itself, which answers before anybody could wait."""
+"""Deadline of the exchange with this process, which answers at once."""
 
 
 @dataclass(frozen=True)
 class FieldRow:
-    """One field, for a person.
+    """One field of a record, for a person.
 
     Attributes:
-        values: What it says, or from where to where its numbers go.
+        values: The value in words, or the range of the numbers.
     """
 
     record: str
@@ -60,15 +60,15 @@ class FieldRow:
 
 @dataclass
 class OneSite(Grid):
-    """A ``Grid`` of one site, in this process; keeps what left it."""
+    """A ``Grid`` of one site in this process, which collects the records and errors that leave the site."""
 
     site: Site
 
     def __post_init__(self) -> None:
         set_identity(1, 1)
         self._app = client_app(lambda context: self.site)
-        self._asked: dict[str, Message] = {}
-        self.left: list[RecordDict] = []
+        self._pushed: dict[str, Message] = {}
+        self.records: list[RecordDict] = []
         self.errors: list[str] = []
 
     def set_run(self, run: Any) -> None:
@@ -88,27 +88,25 @@ class OneSite(Grid):
         return [NODE]
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
-        new = {str(len(self._asked) + place): message for place, message in enumerate(messages)}
+        new = {str(len(self._pushed) + place): message for place, message in enumerate(messages)}
         for name, message in new.items():
             set_message_id(message, name)
-        self._asked |= new
+        self._pushed |= new
         return list(new)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        return [self._answered(self._asked[name]) for name in message_ids]
-
-    def _answered(self, message: Message) -> Message:
-        reply = self._app(message, Context(1, NODE, {}, RecordDict(), {}))
-        if reply.has_error():
-            self.errors.append(str(reply.error.reason))
-        else:
-            self.left.append(reply.content)
-        return reply
+        replies = [self._app(self._pushed[name], Context(1, NODE, {}, RecordDict(), {})) for name in message_ids]
+        for reply in replies:
+            if reply.has_error():
+                self.errors.append(str(reply.error.reason))
+            else:
+                self.records.append(reply.content)
+        return replies
 
 
-def experiment_of(given: Experiment | None, site: Site) -> Experiment:
-    """Return the experiment given, or a small one that fits this site's images; with one local epoch, and unmasked."""
-    experiment = given
+def experiment_of(planned: Experiment | None, site: Site) -> Experiment:
+    """Return the experiment given, or a small one that fits this site's images, with one local epoch and no masks."""
+    experiment = planned
     if experiment is None:
         channels = 1 if site.train.images.ndim == 3 else 3
         model = {"architecture": "tiny_cnn", "channels": channels, "image_size": 32}
@@ -119,23 +117,23 @@ def experiment_of(given: Experiment | None, site: Site) -> Experiment:
 
 
 def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
-    """Make what leaves in round 1 and with the test, and the reasons for what does not.
+    """Make the records that leave in round 1 and with the test, and collect the reasons for those that do not.
 
     Raises:
-        BadInput: If the method cannot serve this site's labels, or needs what its policy does not tell.
+        BadInput: If the method cannot serve this site's labels, or needs figures that the policy keeps.
     """
     plan = plan_of(experiment)
     frozen = initial_frozen_part(plan.model, plan.run.seed, Path())
     plan = plan.model_copy(update={"model": with_frozen_hash(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
         grid = OneSite(replace(site, folder=Path(folder), durable=False))
-        with suppress(TooFewSites):  # it declined, and said why
-            _lead(grid, plan, frozen)
-        return grid.left, grid.errors
+        with suppress(TooFewSites):  # the site declined, with a reason
+            _lead_round(grid, plan, frozen)
+        return grid.records, grid.errors
 
 
-def _lead(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
-    """Roll call, one round, test: in a pass, too, a site is asked like this."""
+def _lead_round(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
+    """Make the requests of a roll call, one round and the test; those of a sequential method are the same."""
     participation = ParticipationSection(round_deadline_s=DEADLINE_S)
     coordinator = Coordinator(strategy_of(plan), plan, participation, "preview", frozen=frozen)
     contract = coordinator.sites.roll_call(grid, 1)
@@ -147,14 +145,20 @@ def _lead(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
 
 
 def rows(content: RecordDict) -> list[FieldRow]:
-    """List what one record holds, field by field."""
+    """List the fields of one record."""
     fields: dict[str, Any] = dict(content.config_records["fields"])
-    record, found = str(fields["wire.record"]), []
-    for part in fields_of(content):
-        shape = "x".join(map(str, part.shape)) if part.shape is not None else ""
-        said = _values(content, fields, part.name)
-        found.append(FieldRow(record, part.name, shape, part.size, said, meaning(record, part.name)))
-    return found
+    record = str(fields["wire.record"])
+    return [
+        FieldRow(
+            record,
+            part.name,
+            "x".join(map(str, part.shape)) if part.shape is not None else "",
+            part.size,
+            _values(content, fields, part.name),
+            meaning(record, part.name),
+        )
+        for part in fields_of(content)
+    ]
 
 
 def _values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
@@ -172,51 +176,45 @@ def _values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
 
 
 def _spread(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
-    known = numbers[~np.isnan(numbers)]
-    return f"{known.min():.3g} to {known.max():.3g}" if len(known) else "none"
+    numbers = numbers[~np.isnan(numbers)]
+    return f"{numbers.min():.3g} to {numbers.max():.3g}" if len(numbers) else "none"
 
 
 def shown(content: RecordDict) -> Group:
-    """Show one record to a person at a terminal: its fields, and below those that mean the same, what they are."""
-    found = rows(content)
-    title = f"{found[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
-    sent, empty = [row for row in found if not _is_empty(row)], [row.field for row in found if _is_empty(row)]
+    """Show one record at a terminal: its fields in groups of one meaning, which stands below them."""
+    every = rows(content)
+    title = f"{every[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
+    empty = [row.field for row in every if row.values in ("", "[]")]
+    sent = [row for row in every if row.field not in empty]
     pieces: list[Text | Padding] = [Text(f"\n{title}", style="bold")]
     width = max(len(row.field) for row in sent)
-    explained = list(dict.fromkeys(MEANING[found[0].record].values()))
+    explained = list(dict.fromkeys(MEANING[every[0].record].values()))
     sent.sort(key=lambda row: explained.index(row.meaning) if row.meaning in explained else len(explained))
-    for what, alike in groupby(sent, lambda row: row.meaning):
-        for row in alike:
+    for words, group in groupby(sent, lambda row: row.meaning):
+        for row in group:
             line = f"  {row.field:{width}}  {row.size:9,} B  {row.values}"
             pieces.append(Text(line, no_wrap=True, overflow="ellipsis"))
-        pieces.append(Padding(Text(what.replace("`", ""), style="dim"), (0, 0, 0, 6)))
+        pieces.append(Padding(Text(words.replace("`", ""), style="dim"), (0, 0, 0, 6)))
     if empty:
         pieces.append(Padding(Text(f"Sent empty: {', '.join(empty)}"), (0, 0, 0, 2)))
     return Group(*pieces)
 
 
-def _is_empty(row: FieldRow) -> bool:
-    """Check whether the field is there and says nothing."""
-    return row.values in ("", "[]")
-
-
 def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
-    """Write the exact bytes of each record, whose first line has the SHA-256 that an audit would name, and it as JSON.
+    """Write the exact bytes of each record, and its fields as JSON with the SHA-256 that an audit would name.
 
     Raises:
         BadInput: If the folder holds anything already.
     """
     stop_on(output_folder_faults(out))
+    paths = list[Path]()
     with atomic_outputs(out):
-        return [path for number, content in enumerate(records, 1) for path in _written(content, out, number)]
-
-
-def _written(content: RecordDict, out: Path, number: int) -> tuple[Path, Path]:
-    found = rows(content)
-    said = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in found}
-    name = f"{number}-{found[0].record}"
-    record, told = out / f"{name}.record", out / f"{name}.json"
-    write_atomically(record, b"".join(canonical_pieces(content)), durable=False)
-    text = json_text({"sha256": record_sha256(content), "fields": said}, indent=1, allow_nan=True) + "\n"
-    write_atomically(told, text.encode(), durable=False)
-    return record, told
+        for number, content in enumerate(records, 1):
+            every = rows(content)
+            fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}
+            text = json_text({"sha256": record_sha256(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
+            name = f"{number}-{every[0].record}"
+            paths += [out / f"{name}.record", out / f"{name}.json"]
+            write_atomically(paths[-2], b"".join(canonical_pieces(content)), durable=False)
+            write_atomically(paths[-1], text.encode(), durable=False)
+    return paths

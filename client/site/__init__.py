@@ -1,1 +1,1 @@
-"""The hospital itself: its settings, policy, images, what it keeps on disk and what it discloses."""
+"""The hospital itself: settings, policy, images, files on its disk, and rules of disclosure."""

@@ -1,17 +1,17 @@
-"""What a site reports about small groups of patients: nothing.
+"""Rules that keep a site from reporting anything about small groups of patients.
 
 Patients are counted, not images: many images of one patient are no crowd. A class with fewer patients than the policy's
-threshold who show it, or fewer who do not, is *hidden*: neither of its counts is told, nor any figure that rests on
+threshold who show it, or fewer who do not, is *hidden*: neither of its counts is reported, nor any figure that rests on
 it. Where every image shows exactly one class the counts add up to all images, so that one hidden count alone could be
 worked out from the others; then another class is hidden with it. Fewer exceptions than the threshold change nothing.
 
-Which one must not depend on its count: somebody who knows this rule would learn from the choice. It is the first by
-name, and more by name while the hidden images together are fewer than the threshold. Sums then leave every hidden count
-anything from 0 to the threshold at least; to somebody who also knows this rule, each can still be any of as many values
-as there are counts from 1 to the threshold less one.
+The choice of that other class must not depend on its count, because somebody who knows this rule would learn from the
+choice. The first class by name is hidden, and more by name while the hidden images together are fewer than the
+threshold. Sums then leave every hidden count anything from 0 to the threshold at least; to somebody who also knows this
+rule, each can still be any of as many values as there are counts from 1 to the threshold less one.
 
-All of it is found from the site's whole table, before the classes of a run are picked out of it: runs with other class
-lists then tell parts of the same, and their difference tells nothing.
+Hidden classes are found from the site's whole table, before the classes of a run are selected: runs with other class
+lists then report parts of the same, and their difference discloses nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -37,13 +37,13 @@ def patients_in(images: ImageSet) -> int:
 
 
 def few_patients(images: ImageSet, smallest: int) -> Few:
-    """Check whether fewer patients than that are known not to show a class, and to show it; ``(classes, 2)``."""
+    """Mark classes with fewer patients than the threshold: ``[:, 0]`` without the class, ``[:, 1]`` with it."""
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
 
 
 def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
-    """Find the classes of which nothing is reported."""
+    """Find the hidden classes: no count and no figure of them is reported."""
     few = few_patients(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
     if not hidden or not _one_class_an_image(images.labels, smallest):
@@ -58,27 +58,28 @@ def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
 
 
 def showing_hidden_alone(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
-    """Check whether an image shows no class but hidden ones, ``(n,)``, where nearly all show some class.
+    """Mark images ``(n,)`` that show hidden classes only, in data where nearly all images show some class.
 
-    There its known absence from all others says that it shows one of these. That holds where classes exclude one
-    another, and where one of several means that an image shows none of the others. "Nearly" is all but fewer patients
-    than the threshold; an image that shows no class at all is then one of these, since it would tell them apart.
+    There the known absence of all other classes discloses that an image shows a hidden one. That holds where classes
+    exclude one another, and where one of several means that an image shows none of the others. "Nearly all" is all but
+    images of fewer patients than the threshold; images that show no class are marked too, since they would tell the
+    others apart.
     """
-    shown, known = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
-    nothing = known & ~shown.any(axis=1)
+    shown, labelled = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
+    nothing = labelled & ~shown.any(axis=1)
     if not hidden or len(np.unique(images.patients[nothing])) >= smallest:
         return np.zeros(len(images), np.bool_)
     others = [column for column, name in enumerate(images.class_names) if name not in hidden]
-    alone: Few = known & ~shown[:, others].any(axis=1)
+    alone: Few = labelled & ~shown[:, others].any(axis=1)
     return alone
 
 
 def without_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task: Task) -> ImageSet:
-    """Return images of which nothing is known about some classes.
+    """Return images whose labels of hidden classes are unknown.
 
     Args:
-        unsaid: The images of which nothing at all may be known; see :func:`showing_hidden_alone`.
-        task: In a multi-class one an image is of no class but those that it shows: of others nothing is known either.
+        unsaid: Mask ``(n,)`` of images without any known label; see :func:`showing_hidden_alone`.
+        task: In a multi-class task an image that shows none of the remaining classes gets no label at all.
     """
     columns = [column for column, name in enumerate(images.class_names) if name in hidden]
     labels = images.labels.copy()
@@ -90,31 +91,31 @@ def without_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task:
 
 
 def _one_class_an_image(labels: NDArray[np.float32], smallest: int) -> bool:
-    """Check whether the counts of all classes add up to the images about which anything is known, but for a few."""
-    known = ~np.isnan(labels).all(axis=1)
-    others = np.nan_to_num(labels[known]).sum(axis=1) != 1
-    return bool(known.any()) and int(others.sum()) < max(smallest, 1)
+    """Return True if each labelled image shows exactly one class, except images fewer than the threshold."""
+    labelled = ~np.isnan(labels).all(axis=1)
+    others = np.nan_to_num(labels[labelled]).sum(axis=1) != 1
+    return bool(labelled.any()) and int(others.sum()) < max(smallest, 1)
 
 
 def rounded_down(count: int, policy: Policy) -> int:
-    """Round a count that is large enough down to the policy's base: parts then never exceed their whole."""
+    """Round a count down to the policy's multiple; rounded down, parts never exceed their whole."""
     return count - count % policy.round_counts_to
 
 
 def may_report(images: ImageSet, policy: Policy) -> bool:
-    """Check whether anything may be reported about a part of the data as a whole; that it is empty says nothing."""
+    """Return True if figures of a whole part may be reported: it is empty, or of enough patients."""
     return not len(images) or not policy.smallest_count or patients_in(images) >= policy.smallest_count
 
 
 def too_few_patients(policy: Policy) -> BadInput:
-    """Make the refusal of a site that is too small to take part; it names the threshold, not the number."""
+    """Make the refusal of a site with too few patients; it names the threshold, not the number of patients."""
     problem = f"there are training images of fewer than {policy.smallest_count} patients, and the policy tells "
     remedy = "A smaller smallest_count in its [policy] lets it take part."
     return BadInput([Fault("site.toml: policy.smallest_count", f"{problem}nothing of so few.", remedy)])
 
 
 def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
-    """Return :func:`few_patients` by the head's rows; of a class that is not annotated there is nothing to hide."""
+    """Return :func:`few_patients` for the rows of a head; False for classes that the site does not annotate."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
         own = dict(zip(images.class_names, few_patients(images, policy.smallest_count), strict=True))
@@ -124,7 +125,7 @@ def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) ->
 
 
 def released_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
-    """Return a class's test result as it leaves: exact figures and counts of large classes, nothing of hidden ones."""
+    """Return a class's test result as it leaves the site: rounded counts, and nothing for a hidden class."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
     positives, negatives = (rounded_down(count, policy) for count in (metrics.positives, metrics.negatives))
@@ -132,11 +133,11 @@ def released_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> 
 
 
 def released_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
-    """Take what rests on few patients out of a method's statistics; NaN is "nothing to say".
+    """Replace the entries of a method's statistics that rest on few patients by NaN.
 
     Args:
-        declared: Of the method.
-        few: Of the head rows' classes, ``(rows, 2)``; see :func:`few_patients`.
+        declared: The statistics that the method declares.
+        few: ``(rows, 2)`` for the classes of the head's rows; see :func:`few_patients`.
     """
     about = {statistic.name: statistic.about for statistic in declared}
     return {name: _released(array, about[name], few, policy) for name, array in statistics.items()}

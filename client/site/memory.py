@@ -1,4 +1,4 @@
-"""What a site keeps on its own disk: its memory between rounds, which is never sent, and frozen parts of models.
+"""Files of a site on its own disk: its memory between rounds, which is never sent, and frozen parts of models.
 
 Memory is final only once its round has counted. There is one file a round, named by it. The coordinator's next request
 says which round counted last; the file of that round is the memory, later ones (replies that never arrived, or came too
@@ -33,16 +33,16 @@ NOTHING = Groups()
 
 @dataclass(frozen=True)
 class Memory:
-    """A site's memory after a round it took part in.
+    """A site's state after a round that it took part in.
 
     Attributes:
         round: That round; 0 before the first.
         parts: The groups that never leave the site, as trained in that round.
-        evaluated: The same as they were when the round began, and the round they are from.
-        best: The same of the best round so far, its round, and (where each site chooses) its loss or 1 - AUROC.
+        evaluated: The same groups as they were when the round began, and the round that they are from.
+        best: The same groups of the best round so far, its round, and (where each site chooses) its loss or 1 - AUROC.
         optimizer: State of the optimiser, by ``parameter/key``.
-        notes: What the method noted down, such as FedMLP's tags.
-        unsent: What rounding took from the updates so far, to go with the next one.
+        notes: State of the method, such as FedMLP's tags.
+        unsent: Rounding errors of the updates so far, which are added to the next update.
     """
 
     round: int = 0
@@ -66,23 +66,24 @@ KEPT_RUNS = 100
 def forget_run(memory: Path, run: str) -> None:
     """Remove the memory of a run that begins.
 
-    There is one only where the site has forgotten the run, and with it the plan that the memory comes from: under
-    another plan it would tell what that one kept at home.
+    A run that begins has a memory only where the site has forgotten the run and its plan. Under another plan that
+    memory would disclose what the first plan kept at home.
     """
     shutil.rmtree(memory / run, ignore_errors=True)
 
 
 def forget_other_runs(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
-    """Remove the memory of runs that are not likely to be resumed, however many others the site took part in since.
+    """Remove the memory of runs that are not likely to be resumed.
 
-    Those not written to for so many days; and of the others, beside ``run``'s own and the one written last, the oldest,
-    until the rest fits into ``most_bytes`` and is no more than :data:`KEPT_RUNS`: a coordinator may begin any number.
+    These are runs not written to for so many days, and the oldest of the others, until the rest fits into
+    ``most_bytes`` and is no more than :data:`KEPT_RUNS`, because a coordinator may begin any number of runs. The
+    memories of ``run`` and of the run written last stay.
     """
     others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
     newest, room, before = True, most_bytes, time.time() - days * 86400
-    for kept, folder in enumerate(sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True)):
+    for place, folder in enumerate(sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True)):
         room -= sum(path.stat().st_size for path in folder.iterdir())
-        if folder.stat().st_mtime < before or (room < 0 and not newest) or kept >= KEPT_RUNS:
+        if folder.stat().st_mtime < before or (room < 0 and not newest) or place >= KEPT_RUNS:
             shutil.rmtree(folder)
         newest = False
 
@@ -103,17 +104,18 @@ class MemoryFolder:
     ) -> Memory:
         """Return the memory of the last round that counted.
 
-        The one before it is kept, for a coordinator that finds a model broken goes back one round. Older ones, and
-        later ones that did not count, are forgotten.
+        The memory of the round before is kept, because a coordinator that finds a model broken goes back one round.
+        Older memories, and later ones that did not count, are removed.
 
-        A site whose disk was lost has none and starts anew from what the coordinator sends; so does one whose disk
-        gives back something else than was written, for else it would fail in every round to come.
+        A site whose disk was lost has no memory and starts anew from the coordinator's model. So does a site whose
+        file is damaged, because it would otherwise fail in every round to come.
 
         Args:
-            tell: Receives a line about a memory that is damaged.
-            forget: Forget them; not where a model is only judged, which may be while a round is undecided.
-            settled: Count only a round of which :meth:`note_settled` was called: one that was opened in a sum,
-                since sites compare what they are asked in no other, or one whose noise is in the ledger.
+            counted: The last round that counted.
+            tell: Receives a line about a damaged memory.
+            forget: Remove the other memories; False where a model is only evaluated, while a round may be undecided.
+            settled: Accept only a round that :meth:`note_settled` was called for: its update was opened in a sum, or
+                the cost of its noise is in the ledger.
         """
         if forget:
             self._forget(counted)
@@ -130,12 +132,11 @@ class MemoryFolder:
             return Memory()
 
     def note_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
-        """Note that the update of a round was opened in a sum, or its cost written down.
+        """Note that the update of a round was opened in a sum, or that its cost is in the ledger.
 
         Args:
-            left: :meth:`digest` of the memory that this very training left, taken when it ended: a later one may have
-                written over it.
-            agreed: What the sites of the sum had agreed on, as a hash.
+            left: :meth:`digest` of the memory at the end of this training: a later training may have overwritten it.
+            agreed: Hash of the request that the sites of the sum had agreed on.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         noted = left + agreed.encode()
@@ -144,17 +145,17 @@ class MemoryFolder:
             path.unlink()
 
     def is_settled(self, server_round: int) -> bool:
-        """Check whether there is a memory of a round that was settled, and no later training wrote over it."""
+        """Return True if a settled round has a memory, and no later training overwrote it."""
         return self.settled_as(server_round) is not None
 
     def settled_as(self, server_round: int) -> str | None:
-        """Return what the sites of the sum had agreed on in which a round was opened; None where it is not settled."""
+        """Return the hash that :meth:`note_settled` was given for a round; None where the round is not settled."""
         opened, written = self._opened(server_round), self.digest(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
     def digest(self, server_round: int) -> bytes:
-        """Return the SHA-256 that a memory begins with; empty where there is none."""
+        """Return the SHA-256 of a round's memory; empty without a memory."""
         path = self._path(server_round)
         if not path.exists():
             return b""
@@ -174,7 +175,7 @@ class MemoryFolder:
 
     @property
     def newest(self) -> int:
-        """Return the last round of which there is a memory; 0 for none."""
+        """Return the last round that has a memory; 0 for none."""
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
@@ -209,10 +210,10 @@ def _bytes_of(memory: Memory) -> bytes:
 
 
 def memory_of(written: bytes) -> Memory:
-    """Read a memory from what its file holds.
+    """Parse the bytes of a memory's file.
 
     Raises:
-        ValueError: If they are other bytes than were written.
+        ValueError: If they are not the bytes that were written.
     """
     digest, content = written[:_DIGEST], written[_DIGEST:]
     if hashlib.sha256(content).digest() != digest:
@@ -237,11 +238,11 @@ def memory_of(written: bytes) -> Memory:
 LARGEST_REST = 100_000_000
 """Bytes of a weights file beside the backbone: a classifier of another task, names."""
 MOST_FROZEN_PARTS = 3
-"""Older ones are removed; a run that still needs one is sent it again."""
+"""Older parts are removed; a run that still needs a part receives it again."""
 
 
 class FrozenParts:
-    """The frozen parts that one site has.
+    """Files of frozen parts of models at one site.
 
     Args:
         folder: Where they lie, ``SHA256.f32`` each: little-endian float32 and nothing else.
@@ -253,7 +254,7 @@ class FrozenParts:
         self._folder, self._weights, self._durable = folder, weights, durable
 
     def holds(self, spec: ModelSpec) -> bool:
-        """Check whether the frozen part of this network is here; one made from a weights file is kept from now on."""
+        """Return True if the frozen part of this network is here, or was made from a weights file here."""
         if spec.frozen_sha256 is None:
             return False
         with contextlib.suppress(WireError):  # a damaged one is removed, and sent again
@@ -278,17 +279,17 @@ class FrozenParts:
         return None
 
     def _candidates(self, spec: ModelSpec) -> list[Path]:
-        """Return weights files of the hospital's that may be of this network: what is far too large is not read."""
+        """Return the hospital's weights files that may be of this network; far larger files are not read."""
         plain = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
         most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
         files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
         return [path for path in files if path.is_file() and path.stat().st_size <= most]
 
     def keep(self, part: FrozenPart, sha256: str) -> None:
-        """Write one that was received.
+        """Write a frozen part that was received.
 
         Raises:
-            WireError: If it does not have this hash.
+            WireError: If the part does not have this hash.
         """
         if part.sha256 != sha256:
             raise WireError(f"the frozen part of the model has SHA-256 {part.sha256}, the plan names {sha256}.")
@@ -296,10 +297,10 @@ class FrozenParts:
             self._write(part)
 
     def read(self, sha256: str) -> FrozenPart:
-        """Read one that is here.
+        """Read a frozen part.
 
         Raises:
-            WireError: If it is not, or is damaged; it is removed then, so that it can be sent again.
+            WireError: If the part is missing or damaged; a damaged file is removed, so that it can be sent again.
         """
         path = self._path(sha256)
         try:
@@ -317,8 +318,8 @@ class FrozenParts:
         self._folder.mkdir(parents=True, exist_ok=True)
         content = part.values.astype("<f4", copy=False).tobytes()
         write_atomically(self._path(part.sha256), content, durable=self._durable)
-        kept = sorted(self._folder.glob("*.f32"), key=lambda path: path.stat().st_mtime)
-        for old in kept[:-MOST_FROZEN_PARTS]:
+        parts = sorted(self._folder.glob("*.f32"), key=lambda path: path.stat().st_mtime)
+        for old in parts[:-MOST_FROZEN_PARTS]:
             old.unlink(missing_ok=True)
 
     def _path(self, sha256: str) -> Path:

@@ -1,8 +1,7 @@
-"""The ``[policy]`` table of ``site.toml``: what the hospital takes part in, and what it lets out.
+"""The ``[policy]`` table of ``site.toml``: the hospital's rules for runs that it takes part in and data that leaves.
 
-What a method needs, it declares (:mod:`strategies.local.site_method`); nothing else leaves. These keys narrow that
-down, or allow what is told only where a hospital says so. The rules that hold them are in
-:mod:`client.gate.policy_rules`.
+A method declares what it needs (:mod:`strategies.local.site_method`); nothing else leaves. These keys narrow that down,
+or allow figures that leave only with a hospital's consent. The rules are applied in :mod:`client.gate.policy_rules`.
 
 The limits have defaults that an ordinary experiment never meets; None takes one away, which no file can say.
 """
@@ -46,7 +45,7 @@ TRUST: Mapping[Level, str] = {
     "masked": "The coordinator runs the published program; it sees sums only.",
     "private": "Nobody is trusted.",
 }
-"""Who is trusted at each level, in the words of every page and message."""
+"""Sentences of every page and message on who is trusted at each level."""
 _FIGURES_STAY = {"training_figures": False, "test_metrics": False, "test_each_round": False}
 LEVELS: Mapping[Level, Mapping[str, Any]] = {
     "trusted": {
@@ -67,7 +66,7 @@ LEVELS: Mapping[Level, Mapping[str, Any]] = {
         "round_counts_to": 10,
     },
 }
-"""What a level sets where the file does not say otherwise; all else is at its default."""
+"""Keys that a level sets where the file does not set them; all other keys have their defaults."""
 NOT_BESIDE = {"round_counts_to": "smallest_count", "score_histograms": "round_counts_to"}
 """Keys that a level leaves alone where the file sets the other key: the two might contradict each other."""
 
@@ -149,7 +148,8 @@ class Policy(Section):
     @field_validator("methods")
     @classmethod
     def _known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        _known(tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN)), CLASSES, "methods")
+        own = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN))
+        _checked_names(own, CLASSES, "methods")
         return names
 
     @field_validator("statistics")
@@ -160,15 +160,15 @@ class Policy(Section):
             return names
         from strategies.registry import statistics_sent  # here: only a file that names them waits for torch
 
-        return _known(names, statistics_sent(), "statistics")
+        return _checked_names(names, statistics_sent(), "statistics")
 
 
-def _known(names: tuple[str, ...] | None, options: Iterable[str], what: str) -> tuple[str, ...] | None:
-    """Return the names, if each is one of the options: a misspelt one would forbid what it was meant to allow."""
-    known = list(options)
+def _checked_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
+    """Return the names if each is one of the options, because a misspelt name would forbid what it should allow."""
+    options = list(options)
     for name in names or ():
-        if name not in known:
-            raise ValueError(f'"{name}" is none of the {what}: {did_you_mean(name, known) or quoted(known)}')
+        if name not in options:
+            raise ValueError(f'"{name}" is none of the {noun}: {did_you_mean(name, options) or quoted(options)}')
     return names
 
 

@@ -1,4 +1,4 @@
-"""site.toml: what the hospital says about itself. Read once, checked whole, before anything connects."""
+"""A site read from its folder: ``site.toml`` checked whole, then its images and labels."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +11,7 @@ from client.site.disclosure import hidden_classes, showing_hidden_alone
 from client.site.site import Site
 from client.site.site_file import FILE, Settings, SiteFile, read_with_faults
 from common.contract import Declaration, merge_declarations
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import PARTS, ImageSet, Splits
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
@@ -19,33 +19,33 @@ from common.models.gpu import describe_gpus, visible_gpus
 
 
 def read_settings(folder: Path) -> Settings:
-    """Read ``site.toml`` of a folder, and check what it says of the data, but for the pictures.
+    """Read ``site.toml`` of a folder, and check the data that it names, except the pictures.
 
     Raises:
         BadInput: With every fault.
     """
-    settings, found = read_with_faults(folder)
-    found += data_faults_of(settings)
+    settings, faults = read_with_faults(folder)
+    faults += data_faults_of(settings)
     if settings.file.device == "cuda" and not torch.cuda.is_available():
-        found.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
+        faults.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
     elif fault := gpus_lacking(settings.file, visible_gpus()):
-        found.append(fault)
-    stop_on(found)
+        faults.append(fault)
+    stop_on(faults)
     return settings
 
 
-def gpus_lacking(file: SiteFile, seen: int) -> Fault | None:
-    """Say what is wrong where a site asks for more GPUs than it sees: it would take far longer without them."""
-    if file.gpus == 1 or (file.device != "cpu" and file.gpus <= seen):
+def gpus_lacking(file: SiteFile, visible: int) -> Fault | None:
+    """Return the fault of a site that asks for more GPUs than it sees: without them it would take far longer."""
+    if file.gpus == 1 or (file.device != "cpu" and file.gpus <= visible):
         return None
     if file.device == "cpu":
         return Fault(f"{FILE}: gpus", f'is {file.gpus}, but device is "cpu".', "Leave one of the two out.")
-    problem = f"is {file.gpus}, but {describe_gpus(seen)}"
-    return Fault(f"{FILE}: gpus", problem, f"Set {seen}." if seen > 1 else "Leave it out.")
+    problem = f"is {file.gpus}, but {describe_gpus(visible)}"
+    return Fault(f"{FILE}: gpus", problem, f"Set {visible}." if visible > 1 else "Leave it out.")
 
 
 def data_faults_of(settings: Settings) -> list[Fault]:
-    """List what is wrong with the data of a site, without reading its pictures."""
+    """List the faults of a site's data, without reading its pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(settings.file.data, settings.folder)
     ]
@@ -86,45 +86,42 @@ def device_of(settings: Settings) -> str:
 
 
 def _hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[str, Any]:
-    """Find what stays hidden, by part, from all columns of the data."""
+    """Find the hidden classes and images of each part from all columns of the data."""
     canonical = dict(zip(declaration.names, declaration.canonical, strict=True))
-    parts = {part: getattr(splits, part) for part in ("train", "validation", "test")}
-    found = {part: hidden_classes(images, smallest) for part, images in parts.items()}
-    return {
-        "hidden": {
-            part: frozenset(canonical[name] for name in names if name in canonical) for part, names in found.items()
-        },
-        "unsaid": {part: showing_hidden_alone(images, found[part], smallest) for part, images in parts.items()},
-    }
+    hidden, unsaid = {}, {}
+    for part in PARTS:
+        images: ImageSet = getattr(splits, part)
+        classes = hidden_classes(images, smallest)
+        hidden[part] = frozenset(canonical[name] for name in classes if name in canonical)
+        unsaid[part] = showing_hidden_alone(images, classes, smallest)
+    return {"hidden": hidden, "unsaid": unsaid}
 
 
-def declaration_of(settings: Settings, known: tuple[str, ...]) -> Declaration:
+def declaration_of(settings: Settings, classes: tuple[str, ...]) -> Declaration:
     """Declare the site's labels.
 
     Args:
-        known: Classes of its data.
+        classes: Classes of its data.
 
     Raises:
         BadInput: With every fault.
     """
-    names = settings.labels or known
-    stop_on(_label_faults(names, known))
+    names = settings.labels or classes
+    stop_on(
+        [
+            Fault(
+                f"{FILE}: data.annotates",
+                f'"{name}" is not a class of the data. Classes: {quoted(classes)}.',
+                did_you_mean(name, classes),
+                cause="column",
+            )
+            for name in names
+            if name not in classes
+        ]
+    )
     declaration = Declaration(settings.file.name, names, settings.synonyms)
-    merge_declarations([declaration])  # for the faults of the one
+    merge_declarations([declaration])  # raises the faults of a single declaration
     return declaration
-
-
-def _label_faults(names: tuple[str, ...], known: tuple[str, ...]) -> list[Fault]:
-    return [
-        Fault(
-            f"{FILE}: data.annotates",
-            f'"{name}" is not a class of the data. Classes: {quoted(known)}.',
-            did_you_mean(name, known),
-            cause="column",
-        )
-        for name in names
-        if name not in known
-    ]
 
 
 def _canonical(images: ImageSet, declaration: Declaration) -> ImageSet:

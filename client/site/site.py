@@ -1,4 +1,4 @@
-"""A hospital as its own program sees it: name, labels, images, disk, device."""
+"""A hospital as its own program knows it: name, labels, images, policy, disk and device."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,26 +32,26 @@ from strategies.privacy.secure_aggregation.site import Identity
 
 @dataclass(frozen=True)
 class Site:
-    """One site.
+    """One hospital, or one simulated site.
 
     Attributes:
-        declaration: Its name and labels.
-        train, validation, test: Its images; label columns are its canonical class names in its own order.
-        folder: Where it keeps its memory and its own models.
+        declaration: Name and labels.
+        train, validation, test: Images; label columns are the site's canonical class names in its own order.
+        folder: Folder of the site's memory and own models.
         device: ``cpu`` or ``cuda``.
         gpus: How many GPUs each batch is split across, where the device is ``cuda``.
-        policy: What else may leave.
-        identity: The key that it is admitted with; None in simulation.
+        policy: Rules of what the site takes part in and what may leave it.
+        identity: The key that the site is admitted with; None in simulation.
         durable: Flush memory to disk; off in simulation, where a crash ends the sites with everything else.
-        hidden: By part, the classes of which nothing is told, where the data know more classes than the site annotates;
-            see :mod:`client.site.disclosure`.
-        unsaid: By part and from the same data, the images ``(n,)`` of which no label may be known in what leaves.
-        simulated: In a simulation noise comes from the run's seeds, which a hospital's must not, for others know them;
-            failures show; and figures leave of models of which parts stay at the site, also under masks and noise.
-        tell: Prints one line for the person who looks after it.
-        frozen_folder: Where frozen parts of models lie; in its own folder where None. Simulated sites share one.
-        weights_folder: Where the hospital puts weights files; none are looked for where None.
-        arithmetic: What a plan that asks for the fastest arithmetic gets; measured here where None.
+        hidden: By part, the hidden classes, where the data has more classes than the site annotates; see
+            :mod:`client.site.disclosure`.
+        unsaid: By part, a mask ``(n,)`` of the images whose labels nothing that leaves may rest on.
+        simulated: True in a simulation: noise comes from the run's seeds, which would be known to others at a hospital;
+            failures are raised; and figures leave of models with local parts, also under masks and noise.
+        tell: Prints one line for the person who looks after the site.
+        frozen_folder: Folder of frozen parts of models; None for one in the site's folder. Simulated sites share one.
+        weights_folder: Folder of the hospital's weights files; None for no such folder.
+        arithmetic: Arithmetic for plans that ask for the fastest; None to measure it here.
     """
 
     declaration: Declaration
@@ -78,15 +78,15 @@ class Site:
         return self.simulated and self.policy == UNLIMITED and not self.hidden
 
     def in_its_arithmetic(self, plan: Plan) -> Plan:
-        """Return the plan with the arithmetic that it leaves to the site."""
+        """Return the plan with its arithmetic set, where the plan leaves the choice to the site."""
         return in_arithmetic(plan, self.arithmetic_for(plan))
 
     def computes_as(self, plan: Plan) -> str:
-        """Describe how a round of this plan is computed here, for the coordinator."""
+        """Describe the arithmetic of a round and the number of GPUs, for the coordinator."""
         return f"{self.arithmetic_for(plan)}{f', {self.gpus} GPUs' if self.gpus > 1 else ''}"
 
     def arithmetic_for(self, plan: Plan) -> Arithmetic:
-        """Return how a round of this plan is computed here."""
+        """Return the arithmetic for a round of this plan."""
         if self.arithmetic is not None and plan.training.precision == "fastest":
             return self.arithmetic
         return chosen(plan, self.device, self.folder, durable=self.durable)
@@ -98,12 +98,12 @@ class Site:
 
     @cached_property
     def reported_train(self) -> ImageSet:
-        """The training images that are counted in reports: those that an update is made of without masks.
+        """The training images that are counted in reports: those that an update without masks is made of.
 
-        An update can say how many that are. A site that counted all of them would say with it how many it left out.
+        An update can disclose their number. A site that counted all images would disclose how many it left out.
         """
-        kept = self.kept_rows(self._bare_labels("train", "multi_label"))
-        return self.train if kept is None else self.train.rows(kept)
+        rows = self.kept_rows(self._bare_labels("train", "multi_label"))
+        return self.train if rows is None else self.train.rows(rows)
 
     @cached_property
     def frozen_parts(self) -> FrozenParts:
@@ -111,7 +111,7 @@ class Site:
         return FrozenParts(self.frozen_folder or self.folder / "frozen", self.weights_folder, durable=self.durable)
 
     def hides(self, part: str) -> frozenset[str]:
-        """Return the classes of which nothing is reported, of one part of the data."""
+        """Return the hidden classes of one part of the data: no count and no figure of them is reported."""
         if part not in self._hidden:
             images: ImageSet = getattr(self, part)
             own = frozenset(images.class_names)
@@ -121,40 +121,40 @@ class Site:
         return self._hidden[part]
 
     def unsaid_images(self, part: str) -> Few:
-        """Return the images ``(n,)`` of one part that no label may be known of in what leaves."""
+        """Return a mask ``(n,)`` of the images of one part whose labels nothing that leaves may rest on."""
         smallest, images = self.policy.smallest_count, getattr(self, part)
         return self.unsaid[part] if part in self.unsaid else showing_hidden_alone(images, self.hides(part), smallest)
 
     def trained_on(self, part: str, plan: Plan) -> ImageSet:
         """Return the images of one part, with the labels that a run trains on and chooses epochs by.
 
-        An update that no noise covers shows what hidden classes' labels did to it, so it is made without them. Noise of
-        the plan alone covers nothing, it may be none: the policy has to set a budget. Nor do masks: of a sum of few
-        sites one can work out what some numbers of each were, where training makes these numbers one of a few.
+        An update without noise discloses the effect of hidden classes' labels, so it is made without them. Noise that
+        only the plan sets may be none, so the policy has to set a budget. Masks do not cover the labels either: from a
+        sum of few sites the numbers of each can be worked out where training allows only a few values of them.
         """
         images: ImageSet = getattr(self, part)
         return images if self.policy.epsilon is not None else self._bare_labels(part, plan.model.task)
 
     def _bare_labels(self, part: str, task: Task) -> ImageSet:
-        """Return the images of one part with the labels that a model trains on without noise."""
+        """Return the images of one part with the labels that a model without noise is trained on."""
         images: ImageSet = getattr(self, part)
         return images if self.policy.train_hidden_classes else self.without_hidden(part, task)
 
     def without_hidden(self, part: str, task: Task) -> ImageSet:
-        """Return the images of one part with the labels that figures which leave may rest on."""
+        """Return the images of one part without the labels of hidden classes, for figures that leave."""
         images: ImageSet = getattr(self, part)
         if not self.hides(part):
             return images
         return without_labels(images, self.hides(part), self.unsaid_images(part), task)
 
     def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
-        """Return the rows of training images that a run sees; None for all.
+        """Return the rows of the training images that a run uses; None for all.
 
-        A training image that lost all its labels for what it shows is left out: what a method does with unlabelled
-        images would say that it is one of them. Where none would be left, all stay.
+        An image all of whose labels were removed because of the classes that it shows is left out: the effect of an
+        unlabelled image would disclose that it is one of these. Where no image would be left, all stay.
 
         Args:
-            labelled: Of :meth:`trained_on`.
+            labelled: The result of :meth:`trained_on`.
         """
         if labelled is self.train:
             return None
@@ -162,16 +162,16 @@ class Site:
         return np.flatnonzero(~emptied) if emptied.any() and not emptied.all() else None
 
     def refuse_few(self) -> None:
-        """Raise if the site as a whole is too small to take part: its update is about all of its patients.
+        """Refuse to take part where the whole site has fewer patients than the policy's threshold.
 
         Raises:
-            BadInput: Naming the threshold, not the number.
+            BadInput: If so; it names the threshold, not the number of patients.
         """
         if not self.reports("train"):
             raise too_few_patients(self.policy)
 
     def reports(self, part: str) -> bool:
-        """Check whether anything is reported about one part of its data as a whole: not if it is of few patients."""
+        """Return True if figures of one whole part of the data are reported: not if it is of few patients."""
         if part not in self._reports:
             self._reports[part] = may_report(getattr(self, part), self.policy)
         return self._reports[part]
@@ -185,14 +185,14 @@ class Site:
         return {}
 
     def for_itself(self, folder: Path, plan: Plan, *, figures_leave: bool) -> "Site":
-        """Return this site for the comparison with training alone: the same images, no class is hidden from itself.
+        """Return a site with the same images and no hidden class, for the comparison with training alone.
 
-        It trains on the labels that the run trains on, and chooses by the same figures.
+        The new site trains on the labels that the run trains on, and chooses by the same figures.
 
         Args:
-            folder: Where that work keeps its memory and its models.
-            figures_leave: Whether figures of these models may leave. Nothing covers them, so they are then
-                trained without labels of hidden classes, also where noise or masks cover the run's update.
+            folder: Folder for the memory and the models of that training.
+            figures_leave: True where figures of these models may leave. Noise and masks do not cover them, so the
+                models are then trained without labels of hidden classes.
         """
         task = plan.model.task
         train, validation = (
@@ -214,7 +214,7 @@ class Site:
         return inner
 
     def memory(self, run: str) -> MemoryFolder:
-        """Return the folder of what it remembers of a run."""
+        """Return the site's memory of a run."""
         return MemoryFolder(self.folder / "memory" / run, durable=self.durable)
 
     @property
@@ -223,7 +223,7 @@ class Site:
 
     @cached_property
     def in_memory(self) -> dict[str, Any]:
-        """The results that this process computed of the site's images, as long as it has them."""
+        """Results computed from the site's images, kept in this process."""
         return {}
 
     def pixels(self, part: str) -> Pixels:

@@ -1,7 +1,8 @@
-"""What a site has stated to each run, on its disk: the count of replies that were taken, and the requests that it saw.
+"""Signed statements of a site, and its records of each run: accepted replies by number, and requests by nonce.
 
-The count goes into every statement that the site signs, so that a reply that the coordinator took and then withheld
-leaves a gap in the run's receipt. A request that was seen is not answered a second time under another message's name.
+The number of accepted replies is part of every statement that the site signs, so that a reply that the coordinator
+accepted and then withheld leaves a gap in the run's receipt. A repeated request is not answered a second time under
+another message's name.
 """
 
 import json
@@ -17,7 +18,6 @@ from common.security.identity import fingerprint, public_line
 from common.security.signatures import (
     CHAINED,
     ReplyStatement,
-    RequestStatement,
     SignatureFault,
     record_context,
     refuse_another_record,
@@ -33,16 +33,16 @@ RUNS_KEPT = 64
 
 
 class OtherName(SignatureFault):
-    """The coordinator has admitted this site's key under another name than the site uses."""
+    """The coordinator knows this site's key under another name than the site uses."""
 
 
 @dataclass(frozen=True)
 class AcceptedReplies:
-    """The replies to one run that the coordinator took.
+    """The replies to one run that the coordinator accepted.
 
     Attributes:
-        count: How many.
-        message: The message that the last one answered; empty where there is none.
+        count: Number of replies.
+        message: The message that the last reply answered; empty before the first.
     """
 
     count: int = 0
@@ -83,8 +83,8 @@ class Statements:
         )
         return sign(content, statement, self._key)
 
-    def was_taken(self, content: RecordDict, message: str) -> None:
-        """Count a reply that the coordinator took."""
+    def count_accepted(self, content: RecordDict, message: str) -> None:
+        """Count a reply that the coordinator accepted."""
         run, _, record = record_context(content)
         last = accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
@@ -94,14 +94,15 @@ class Statements:
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
     def accept(self, content: RecordDict, message: str) -> None:
-        """Take note of a request, if the coordinator signed it for this site.
+        """Check and note a request that the coordinator signed for this site.
 
         Args:
             message: The name of the message that it came by.
 
         Raises:
-            SignatureFault: If the coordinator did not, or for another site, or the request came by another message.
-            OtherName: If it signed it for this site's key and another name.
+            SignatureFault: If the coordinator did not sign it, signed it for another site, or sent it before by another
+                message.
+            OtherName: If the coordinator signed it for this site's key and another name.
         """
         signed, certificate = signature_of(content)
         statement = verified_request(signed, certificate, self._authority)
@@ -112,16 +113,15 @@ class Statements:
         if (statement.run, statement.round, statement.record) != record_context(content):
             raise SignatureFault("its statement names another run, round or record")
         refuse_another_record(statement, content)
-        self._refuse_repeated(statement, message)
-
-    def _refuse_repeated(self, statement: RequestStatement, message: str) -> None:
         folder = self._state / REQUESTS
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{statement.run}.txt"
         if not path.exists():
-            _forget_old(folder)
-        seen = dict(line.split() for line in path.read_text(encoding="ascii").splitlines()) if path.exists() else {}
-        first = seen.get(statement.nonce)
+            newest_last = sorted(folder.glob("*.txt"), key=lambda path: path.stat().st_mtime)
+            for old in newest_last[: -RUNS_KEPT + 1]:
+                old.unlink()
+        lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+        first = dict(line.split() for line in lines).get(statement.nonce)
         if first not in (None, message):
             raise SignatureFault("it came before, by another message")
         if first is None:
@@ -130,7 +130,7 @@ class Statements:
 
 
 def accepted_replies(state: Path, run: str) -> AcceptedReplies:
-    """Return the replies of this site to a run that the coordinator took."""
+    """Return the replies of this site to a run that the coordinator accepted."""
     entry = _runs(state).get(run)
     return AcceptedReplies(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplies()
 
@@ -141,10 +141,3 @@ def _runs(state: Path) -> dict[str, dict[str, Any]]:
         return runs
     except (OSError, ValueError):
         return {}
-
-
-def _forget_old(folder: Path) -> None:
-    """Keep the requests of the newest runs only."""
-    paths = sorted(folder.glob("*.txt"), key=lambda path: path.stat().st_mtime)
-    for path in paths[: -RUNS_KEPT + 1]:
-        path.unlink()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from client.gate.policy_rules import RequestedWork, of_reply
+from client.gate.policy_rules import RequestedWork, reply_verdict
 from client.site.site import Site
 from client.training.figures import histograms_of_sum
 from client.training.task import Evaluate, LocalTask, RoundLayer
@@ -128,7 +128,7 @@ class SecureAggregation(RoundLayer):
         site, plan, method = self.site, self.plan, self.method
         self.masks.forget(site)
         reply = replace(answer(request), seconds=0.0)
-        verdict = of_reply(site.policy, RequestedWork(plan, method, request.round), reply)
+        verdict = reply_verdict(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = shares_of(plan, method)

@@ -1,7 +1,7 @@
-"""What a person may get wrong, what may be damaged on its way or on a disk, and the whole message each time.
+"""Mistakes of people, files damaged on their way or on a disk, and the whole message of each.
 
-A kind is a module of this folder with ``CASES``; its messages stand in ``said/KIND.toml`` under the same names, with
-``{folder}`` for the folder that a case is made in. Reading these files is reading all that we say to people.
+A kind is a module of this folder with ``CASES``; its messages stand in ``messages/KIND.toml`` under the same names,
+with ``{folder}`` for the folder of a case. These files hold all messages to people.
 """
 
 import re
@@ -16,9 +16,9 @@ from strategies.registry import STRATEGIES
 from tests.network.real import flwr_client, flwr_server, flwr_sim
 from tests.server.commands import Ended
 
-__all__ = ["Case", "Ended", "changed", "client", "expected", "server", "simulation", "told"]
+__all__ = ["Case", "Ended", "changed", "client", "expected", "message", "server", "simulation"]
 
-SAID = Path(__file__).parent / "said"
+MESSAGES = Path(__file__).parent / "messages"
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Case:
 
 def expected(kind: str) -> Mapping[str, str]:
     """The messages of a kind by the names of its cases."""
-    messages: dict[str, str] = tomllib.loads((SAID / f"{kind}.toml").read_text(encoding="utf-8"))
+    messages: dict[str, str] = tomllib.loads((MESSAGES / f"{kind}.toml").read_text(encoding="utf-8"))
     return messages
 
 
-def told(ended: Ended, folder: Path) -> str:
-    """The message without what changes from one machine and one test to the next."""
-    said = ended.err.replace(str(folder), "{folder}").strip()
-    said = said.replace(quoted(STRATEGIES, limit=len(STRATEGIES)), "{methods}")
-    said = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:{port}", said)
-    said = re.sub(r"\b[0-9a-f]{64}\b", "{sha256}", said)
-    said = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "{date}", said)
-    return re.sub(r"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d  ", "", said)
+def message(ended: Ended, folder: Path) -> str:
+    """Return the message without the parts that differ between machines and tests."""
+    text = ended.err.replace(str(folder), "{folder}").strip()
+    text = text.replace(quoted(STRATEGIES, limit=len(STRATEGIES)), "{methods}")
+    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:{port}", text)
+    text = re.sub(r"\b[0-9a-f]{64}\b", "{sha256}", text)
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "{date}", text)
+    return re.sub(r"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d  ", "", text)
 
 
 def changed(text: str, *changes: tuple[str, str]) -> str:

@@ -1,14 +1,36 @@
 """A run folder that was damaged, through ``flwr-sim run --resume``."""
 
+import atexit
+import functools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from tests.bad_input.catalogue import Case, Ended, simulation
-from tests.bad_input.finished_run import copied_to
+from tests.federations import DIGITS
 
+EXPERIMENT = DIGITS.replace("rounds = 2", "rounds = 1").replace("sites = 3", "sites = 2")
 STATE, FACTS = "checkpoints/round-000001.safetensors", "checkpoints/round-000001.json"
+
+
+@functools.lru_cache
+def finished_run() -> Path:
+    """Make a finished run of one round, once a process."""
+    folder = Path(mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "experiment.toml").write_text(EXPERIMENT, encoding="utf-8")
+    ended = simulation("run", folder / "experiment.toml", "--out", folder / "run")
+    assert ended.code == 0, ended.err
+    return folder
+
+
+def copied_to(folder: Path) -> Path:
+    """Copy ``experiment.toml`` and ``run/`` to ``folder``; return the latter."""
+    shutil.copytree(finished_run(), folder, dirs_exist_ok=True)
+    return folder / "run"
 
 
 def broken_off(change: Callable[[Path], object], *overrides: str) -> Callable[[Path], Ended]:

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from server.coordinator.authority import issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile, write_coordinator
 from tests.bad_input.catalogue import Case, Ended, client, server
-from tests.bad_input.keys import KEY, LINE, OTHER_LINE, kit_text, request_text
-from tests.bad_input.site_files import DATA, HEAD
+from tests.bad_input.site_files import DATA, HEAD, KEY, LINE, OTHER_LINE, kit_text, request_text
 from tests.client.handshakes import answers, listening, shows
 
 # ---------------------------------------------------------------------- at the coordinator
@@ -25,27 +24,29 @@ def coordinator_in(folder: Path, hosts: tuple[str, ...] = ("fl.example",)) -> Co
     return made
 
 
+def admit(folder: Path, text: str | bytes, name: str = "north") -> Ended:
+    (folder / f"{name}.request").write_bytes(text.encode() if isinstance(text, str) else text)
+    return server("admit", folder / "trial", folder / f"{name}.request", "--yes")
+
+
 def admitting(text: str | bytes) -> Callable[[Path], Ended]:
     def done(folder: Path) -> Ended:
         coordinator_in(folder / "trial")
-        (folder / "north.request").write_bytes(text.encode() if isinstance(text, str) else text)
-        ended = server("admit", folder / "trial", folder / "north.request", "--yes")
+        ended = admit(folder, text)
         assert not (folder / "trial" / "sites").exists()
         return ended
 
     return done
 
 
-def admitted_before(then: Callable[[Path], object], wanted: str) -> Callable[[Path], Ended]:
+def admitted_before(then: Callable[[Path], object], text: str) -> Callable[[Path], Ended]:
     """A request after another one was granted."""
 
     def done(folder: Path) -> Ended:
         coordinator_in(folder / "trial")
-        (folder / "first.request").write_text(request_text(), encoding="utf-8")
-        assert server("admit", folder / "trial", folder / "first.request", "--yes").code == 0
+        assert admit(folder, request_text(), "first").code == 0
         then(folder / "trial")
-        (folder / "second.request").write_text(wanted, encoding="utf-8")
-        return server("admit", folder / "trial", folder / "second.request", "--yes")
+        return admit(folder, text, "second")
 
     return done
 
@@ -74,9 +75,9 @@ def written(name: str, content: bytes) -> Callable[[Path], object]:
 
 def key_on_an_unknown_curve() -> bytes:
     """A key whose curve has another number than any that is known."""
-    known, unknown = bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d03017f")
+    standard, unknown = bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d03017f")
     body = "".join(key_of("ec").decode().splitlines()[1:-1])
-    changed = base64.b64encode(base64.b64decode(body).replace(known, unknown))
+    changed = base64.b64encode(base64.b64decode(body).replace(standard, unknown))
     return b"-----BEGIN PRIVATE KEY-----\n" + changed + b"\n-----END PRIVATE KEY-----\n"
 
 

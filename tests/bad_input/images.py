@@ -42,8 +42,8 @@ def dicom(syntax: str = ExplicitVRLittleEndian, pixels: bytes | None = bytes(16)
     meta.MediaStorageSOPInstanceUID = UID("1.2.3")
     meta.TransferSyntaxUID = UID(syntax)
     dataset = FileDataset("", {}, file_meta=meta, preamble=bytes(128))
-    told = {"Rows": 4, "Columns": 4, "BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "PixelRepresentation": 0}
-    for name, value in (told | {"SamplesPerPixel": 1, "PhotometricInterpretation": "MONOCHROME2"} | elements).items():
+    form = {"Rows": 4, "Columns": 4, "BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "PixelRepresentation": 0}
+    for name, value in (form | {"SamplesPerPixel": 1, "PhotometricInterpretation": "MONOCHROME2"} | elements).items():
         setattr(dataset, name, value)
     if pixels is not None:
         dataset.PixelData = pixels

@@ -10,8 +10,7 @@ import safetensors.numpy
 
 from common.models.zoo.spec import DESCRIPTION, TENSORS
 from tests.bad_input.catalogue import Case, Ended, simulation
-from tests.bad_input.checkpoints import file
-from tests.bad_input.finished_run import copied_to
+from tests.bad_input.checkpoints import copied_to, file
 
 
 def predicting(change: Callable[[Path], object]) -> Callable[[Path], Ended]:

@@ -1,11 +1,51 @@
 """site.toml, through ``flwr-client start``."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from client.site.site_file import TEMPLATE
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from client.site.site_file import site_toml
+from common.security.identity import public_line
+from common.system.toml import toml_text
+from server.coordinator.authority import make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
 from tests.bad_input.catalogue import Case, Ended, client
-from tests.bad_input.keys import KEY, kit_text
+
+# ---------------------------------------------------------------------- a key pair, a request and a kit, made once
+
+_PRIVATE = ec.derive_private_key(7, ec.SECP256R1())
+KEY = _PRIVATE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()).decode()
+LINE = public_line(_PRIVATE, "north")
+OTHER_LINE = public_line(ec.derive_private_key(8, ec.SECP256R1()), "south")
+
+
+@lru_cache
+def authority() -> str:
+    """PEM of an authority's certificate."""
+    with TemporaryDirectory() as folder:
+        made = Coordinator(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
+        make_authority(made)
+        return made.ca_certificate.read_text(encoding="ascii")
+
+
+def request_text(**other: str) -> str:
+    return _text({"site": "north", "public_key": LINE} | other)
+
+
+def kit_text(**other: str) -> str:
+    kit = {"coordinator": "trial", "address": "fl.example:9092", "site": "north", "public_key": LINE}
+    return _text(kit | {"ca_certificate": authority()} | other)
+
+
+def _text(fields: dict[str, str]) -> str:
+    return "".join(f"{key} = {toml_text(value)}\n" for key, value in fields.items())
+
+
+# ---------------------------------------------------------------------- site.toml
 
 HEAD = 'name = "north"\n'
 DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
@@ -29,7 +69,7 @@ CASES = (
     Case("no folder", lambda folder: client("start", folder / "nrth")),
     Case("a quote is missing", saying('name = "north\n' + DATA)),
     Case("a path with Windows' backslashes", saying(f'{HEAD}[data]\nkind = "npz"\npath = "D:\\scans\\a.npz"\n')),
-    Case("as init wrote it, nothing filled in", saying(TEMPLATE.format(name="north"))),
+    Case("as init wrote it, nothing filled in", saying(site_toml("north"))),
     Case("no name", saying(DATA)),
     Case("a name that leads elsewhere", saying(f'name = "../north"\n{DATA}')),
     Case("a name that is too long", saying(f'name = "{"n" * 201}"\n{DATA}')),

@@ -103,8 +103,8 @@ def without(name: str, record: Record = REPLY) -> Callable[[Path], Ended]:
 
 def trunk(**other: Any) -> Callable[[Path], Ended]:
     """A reply whose trunk is told of otherwise than it is."""
-    told = {"dtype": "float32", "shape": (2,), "stype": RAW, "data": ONES.tobytes()} | other
-    return arrays({"trunk": Array(**told)})
+    array = {"dtype": "float32", "shape": (2,), "stype": RAW, "data": ONES.tobytes()} | other
+    return arrays({"trunk": Array(**array)})
 
 
 def arrays(named: Mapping[str, Array]) -> Callable[[Path], Ended]:

@@ -40,16 +40,21 @@ def listening(handle: Handler, host: str = "127.0.0.1") -> Iterator[int]:
             thread.join()
 
 
-def shows(coordinator: Coordinator) -> Handler:
-    """TLS with a coordinator's certificate, until the caller hangs up."""
+def shows_certificate(chain: Path, key: Path) -> Handler:
+    """TLS with this certificate, until the caller hangs up."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(coordinator.authority / "server.crt", coordinator.authority / "server.key")
+    context.load_cert_chain(chain, key)
 
     def shake_hands(connection: socket.socket) -> None:
         with context.wrap_socket(connection, server_side=True) as tls:
             tls.recv(1)
 
     return shake_hands
+
+
+def shows(coordinator: Coordinator) -> Handler:
+    """TLS with a coordinator's certificate, until the caller hangs up."""
+    return shows_certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key")
 
 
 def answers(line: bytes) -> Handler:

@@ -49,7 +49,7 @@ def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bo
     Args:
         turned: The validation part and the test part are of other images, with the opposite labels.
     """
-    told = Policy(**{"smallest_count": FEW, "networks": ("*",), "train_hidden_classes": False, **policy})
+    own = Policy(**{"smallest_count": FEW, "networks": ("*",), "train_hidden_classes": False, **policy})
     parts = []
     for number, count in enumerate((len(labels), 16, 16)):
         other = turned and number > 0
@@ -58,17 +58,17 @@ def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bo
         parts.append(
             ImageSet(pixels.stored, 1 - shown if other else shown, tuple(classes), pixels.patients, pixels.sources)
         )
-    return Site(Declaration("site-1", tuple(classes)), *parts, folder, policy=told, durable=False)
+    return Site(Declaration("site-1", tuple(classes)), *parts, folder, policy=own, durable=False)
 
 
 def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:
     """What each reply says of training, and by how many images it weighs; validation figures are the meter's."""
-    found = []
+    replies = []
     for request in requests:
         message = asked(at, "train", encode(request))
         assert not message.has_error(), message.error.reason
         reply = decode(message.content, TrainReply)
         arrays = {**reply.update.named(), **reply.statistics}
-        found.append({name: array.tobytes() for name, array in arrays.items()})
-        found[-1] |= {"epochs": str(reply.epochs).encode(), "train_samples": str(reply.train_samples).encode()}
-    return found
+        replies.append({name: array.tobytes() for name, array in arrays.items()})
+        replies[-1] |= {"epochs": str(reply.epochs).encode(), "train_samples": str(reply.train_samples).encode()}
+    return replies

@@ -13,12 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.preview.attack.adversary import Adversary, Attempt, copy_with, drawn
-from client.preview.attack.counts import bypass_budget, from_digits, from_hash, from_head_rows, from_losses, from_trunk
+from client.preview.attack.adversary import Adversary, Attempt, copy_with, draw_images
+from client.preview.attack.counts import (
+    bypass_budget,
+    counts_from_digits,
+    counts_from_hash,
+    counts_from_head_rows,
+    counts_from_losses,
+    counts_from_trunk,
+)
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
-from client.preview.attack.images import imprinted
-from client.preview.attack.membership import by_gradient, by_likelihood
-from client.preview.attack.patients import failures, persons, sought
+from client.preview.attack.images import imprint_images
+from client.preview.attack.membership import likelihood_attack, matched_filter_attack
+from client.preview.attack.patients import pictures_to_place, place_by_failure, place_pictures
 from client.preview.attack.suite import ATTACKS, as_json, attempts, by_patient, write_page
 from client.preview.data_dictionary import SENT
 from client.preview.dry_run import experiment_of
@@ -47,16 +54,16 @@ def parts() -> tuple[ImageSet, ...]:
 
 def hospital(folder: Path, level: Level, **policy: Any) -> Site:
     train, validation, test = parts()
-    said = Policy.model_validate({"level": level, **policy})
-    return Site(Declaration("north", CLASSES), train, validation, test, folder, policy=said, durable=False)
+    own = Policy.model_validate({"level": level, **policy})
+    return Site(Declaration("north", CLASSES), train, validation, test, folder, policy=own, durable=False)
 
 
 def adversary(site: Site) -> Adversary:
     return Adversary(site, Path(tempfile.mkdtemp(dir=site.folder.parent)), plan_of(experiment_of(None, site)))
 
 
-def figures(found: Attempt) -> tuple[int, int]:
-    return found.recovered, found.of
+def figures(attempt: Attempt) -> tuple[int, int]:
+    return attempt.recovered, attempt.of
 
 
 # ---------------------------------------------------------------------- the contract
@@ -68,8 +75,8 @@ def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
         record.__name__: set(field_names(record)) for record in SENT
     }
     assert set(BY_STATISTIC) == set(statistics_sent())
-    for said in [*BY_STATISTIC.values(), *(by for fields in BY_FIELD.values() for by in fields.values())]:
-        assert set(said) <= set(ATTACKS) if isinstance(said, tuple) else len(said.split()) > 2
+    for covered in [*BY_STATISTIC.values(), *(by for fields in BY_FIELD.values() for by in fields.values())]:
+        assert set(covered) <= set(ATTACKS) if isinstance(covered, tuple) else len(covered.split()) > 2
 
 
 def test_each_attack_looks_at_some_field() -> None:
@@ -85,21 +92,21 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
     level: Level, least: int, most: int, tmp_path: Path
 ) -> None:
     site = hospital(tmp_path, level)
-    found = imprinted(adversary(copy_with(site, train=drawn(site.train, 12))), size=60)
-    assert found.of == 12
-    assert least <= found.recovered <= most
-    assert len(found.pictures) == found.recovered or found.recovered < 12
-    assert not found.response.refusals  # private takes part, with noise
+    attempt = imprint_images(adversary(copy_with(site, train=draw_images(site.train, 12))), size=60)
+    assert attempt.of == 12
+    assert least <= attempt.recovered <= most
+    assert len(attempt.pictures) == attempt.recovered or attempt.recovered < 12
+    assert not attempt.response.refusals  # private takes part, with noise
 
 
 def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> None:
     site = hospital(tmp_path, "masked")
-    found = imprinted(adversary(copy_with(site, train=drawn(site.train, 12))), size=60)
-    assert figures(found) == (0, 12)
-    assert "policy.masked_only" in found.response.refusals[0]
-    assert found.declined
-    assert "nothing was tried" in found.sentence
-    page = write_page(site, adversary(site).honest, [found], tmp_path / "page.html").read_text()
+    attempt = imprint_images(adversary(copy_with(site, train=draw_images(site.train, 12))), size=60)
+    assert figures(attempt) == (0, 12)
+    assert "policy.masked_only" in attempt.response.refusals[0]
+    assert attempt.declined
+    assert "nothing was tried" in attempt.sentence
+    page = write_page(site, adversary(site).honest, [attempt], tmp_path / "page.html").read_text()
     assert re.search(r"<td[^>]*>declined</td>", page)
 
 
@@ -108,40 +115,39 @@ def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> N
 
 def test_a_trusted_hospital_gives_away_every_count_that_it_hides(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted", label_counts=False)
-    assert figures(from_losses(adversary(site))) == (6, 6)
-    for attack in (from_head_rows, from_trunk, from_hash):
+    assert figures(counts_from_losses(adversary(site))) == (6, 6)
+    for attack in (counts_from_head_rows, counts_from_trunk, counts_from_hash):
         assert figures(attack(adversary(site))) == (3, 3)
 
 
 def test_an_update_without_labels_of_hidden_classes_holds_counts_of_large_classes_only(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted", label_counts=False, train_hidden_classes=False)
     few = replace(site, policy=site.policy.model_copy(update={"smallest_count": 45}))
-    for attack in (from_head_rows, from_trunk, from_hash):
+    for attack in (counts_from_head_rows, counts_from_trunk, counts_from_hash):
         assert figures(attack(adversary(few))) == (0, 3)
-    one = site.train.labels.copy()
-    one[8:, 0] = 0
-    some = replace(
-        site, train=replace(site.train, labels=one), policy=site.policy.model_copy(update={"smallest_count": 9})
-    )
+    labels = site.train.labels.copy()
+    labels[8:, 0] = 0
+    policy = site.policy.model_copy(update={"smallest_count": 9})
+    some = replace(site, train=replace(site.train, labels=labels), policy=policy)
     assert some.hides("train") == {CLASSES[0]}
-    for attack in (from_head_rows, from_trunk):
+    for attack in (counts_from_head_rows, counts_from_trunk):
         assert figures(attack(adversary(some))) == (2, 3)
 
 
 def test_a_private_hospital_tells_no_count(tmp_path: Path) -> None:
     site = hospital(tmp_path, "private")
-    assert figures(from_losses(adversary(site))) == (0, 6)
-    assert figures(from_hash(adversary(site))) == (0, 3)
+    assert figures(counts_from_losses(adversary(site))) == (0, 6)
+    assert figures(counts_from_hash(adversary(site))) == (0, 3)
     # Noise: a guess may be right, by chance some three of these 18.
-    assert sum(from_head_rows(adversary(site)).recovered for _ in range(6)) <= 10
+    assert sum(counts_from_head_rows(adversary(site)).recovered for _ in range(6)) <= 10
 
 
 def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) -> None:
     rounded = {"smallest_count": 10, "round_counts_to": 5}
-    found = from_digits(adversary(hospital(tmp_path / "trusted", "trusted", **rounded)))
-    assert found.of == 3
-    assert found.recovered >= 2
-    assert figures(from_digits(adversary(hospital(tmp_path / "private", "private", **rounded)))) == (0, 3)
+    attempt = counts_from_digits(adversary(hospital(tmp_path / "trusted", "trusted", **rounded)))
+    assert attempt.of == 3
+    assert attempt.recovered >= 2
+    assert figures(counts_from_digits(adversary(hospital(tmp_path / "private", "private", **rounded)))) == (0, 3)
 
 
 # ---------------------------------------------------------------------- members
@@ -153,16 +159,16 @@ def sought_by(attack: Callable[[Adversary, ImageSet, Adversary], Attempt], site:
     return attack(adversary(copy_with(site, train=members)), strangers, adversary(copy_with(site, train=others)))
 
 
-def auroc(found: Attempt) -> float:
+def auroc(attempt: Attempt) -> float:
     """Of members against strangers, 0 to 1."""
-    return float(found.notes[0].split()[1].rstrip(";"))
+    return float(attempt.notes[0].split()[1].rstrip(";"))
 
 
 def test_who_has_an_image_sees_its_part_in_an_update_of_one_step(tmp_path: Path) -> None:
-    found = sought_by(by_gradient, hospital(tmp_path, "trusted"))
-    assert figures(found) == (16, 16)
-    assert found.by_chance < 8
-    assert auroc(found) == 1
+    attempt = sought_by(matched_filter_attack, hospital(tmp_path, "trusted"))
+    assert figures(attempt) == (16, 16)
+    assert attempt.by_chance < 8
+    assert auroc(attempt) == 1
 
 
 def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None:
@@ -171,26 +177,29 @@ def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None
     labels = site.train.labels.copy()
     labels[4:, 2] = 0
     labels[(labels[:, :2] == 0).all(axis=1), 0] = 1  # images that show no told class are not trained on
-    assert figures(sought_by(by_gradient, replace(site, train=replace(site.train, labels=labels)))) == (16, 16)
+    assert figures(sought_by(matched_filter_attack, replace(site, train=replace(site.train, labels=labels)))) == (
+        16,
+        16,
+    )
 
 
 def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
     """An epsilon of 8 bounds it. In 18 tries the AUROC was 0.61 on average and moved by 0.12, so three are averaged."""
-    found = []
+    aurocs = []
     for name in "abc":
         (tmp_path / name).mkdir()
-        found.append(auroc(sought_by(by_gradient, hospital(tmp_path / name, "private"))))
-    assert np.mean(found) < 0.9
+        aurocs.append(auroc(sought_by(matched_filter_attack, hospital(tmp_path / name, "private"))))
+    assert np.mean(aurocs) < 0.9
 
 
 def test_shadow_models_tell_members_of_a_model_that_memorised_them(tmp_path: Path) -> None:
-    assert auroc(sought_by(by_likelihood, hospital(tmp_path, "trusted"))) > 0.7
+    assert auroc(sought_by(likelihood_attack, hospital(tmp_path, "trusted"))) > 0.7
 
 
 def test_a_hospital_with_few_patients_attacks_itself_too(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
     alone = replace(site, train=site.train.rows(np.arange(1)))
-    assert figures(sought_by(by_gradient, alone)) == (0, 1)
+    assert figures(sought_by(matched_filter_attack, alone)) == (0, 1)
 
 
 def test_members_and_strangers_are_other_patients() -> None:
@@ -199,9 +208,9 @@ def test_members_and_strangers_are_other_patients() -> None:
     sets = by_patient(few, 12)
     assert not set(sets[0].patients) & set(sets[1].patients)
     assert not (set(sets[0].patients) | set(sets[1].patients)) & set(sets[2].patients)
-    assert [len(set(one.patients)) for one in sets] == [5, 4, 4]
-    assert max(len(one) for one in sets) == 12
-    assert min(len(one) for one in sets) >= 4
+    assert [len(set(images.patients)) for images in sets] == [5, 4, 4]
+    assert max(map(len, sets)) == 12
+    assert min(map(len, sets)) >= 4
 
 
 # ---------------------------------------------------------------------- persons, and budgets
@@ -211,8 +220,10 @@ def placed(level: Level, folder: Path) -> Attempt:
     """Four pictures each of the training part, the test part and neither."""
     site = hospital(folder, level)
     train, strangers = site.train.rows(np.arange(20)), site.train.rows(np.arange(20, 24))
-    wanted = sought(strangers, site.validation, train=train.rows(np.arange(4)), test=site.test.rows(np.arange(4)))
-    return persons(adversary(copy_with(site, train=train)), wanted)
+    shown = pictures_to_place(
+        strangers, site.validation, train=train.rows(np.arange(4)), test=site.test.rows(np.arange(4))
+    )
+    return place_pictures(adversary(copy_with(site, train=train)), shown)
 
 
 @pytest.mark.parametrize(("level", "expected"), [("trusted", 12), ("masked", 0)])
@@ -232,22 +243,24 @@ def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: 
     few, others = np.arange(10), site.train.rows(np.arange(20, 48))
     parts = {part: getattr(site, part).rows(few) for part in ("train", "validation", "test")}
     pictures = {part: parts[part].rows(few[:2]) for part in ("validation", "test")}
-    found = failures(adversary(replace(site, **parts)), sought(others.rows(few[:2]), others, **pictures))
-    assert figures(found) == (expected, 4)
-    assert found.by_chance == 0
+    attempt = place_by_failure(
+        adversary(replace(site, **parts)), pictures_to_place(others.rows(few[:2]), others, **pictures)
+    )
+    assert figures(attempt) == (expected, 4)
+    assert attempt.by_chance == 0
 
 
 def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
-    found = bypass_budget(adversary(hospital(tmp_path, "private")))
-    assert figures(found) == (0, 1)
-    assert "policy.epsilon" in found.response.refusals[0]
+    attempt = bypass_budget(adversary(hospital(tmp_path, "private")))
+    assert figures(attempt) == (0, 1)
+    assert "policy.epsilon" in attempt.response.refusals[0]
 
 
 def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
     """A site that was opened from a folder knows of each image whether its labels may be known."""
     unsaid = np.arange(48) % 5 == 0
     site = replace(hospital(tmp_path, "masked"), unsaid={"train": unsaid})
-    chosen = drawn(drawn(site.train, 20), 9)
+    chosen = draw_images(draw_images(site.train, 20), 9)
     assert chosen.places is not None
     assert copy_with(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
     assert len(copy_with(site, train=site.test).unsaid["train"]) == 40  # of images from elsewhere by the site's rule
@@ -260,18 +273,18 @@ def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
 def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
     plan = plan_of(experiment_of(None, site))
-    found = list(attempts(site, plan))
-    assert {one.name for one in found} == set(ATTACKS)
-    page = write_page(site, plan, found, tmp_path / "attack.html")
+    results = list(attempts(site, plan))
+    assert {attempt.name for attempt in results} == set(ATTACKS)
+    page = write_page(site, plan, results, tmp_path / "attack.html")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
-    said = json.loads(json.dumps(as_json(site, plan, found)))
-    assert [one["name"] for one in said["attacks"]] == [one.name for one in found]
+    tree = json.loads(json.dumps(as_json(site, plan, results)))
+    assert [row["name"] for row in tree["attacks"]] == [attempt.name for attempt in results]
 
 
 def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was_recovered(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
-    found = Attempt("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
-    page = write_page(site, plan_of(experiment_of(None, site)), [found], tmp_path / "attack.html")
+    attempt = Attempt("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
+    page = write_page(site, plan_of(experiment_of(None, site)), [attempt], tmp_path / "attack.html")
     text = page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert (

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message
-from flwr.supercore.task_identity import TaskIdentity
 
 from client.benefit import home_training
 from client.benefit.compare import FIGURES, FOLDER, PAGE
@@ -23,11 +22,6 @@ from tests.client.gates import asked, log, trained
 from tests.client.rounds import beginning, evaluation, images, plan, site
 
 
-@pytest.fixture(autouse=True)
-def _flower_knows_where_it_is() -> None:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
-
-
 def asking(method: str = "surgical", **tables: Any) -> Plan:
     tree = plan(method, {}, batch_size=32).model_dump(mode="json")
     tree["run"]["rounds"] = 4
@@ -36,7 +30,7 @@ def asking(method: str = "surgical", **tables: Any) -> Plan:
     return Plan.model_validate({**tree, **tables})
 
 
-def wanted(of: Plan, epochs: int = 4, server_round: int = 4) -> BenefitRequest:
+def request(of: Plan, epochs: int = 4, server_round: int = 4) -> BenefitRequest:
     """The comparison of a model that moved a little from the one that the run began with."""
     first = beginning(of)
     later = replace(first, trunk=first.trunk + np.float32(1e-4))
@@ -45,7 +39,7 @@ def wanted(of: Plan, epochs: int = 4, server_round: int = 4) -> BenefitRequest:
 
 
 def compared(at: Site, of: Plan, **other: Any) -> Message:
-    return asked(at, "query.benefit", encode(wanted(of, **other)))
+    return asked(at, "query.benefit", encode(request(of, **other)))
 
 
 def reply(message: Message) -> BenefitReply:
@@ -58,15 +52,15 @@ def own_figures(at: Site) -> Any:
 
 
 def test_a_trusted_site_tells_what_its_own_page_says(tmp_path: Path) -> None:
-    at, said = site(tmp_path, smallest_count=0), list[str]()
-    told = reply(compared(replace(at, tell=said.append), asking()))
-    found = own_figures(at)
-    assert told.class_names == ("b", "a")
-    assert told.mean == pytest.approx([one["value"] for one in found["mean"].values()])
-    assert told.gain_low == pytest.approx([one["interval"][0] for one in found["gain"].values()])
+    at, lines = site(tmp_path, smallest_count=0), list[str]()
+    released = reply(compared(replace(at, tell=lines.append), asking()))
+    figures = own_figures(at)
+    assert released.class_names == ("b", "a")
+    assert released.mean == pytest.approx([place["value"] for place in figures["mean"].values()])
+    assert released.gain_low == pytest.approx([place["interval"][0] for place in figures["gain"].values()])
     page = (at.folder / FOLDER / PAGE).read_text(encoding="utf-8")
-    assert page.splitlines()[0] in said[-1]
-    assert f"{told.mean[0]:.3f}" in page
+    assert page.splitlines()[0] in lines[-1]
+    assert f"{released.mean[0]:.3f}" in page
     assert {path.name for path in (at.folder / FOLDER).iterdir()} >= {"model", "fine-tuned"}
 
 
@@ -123,12 +117,15 @@ def test_figures_of_a_class_of_few_patients_stay_and_the_others_are_exact(tmp_pa
     at = replace(site(tmp_path), test=test, train=replace(images(1, 40), patients=patients[:40]))
     of = asking()
     assert not trained(at, of).has_error()
-    told = reply(compared(at, of))
-    assert told.class_names == ("b",)
+    released = reply(compared(at, of))
+    assert released.class_names == ("b",)
     assert set(own_figures(at)["auroc"]["alone"]) == {"b", "a"}
     exact = [of_model["b"] for of_model in own_figures(at)["auroc"].values()]
-    assert [*told.auroc, *told.mean] == pytest.approx([*exact, *exact])
-    assert all(low <= mean <= high for low, mean, high in zip(told.mean_low, told.mean, told.mean_high, strict=True))
+    assert [*released.auroc, *released.mean] == pytest.approx([*exact, *exact])
+    assert all(
+        low <= mean <= high
+        for low, mean, high in zip(released.mean_low, released.mean, released.mean_high, strict=True)
+    )
 
 
 def test_the_model_at_home_of_a_run_that_tells_nothing_is_no_start_for_one_that_does(tmp_path: Path) -> None:
@@ -138,7 +135,7 @@ def test_the_model_at_home_of_a_run_that_tells_nothing_is_no_start_for_one_that_
     labels[:, 0] = np.nan
     without = replace(at, train=replace(at.train, labels=labels))
     beginning_at_home = Groups.of_model(beginning(asking()))
-    names = {home_training.HomeTraining(one, asking(), beginning_at_home)._name for one in (at, without)}
+    names = {home_training.HomeTraining(place, asking(), beginning_at_home)._run_name for place in (at, without)}
     assert len(names) == 2
 
 

@@ -45,32 +45,56 @@ def site(folder: Path, train: ImageSet, test: ImageSet | None = None, **policy: 
     return Site(Declaration("north", names), train, train, test or train, folder, policy=own, durable=False)
 
 
-def said(at: Site) -> RollCallAnswer:
-    return answer_roll_call(at, RollCall("run", plan("fedsld", {}).model_dump_json()))
+def answer(at: Site, method: str = "fedsld") -> RollCallAnswer:
+    return answer_roll_call(at, RollCall("run", plan(method, {}).model_dump_json()))
 
 
 # ---------------------------------------------------------------------- one answer
 
 
+NAN = float("nan")
+LABELS = np.array([[1] * 12 + [0] * 15 + [NAN] * 3, [1] * 4 + [0] * 26], np.float32).T.copy()
+
+
+@pytest.mark.parametrize(
+    ("method", "policy", "positives", "negatives"),
+    [
+        ("fedsld", {"label_counts": True, "smallest_count": 0}, (12, 4), (15, 26)),
+        ("fedsld", {"label_counts": True, "smallest_count": 5}, (12, UNKNOWN_COUNT), (15, UNKNOWN_COUNT)),
+        ("fedsld", {"level": "masked"}, (), ()),
+        ("fedsld", {"level": "private"}, (), ()),
+        ("surgical", {"label_counts": True, "smallest_count": 0}, (), ()),
+        ("fedmlp", {"label_counts": True, "smallest_count": 0}, (), ()),
+        ("fedavg", {"label_counts": True, "smallest_count": 0}, (), ()),
+    ],
+)
+def test_known_labels_are_counted_where_the_method_asks_the_policy_allows_and_patients_are_enough(
+    method: str, policy: dict[str, object], positives: tuple[int, ...], negatives: tuple[int, ...], tmp_path: Path
+) -> None:
+    at = replace(site(tmp_path, image_set(LABELS)), policy=Policy.model_validate(policy))
+    reply = answer(at, method)
+    assert (reply.positives, reply.negatives) == (positives, negatives)
+
+
 def test_patients_are_counted_and_not_their_images(tmp_path: Path) -> None:
     labels = np.array([[1.0]] * 30 + [[0.0]] * 30)
     nine_patients = [f"p{row % 9}" for row in range(30)] + [f"q{row}" for row in range(30)]
-    assert said(site(tmp_path, image_set(labels, nine_patients))).positives == (UNKNOWN_COUNT,)
+    assert answer(site(tmp_path, image_set(labels, nine_patients))).positives == (UNKNOWN_COUNT,)
     ten_patients = [f"p{row % 10}" for row in range(30)] + [f"q{row}" for row in range(30)]
-    assert said(site(tmp_path, image_set(labels, ten_patients))).positives == (30,)
+    assert answer(site(tmp_path, image_set(labels, ten_patients))).positives == (30,)
 
 
 def test_a_count_that_all_images_less_the_others_would_give_takes_another_class_with_it(tmp_path: Path) -> None:
-    came = said(site(tmp_path, image_set(one_class_an_image([20, 3, 30, 40])), train_hidden_classes=False))
-    assert came.positives == (UNKNOWN_COUNT, UNKNOWN_COUNT, 30, 40)
-    assert came.negatives == (UNKNOWN_COUNT, UNKNOWN_COUNT, 40, 30)  # the 23 images of hidden classes count nowhere
-    assert (came.train_samples, came.patients) == (70, 70)
+    reply = answer(site(tmp_path, image_set(one_class_an_image([20, 3, 30, 40])), train_hidden_classes=False))
+    assert reply.positives == (UNKNOWN_COUNT, UNKNOWN_COUNT, 30, 40)
+    assert reply.negatives == (UNKNOWN_COUNT, UNKNOWN_COUNT, 40, 30)  # the 23 images of hidden classes count nowhere
+    assert (reply.train_samples, reply.patients) == (70, 70)
 
 
 def test_where_classes_do_not_add_up_only_the_small_one_is_hidden(tmp_path: Path) -> None:
     labels = one_class_an_image([20, 3, 30, 40])
     labels[-10:, 0] = 1
-    assert said(site(tmp_path, image_set(labels))).positives == (30, UNKNOWN_COUNT, 30, 40)
+    assert answer(site(tmp_path, image_set(labels))).positives == (30, UNKNOWN_COUNT, 30, 40)
 
 
 @pytest.mark.parametrize("classes", [(1, 0, 1, 0), (0, 0, 0, 0)], ids=["two classes", "none"])
@@ -80,13 +104,13 @@ def test_a_few_images_that_show_another_number_of_classes_do_not_give_a_hidden_c
     """The counts would add up but for so few: a hidden count alone would lie within them."""
     labels = one_class_an_image([29, 3, 30, 40])
     labels[20:29] = classes
-    assert said(site(tmp_path, image_set(labels))).positives[:2] == (UNKNOWN_COUNT, UNKNOWN_COUNT)
+    assert answer(site(tmp_path, image_set(labels))).positives[:2] == (UNKNOWN_COUNT, UNKNOWN_COUNT)
 
 
 def test_few_patients_are_no_site(tmp_path: Path) -> None:
     labels = np.array([[1.0]] * 6 + [[0.0]] * 6)
     with pytest.raises(BadInput, match="fewer than 10 patients"):
-        said(site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)])))
+        answer(site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)])))
 
 
 def test_few_patients_answer_nothing_where_nobody_calls_the_roll(tmp_path: Path) -> None:
@@ -99,11 +123,11 @@ def test_few_patients_answer_nothing_where_nobody_calls_the_roll(tmp_path: Path)
         evaluate_round(at, evaluation(of, first, 1, 0, -1))
 
 
-def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_said(tmp_path: Path) -> None:
+def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_answer(tmp_path: Path) -> None:
     at = site(tmp_path, image_set(one_class_an_image([23, 24, 31])), round_counts_to=5)
-    came = said(at)
-    assert (came.train_samples, came.validation_samples, came.patients) == (75, 75, 75)
-    assert (came.positives, came.negatives) == ((20, 20, 30), (55, 50, 45))
+    reply = answer(at)
+    assert (reply.train_samples, reply.validation_samples, reply.patients) == (75, 75, 75)
+    assert (reply.positives, reply.negatives) == ((20, 20, 30), (55, 50, 45))
     of = plan("fedavg", {})
     assert train_round(at, request(of, beginning(of, NAMES[:3]))).train_samples == 75
 
@@ -111,7 +135,7 @@ def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_said(tmp_path: P
 def test_few_patients_of_a_part_leave_no_figure_of_it(tmp_path: Path) -> None:
     many, few = image_set(one_class_an_image([20, 20])), image_set(one_class_an_image([4, 5]))
     at = replace(site(tmp_path, many, few), validation=few)
-    assert said(at).validation_samples == UNKNOWN_COUNT
+    assert answer(at).validation_samples == UNKNOWN_COUNT
     of = plan("fedavg", {})
     reply = train_round(at, request(of, beginning(of, NAMES[:2])))
     assert (reply.validation_loss, reply.validation_auroc) == (None, None)
@@ -162,13 +186,13 @@ def test_a_statistic_that_rests_on_few_patients_is_not_told(method: str, tmp_pat
         )
         for m in (0, 10)
     ]
-    every, told = (reply.statistics for reply in replies)
-    assert set(every) == set(told)
+    every, released = (reply.statistics for reply in replies)
+    assert set(every) == set(released)
     positives_of_a = {"prototypes": (0, 1), "relations": (0,), "indicators": (0, 1)}  # of 4 patients
     for name, array in every.items():
         hidden = np.zeros(array.shape, np.bool_)
         hidden[positives_of_a.get(name, ...)] = name in positives_of_a
-        np.testing.assert_array_equal(told[name], np.where(hidden, np.nan, array))
+        np.testing.assert_array_equal(released[name], np.where(hidden, np.nan, array))
         assert not np.isnan(array[hidden]).any()
 
 
@@ -182,24 +206,24 @@ def test_every_method_that_tells_something_is_tested_here_or_tells_nothing(tmp_p
 # ---------------------------------------------------------------------- the attacker
 
 
-def seen(counts: Sequence[int], smallest: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+def visible(counts: Sequence[int], smallest: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """What an attacker gets of a table in which every image, of a patient of its own, shows one class."""
     hidden = hidden_classes(image_set(one_class_an_image(counts)), smallest)
-    told = tuple(-1 if NAMES[row] in hidden else count for row, count in enumerate(counts))
-    return (sum(counts), *told), tuple(NAMES[row] in hidden for row in range(len(counts)))
+    released = tuple(-1 if NAMES[row] in hidden else count for row, count in enumerate(counts))
+    return (sum(counts), *released), tuple(NAMES[row] in hidden for row in range(len(counts)))
 
 
-def interval(total: int, told: Sequence[int], cell: int) -> tuple[int, int]:
+def interval(total: int, released: Sequence[int], cell: int) -> tuple[int, int]:
     """The least and the most that a hidden cell can hold, given all that adds up."""
-    n = len(told)
-    low = np.array([0 if count < 0 else count for count in told])
-    high = np.array([total if count < 0 else count for count in told])
+    n = len(released)
+    low = np.array([0 if count < 0 else count for count in released])
+    high = np.array([total if count < 0 else count for count in released])
     adds_up = LinearConstraint(np.ones((1, n)), total, total)
     ends = []
     for sign in (1, -1):
-        found = milp(sign * np.eye(n)[cell], integrality=np.ones(n), bounds=Bounds(low, high), constraints=adds_up)
-        assert found.success
-        ends.append(round(sign * found.fun))
+        solution = milp(sign * np.eye(n)[cell], integrality=np.ones(n), bounds=Bounds(low, high), constraints=adds_up)
+        assert solution.success
+        ends.append(round(sign * solution.fun))
     return ends[0], ends[1]
 
 
@@ -209,9 +233,9 @@ tables = st.lists(st.integers(0, 25), min_size=2, max_size=4).filter(lambda coun
 @settings(max_examples=40, deadline=None)
 @given(tables)
 def test_no_sum_narrows_a_hidden_cell_to_less_than_every_small_count(counts: list[int]) -> None:
-    (total, *told), hidden = seen(counts, 10)
+    (total, *released), hidden = visible(counts, 10)
     for cell in np.flatnonzero(hidden).tolist():
-        least, most = interval(total, told, cell)
+        least, most = interval(total, released, cell)
         assert least <= 1
         assert most >= 9
 
@@ -227,7 +251,7 @@ def test_to_an_attacker_who_knows_the_rule_a_hidden_count_has_as_many_values_as_
     """Every table of three classes and this many images; the attacker tries all that would have looked the same."""
     smallest, looks_like = 3, dict[tuple[int, ...], list[tuple[int, ...]]]()
     for counts in compositions(total, 3):
-        looks_like.setdefault(seen(counts, smallest)[0], []).append(counts)
+        looks_like.setdefault(visible(counts, smallest)[0], []).append(counts)
     for view, alike in looks_like.items():
         for cell in range(3):
             values = {counts[cell] for counts in alike}
@@ -254,11 +278,11 @@ def _arrays(labels: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
 
 def test_runs_with_other_class_lists_tell_no_more_together_than_one(tmp_path: Path) -> None:
     """What is told of a class depends on the whole table, never on which classes a run has."""
-    told = dict[str, set[int]]()
+    released = dict[str, set[int]]()
     for count in range(1, 5):
         for annotates in itertools.combinations(NAMES, count):
-            came = said(open_site(read_settings(toml(tmp_path / "north", annotates))))
-            for name, positives in zip(came.class_names, came.positives, strict=True):
-                told.setdefault(name, set()).add(positives)
-    assert told == {"a": {UNKNOWN_COUNT}, "b": {14}, "c": {UNKNOWN_COUNT}, "d": {15}}
+            reply = answer(open_site(read_settings(toml(tmp_path / "north", annotates))))
+            for name, positives in zip(reply.class_names, reply.positives, strict=True):
+                released.setdefault(name, set()).add(positives)
+    assert released == {"a": {UNKNOWN_COUNT}, "b": {14}, "c": {UNKNOWN_COUNT}, "d": {15}}
     assert interval(45, [-1, 14, -1, 15], 2) == (0, 16)

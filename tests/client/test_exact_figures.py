@@ -18,7 +18,10 @@ def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, m
     file = experiment(tmp_path)
     test = whole_data(file.experiment, file.base).test
     scores = polyclinic.predict(tmp_path / "run", test.images)
-    tables = [summary["test"]["per_class"], *(one["per_class"] for one in summary["per_site"].values())]
+    tables = [
+        summary["test"]["per_class"],
+        *(site["per_class"] for site in summary["per_site"].values()),
+    ]
     assert [len(table) for table in tables] == [10, 5, 5, 4]
     for table in tables:
         for name, figures in table.items():

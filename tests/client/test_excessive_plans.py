@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from client import app as site_app
 from client.gate import plan_costs
 from client.gate.gate import DECLINED
 from client.gate.incoming_request import RUNS_KEPT, requested_work
-from client.gate.policy_rules import RequestedWork, of_request
+from client.gate.policy_rules import RequestedWork, request_verdict
 from client.site.memory import KEPT_RUNS
 from client.site.policy import Policy
 from client.site.site import Site
@@ -40,11 +39,6 @@ EXPERIMENTS = sorted(
 )
 ORDINARY = plan("surgical", {})
 HUGE = 10**9
-
-
-@pytest.fixture(autouse=True)
-def _flower_knows_where_it_is() -> None:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
 
 def changed(of: Plan, changes: Mapping[str, Any]) -> str:
@@ -206,10 +200,10 @@ def test_a_plan_that_was_never_announced_is_declined_with_every_request_too(name
 def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: Path) -> None:
     experiment = read_experiment(path, [f"scale={scale}"] if "[small]" in path.read_text(encoding="utf-8") else ())
     text = plan_of(experiment.experiment).model_dump_json()
-    found = requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
-    assert found is not None
-    as_large_as_any = replace(found, images=10**6, rows=100)
-    assert str(of_request(Policy(), as_large_as_any)) == "policy: ."
+    work = requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
+    assert work is not None
+    as_large_as_any = replace(work, images=10**6, rows=100)
+    assert str(request_verdict(Policy(), as_large_as_any)) == "policy: ."
 
 
 # ---------------------------------------------------------------------- one run, one plan
@@ -307,9 +301,9 @@ def test_work_on_a_run_ends_when_its_requests_together_took_too_long(
 ) -> None:
     at = replace(hospital(tmp_path, maximum_run_hours=0.3 / 3600), durable=True)
     slow(monkeypatch, 60)
-    said = [trained(at, ORDINARY).error.reason for _ in range(2)]
-    assert said[0].startswith("stopped its work: policy.maximum_run_hours: ")
-    assert said[1].startswith("declines: policy.maximum_run_hours: ")
+    first, second = (trained(at, ORDINARY).error.reason for _ in range(2))
+    assert first.startswith("stopped its work: policy.maximum_run_hours: ")
+    assert second.startswith("declines: policy.maximum_run_hours: ")
     assert trained_in(at, "another").error.reason.startswith("stopped its work")  # a new run has its own time
 
 
@@ -370,7 +364,9 @@ def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
     own = fit(FEDBN, reset_optimizer=True)
     assert plan_costs.disk_bytes(own, method_of(own), rows=2) == (1 + 2 * 3 + 1) * model
     at = Policy(maximum_disk_gb=5 * model / 1e9), Policy(maximum_disk_gb=4 * model / 1e9)
-    verdicts = [of_request(policy, RequestedWork(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at]
+    verdicts = [
+        request_verdict(policy, RequestedWork(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at
+    ]
     assert [verdict.rule for verdict in verdicts] == ["policy", "policy.maximum_disk_gb"]
 
 
@@ -383,7 +379,9 @@ def test_which_plans_are_too_large_says_no_more_of_the_number_of_images_than_the
     for size in range(16, 65):
         of = changed(ORDINARY, {"model.image_size": size, "training.batch_size": 4096})
         fields = {"plan": of, "wire.version": WIRE_VERSION}
-        found = [of_request(policy, work).allowed for at in (least, most) if (work := requested_work(fields, at))]
-        assert found[0] == found[1], size
-        verdicts += found
+        allowed = [
+            request_verdict(policy, work).allowed for at in (least, most) if (work := requested_work(fields, at))
+        ]
+        assert allowed[0] == allowed[1], size
+        verdicts += allowed
     assert {True, False} == set(verdicts)

@@ -20,17 +20,11 @@ from common.models.network import build
 from common.models.state import FrozenPart, ModelState, read_state
 from common.plugins import MODELS, PLUGIN, register_local, stamp_of
 from common.wire.codec import encode
-from common.wire.flower_objects import set_identity
 from common.wire.records import Groups, TrainRequest
 from tests.client.gates import asked, log
 from tests.client.rounds import OWN, beginning, plan, request, site
 
 SURGICAL = plan("surgical", {})
-
-
-@pytest.fixture(autouse=True)
-def _as_in_flower() -> None:
-    set_identity(1, 1)  # read by Message()
 
 
 def refusal(at: Site, content: TrainRequest) -> str:

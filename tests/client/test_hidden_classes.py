@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import label_counts
 from client.benefit.compare import FOLDER, compare
@@ -21,13 +20,10 @@ from tests.client.rounds import beginning, evaluation, plan, request
 
 CLASSES = ("a", "b", "c", "d")
 METHODS = sorted(
-    name for name, one in STRATEGIES.items() if one.site_class.multi_class and name not in ("individual", "centralised")
+    name
+    for name, item in STRATEGIES.items()
+    if item.site_class.multi_class and name not in ("individual", "centralised")
 )
-
-
-@pytest.fixture(autouse=True)
-def _flower_knows_where_it_is() -> None:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
 
 
 def requests(method: str, task: str = "multi_class", **tables: Any) -> list[TrainRequest]:
@@ -101,7 +97,7 @@ def test_an_update_is_that_of_a_hospital_without_the_images_that_show_hidden_cla
     at = hospital(tmp_path / "with", CLASSES, labels)
     hidden_there = {part: at.hides(part) for part in ("train", "validation", "test")}
     without = replace(at, train=at.train.rows(np.flatnonzero(~alone)), hidden=hidden_there, folder=tmp_path / "without")
-    assert {CLASSES.index(one) for one in hidden_there["train"]} == set(hidden)
+    assert {CLASSES.index(item) for item in hidden_there["train"]} == set(hidden)
     assert sent(at, requests(method, task)) == sent(without, requests(method, task))
 
 
@@ -119,12 +115,12 @@ def test_what_a_hospital_says_of_itself_counts_only_images_that_an_update_withou
     without = replace(at, train=at.train.rows(np.flatnonzero(~alone)), hidden=there)
     facts = [
         (
-            one.train_samples,
-            len(one.reported_train),
-            (label_counts(one, 1), label_counts(one, 0)),
-            sorted(set(one.reported_train.patients)),
+            item.train_samples,
+            len(item.reported_train),
+            (label_counts(item, 1), label_counts(item, 0)),
+            sorted(set(item.reported_train.patients)),
         )
-        for one in (at, without)
+        for item in (at, without)
     ]
     assert facts[0] == facts[1]
     assert facts[0][0] == (~alone).sum() < len(labels)
@@ -194,13 +190,13 @@ def test_they_are_trained_on_where_the_policy_makes_sure_of_noise(
 
 def test_known_limit_without_a_budget_one_patient_turns_on_all_labels_of_a_class(tmp_path: Path) -> None:
     """The docs say so: the noise of a plan does not cover whether a class is hidden."""
-    kept = {}
+    rows = {}
     for policy in ({}, {"epsilon": 8.0}):
         for shown in (FEW - 1, FEW):
             at = hospital(tmp_path / f"{shown}{len(policy)}", CLASSES, several_classes_an_image(4, shown), **policy)
             examples = prepare_task(at, requests("surgical", "multi_label", **NOISE)[0]).examples("train")
-            kept[bool(policy), shown] = int((~examples.labels[:, -2].isnan()).sum())
-    assert kept == {(False, FEW - 1): 0, (False, FEW): IMAGES, (True, FEW - 1): IMAGES, (True, FEW): IMAGES}
+            rows[bool(policy), shown] = int((~examples.labels[:, -2].isnan()).sum())
+    assert rows == {(False, FEW - 1): 0, (False, FEW): IMAGES, (True, FEW - 1): IMAGES, (True, FEW): IMAGES}
 
 
 def test_no_figure_that_leaves_depends_on_labels_of_hidden_classes_that_are_trained_on(tmp_path: Path) -> None:
@@ -212,9 +208,9 @@ def test_no_figure_that_leaves_depends_on_labels_of_hidden_classes_that_are_trai
         assert at.hides("validation") == at.hides("test") == {"c", "d"}
         replies.append(evaluate_round(at, evaluation(of, first, 1, 0, -1)))
         assert replies[-1].validation_loss
-    one, other = (
+    few, more = (
         (reply.validation_loss, reply.validation_auroc, reply.class_names, reply.auroc[:2], reply.validation_classes)
         for reply in replies
     )
-    assert one == other
+    assert few == more
     assert all(np.isnan(reply.auroc[2:]).all() for reply in replies)

@@ -13,7 +13,7 @@ from tests.federations import experiment
 from tests.third_parties import install
 
 
-def asked(folder: Path, *overrides: str) -> RequestedWork:
+def requested(folder: Path, *overrides: str) -> RequestedWork:
     file = experiment(folder, *overrides)
     return RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
 
@@ -23,89 +23,82 @@ def refusal(policy: Policy, work: RequestedWork, rule: str = "policy.networks") 
 
 
 def test_our_own_networks_need_no_permission(tmp_path: Path) -> None:
-    assert refusal(Policy(networks=()), asked(tmp_path)) == ""
+    assert refusal(Policy(networks=()), requested(tmp_path)) == ""
 
 
 @pytest.mark.parametrize(
     ("networks", "refused"), [(("timm:*",), ""), (("timm:vit_*",), "it does not have"), ((), "it")]
 )
 def test_a_pattern_allows_what_it_matches(networks: tuple[str, ...], refused: str, tmp_path: Path) -> None:
-    work = asked(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
+    work = requested(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
     assert refusal(Policy(networks=networks), work).startswith(refused)
     assert bool(refusal(Policy(networks=networks), work)) == bool(refused)
 
 
-def test_a_plug_in_is_declined_by_name_until_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+PLUGINS = pytest.mark.parametrize(
+    ("key", "name", "choice"),
+    [
+        ("networks", "stairs", "model.architecture=plugin:stairs"),
+        ("losses", "absolute", "training.loss=plugin:absolute"),
+    ],
+)
+
+
+@PLUGINS
+def test_a_plug_in_is_declined_by_name_until_it_is_listed(
+    key: str, name: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path / "site-packages", monkeypatch)
-    work = asked(tmp_path, "model.architecture=plugin:stairs")
-    assert refusal(Policy(), work) == 'it does not have "plugin:stairs"'
-    assert refusal(Policy(networks=("plugin:stairs",)), work) == ""
-    assert refusal(Policy.model_validate(WITHOUT_LIMITS), work) == ""
+    work, rule = requested(tmp_path, choice), f"policy.{key}"
+    assert refusal(Policy(), work, rule) == f'it does not have "plugin:{name}"'
+    for policy in (Policy.model_validate({key: [f"plugin:{name}"]}), Policy.model_validate(WITHOUT_LIMITS)):
+        assert refusal(policy, work, rule) == ""
 
 
-def test_a_changed_file_of_a_plug_in_is_declined_with_both_stamps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@PLUGINS
+def test_a_listed_plug_in_is_declined_without_its_stamp_and_with_other_files(
+    key: str, name: str, choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = install(tmp_path / "site-packages", monkeypatch)
-    work = asked(tmp_path, "model.architecture=plugin:stairs")
+    work, rule, listed = requested(tmp_path, choice), f"policy.{key}", Policy.model_validate({key: ["plugin:*"]})
     module.write_text(module.read_text() + "\n")
-    said = refusal(Policy(networks=("plugin:*",)), work)
-    assert said.count("stairs of stairs 1.0 (files ") == 2
-    assert said.startswith("the coordinator has ")
-
-
-def test_a_coordinator_that_leaves_the_stamp_out_is_declined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "site-packages", monkeypatch)
-    whole = asked(tmp_path, "model.architecture=plugin:stairs")
-    bare = RequestedWork(whole.plan.model_copy(update={"plugins": ()}), whole.method)
-    assert refusal(Policy(networks=("plugin:*",)), bare).startswith("the coordinator has none, this site ")
+    assert refusal(listed, work, rule).count(f"{name} of stairs 1.0 (files ") == 2
+    bare = RequestedWork(work.plan.model_copy(update={"plugins": ()}), work.method)
+    assert refusal(listed, bare, rule).startswith("the coordinator has none, this site ")
 
 
 def test_a_plug_in_that_is_not_installed_here_is_declined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as there:
         install(tmp_path / "site-packages", there)
-        work = asked(tmp_path, "model.architecture=plugin:stairs")
-    said = refusal(Policy(networks=("plugin:*",)), work)
-    assert said.startswith('it cannot be made here: plugin:stairs: no installed package has "stairs"')
+        work = requested(tmp_path, "model.architecture=plugin:stairs")
+    reason = refusal(Policy(networks=("plugin:*",)), work)
+    assert reason.startswith('it cannot be made here: plugin:stairs: no installed package has "stairs"')
 
 
 def test_a_network_that_nobody_has_is_declined_before_it_is_built(tmp_path: Path) -> None:
-    work = asked(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
+    work = requested(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
     tree = work.plan.model_dump()
     tree["model"]["architecture"] = "timm:resnet18_of_somebody"
-    said = refusal(Policy(), RequestedWork(Plan.model_validate(tree), work.method))
-    assert 'timm has no network "timm:resnet18_of_somebody"' in said
+    reason = refusal(Policy(), RequestedWork(Plan.model_validate(tree), work.method))
+    assert '"timm:resnet18_of_somebody"' in reason
 
 
 def test_the_limits_count_a_network_that_is_not_ours(tmp_path: Path) -> None:
-    work = asked(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
+    work = requested(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
     assert refusal(Policy(maximum_parameters=12_000_000), work, "policy.maximum_parameters") == ""
     assert "11,1" in refusal(Policy(maximum_parameters=11_000_000), work, "policy.maximum_parameters")
-
-
-def test_a_loss_of_a_plug_in_is_declined_until_it_is_listed_and_when_its_files_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = install(tmp_path / "site-packages", monkeypatch)
-    work = asked(tmp_path, "training.loss=plugin:absolute")
-    assert refusal(Policy(), work, "policy.losses") == 'it does not have "plugin:absolute"'
-    assert refusal(Policy(losses=("plugin:absolute",)), work, "policy.losses") == ""
-    assert refusal(Policy.model_validate(WITHOUT_LIMITS), work, "policy.losses") == ""
-    module.write_text(module.read_text() + "\n")
-    said = refusal(Policy(losses=("plugin:absolute",)), work, "policy.losses")
-    assert said.count("absolute of stairs 1.0 (files ") == 2
 
 
 def test_a_stamp_of_a_network_does_not_stand_for_a_loss_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path / "site-packages", monkeypatch)
-    work = asked(tmp_path, "training.loss=plugin:absolute")
-    stamps = tuple(one.model_copy(update={"group": MODELS}) for one in work.plan.plugins)
+    work = requested(tmp_path, "training.loss=plugin:absolute")
+    stamps = tuple(stamp.model_copy(update={"group": MODELS}) for stamp in work.plan.plugins)
     forged = RequestedWork(work.plan.model_copy(update={"plugins": stamps}), work.method)
     assert refusal(Policy(losses=("*",)), forged, "policy.losses").startswith("the coordinator has none, this site ")
 
 
 @pytest.mark.parametrize("loss", ["plain", "focal", "asymmetric"])
 def test_our_own_losses_need_no_permission(loss: str, tmp_path: Path) -> None:
-    assert refusal(Policy(), asked(tmp_path, f"training.loss={loss}"), "policy.losses") == ""
+    assert refusal(Policy(), requested(tmp_path, f"training.loss={loss}"), "policy.losses") == ""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message
-from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from client.site.policy import Level, Policy
@@ -26,11 +25,6 @@ from tests.client.rounds import beginning, evaluation, images, plan, request, si
 
 SOUGHT = 255
 """First pixel of the picture that the coordinator looks for; others have 0."""
-
-
-@pytest.fixture(autouse=True)
-def _flower_knows_where_it_is() -> None:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
 
 
 def failing(channels: int, image_size: int) -> nn.Module:
@@ -104,7 +98,7 @@ def test_no_figure_of_a_model_that_fails_on_one_picture_leaves_where_the_coordin
 
 def encoded(reply: EvaluateReply) -> dict[str, Any]:
     """The fields of a reply, arrays as bytes."""
-    return {name: one.tobytes() if isinstance(one, np.ndarray) else one for name, one in vars(reply).items()}
+    return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in vars(reply).items()}
 
 
 def test_a_trusted_hospital_answers_without_an_error_where_a_model_fails_on_one_test_image(tmp_path: Path) -> None:
@@ -126,23 +120,23 @@ def test_where_noise_covers_updates_nothing_says_what_a_part_that_stays_holds(tm
         reply = decode(trained(at, of, beginning(of)).content, TrainReply)
         after = judged(at, of, beginning(of), test=True)
         figures = [reply.train_loss, reply.validation_loss, after.validation_loss, *after.auroc]
-        assert len([one for one in figures if one is not None]) == (0 if tables else 5)
+        assert len([value for value in figures if value is not None]) == (0 if tables else 5)
         assert len(after.validation_classes) == (0 if tables else 2)
         hashes[name] = {before.model_sha256, after.model_sha256}
     assert (len(hashes["bare"]), len(hashes["covered"])) == (2, 1)
 
 
 def test_how_many_test_images_are_right_leaves_without_those_of_hidden_classes_alone(tmp_path: Path) -> None:
-    of, told = crafted(evaluation={"test_each_round": True}), []
+    of, counts = crafted(evaluation={"test_each_round": True}), []
     for smallest in (0, 3):
         at = hospital(tmp_path / str(smallest), "trusted", smallest_count=smallest)
         labels = np.eye(2, dtype=np.float32)[[0] * 14 + [1] * 2]
         patients = np.array([f"p{row}" for row in range(16)])
         at = replace(at, test=replace(at.test, labels=labels, patients=patients))
         reply = decode(trained(at, of, beginning(of)).content, TrainReply)
-        told.append(reply.test_images)
+        counts.append(reply.test_images)
         assert judged(at, of, beginning(of)).test_images == reply.test_images
-    assert told == [16, 0]  # both classes are hidden: fewer than three patients show the second
+    assert counts == [16, 0]  # both classes are hidden: fewer than three patients show the second
 
 
 def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_left_over(tmp_path: Path) -> None:

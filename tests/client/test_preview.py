@@ -30,8 +30,8 @@ def experiment(folder: Path, text: str) -> Experiment:
 
 
 def pictures(page: str) -> list[Image.Image]:
-    found = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
-    return [Image.open(io.BytesIO(base64.b64decode(one))) for one in found]
+    encoded = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    return [Image.open(io.BytesIO(base64.b64decode(text))) for text in encoded]
 
 
 def test_the_page_says_on_top_whom_it_is_for_and_only_its_owner_may_read_it(
@@ -62,9 +62,9 @@ def test_each_class_and_no_class_has_images_as_read_as_seen_and_as_changed(hospi
     ]
     shown = pictures(text)
     assert len(shown) == 3 * 2 * 4
-    read, seen, first, second = (np.asarray(picture) for picture in shown[:4])
-    assert (read.shape, seen.shape) == ((32, 32), (16, 16))
-    assert not np.array_equal(first, seen)
+    read, received, first, second = (np.asarray(picture) for picture in shown[:4])
+    assert (read.shape, received.shape) == ((32, 32), (16, 16))
+    assert not np.array_equal(first, received)
     assert not np.array_equal(first, second)
 
 
@@ -72,11 +72,11 @@ def test_what_was_read_is_the_file_and_what_the_network_sees_is_its_mean_over_pi
     hospital: Hospital, tmp_path: Path
 ) -> None:
     text = write_preview(hospital.folder, tmp_path / "page.html", experiment(tmp_path, DIGITS), each=1)
-    read, seen = pictures(text.read_text(encoding="utf-8"))[:2]
+    read, received = pictures(text.read_text(encoding="utf-8"))[:2]
     name = next(row["image"] for row in hospital.table if row["part"] == "train" and row[CLASSES[0]] == "1")
     file = np.asarray(Image.open(hospital.folder / "images" / name))
     assert np.array_equal(np.asarray(read), file)
-    halved = np.asarray(seen).astype(float)
+    halved = np.asarray(received).astype(float)
     assert abs(halved.mean() - file.mean()) < 1
 
 

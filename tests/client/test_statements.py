@@ -29,26 +29,14 @@ from common.security.signatures import (
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode, payload_bytes
 from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
-from server.coordinator.authority import (
-    certificate_builder,
-    issue_server_certificate,
-    make_authority,
-    signing_identity,
-    subject_name,
-)
-from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.coordinator.authority import certificate_builder, signing_identity, subject_name
+from server.coordinator.folder import Coordinator
 from tests.certificates import of_version_10
+from tests.client.handshakes import coordinator_in
 
 RUN, MESSAGE, OTHER_MESSAGE = "0123456789abcdef", "a" * 64, "b" * 64
 SITE_KEY, OTHER_KEY = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 NONCE = "c" * 32
-
-
-def coordinator_in(folder: Path) -> Coordinator:
-    made = Coordinator(folder, CoordinatorFile(name="trial", hosts=("fl.example",), port=9092))
-    make_authority(made)
-    issue_server_certificate(made)
-    return made
 
 
 @dataclass
@@ -129,13 +117,13 @@ def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Sta
 
 def numbers(statements: Statements, *messages: str) -> list[tuple[int, str]]:
     """Number and message before of the statements with which these messages would be answered, one after the other."""
-    found = []
+    pairs = []
     for message in messages:
         signed = statements.signed(answer(), message)
         statement = verified_reply(signature_of(signed)[0], public_line(SITE_KEY, ""))
-        found.append((statement.number, statement.before))
-        statements.was_taken(signed, message)
-    return found
+        pairs.append((statement.number, statement.before))
+        statements.count_accepted(signed, message)
+    return pairs
 
 
 def test_replies_that_were_taken_are_counted_from_1_and_each_names_the_one_before(statements: Statements) -> None:
@@ -148,14 +136,14 @@ def test_a_reply_that_was_not_taken_is_not_counted_and_one_that_is_told_twice_co
     statements.signed(answer(), MESSAGE)
     assert accepted_replies(tmp_path / "state", RUN).count == 0
     signed = statements.signed(answer(), MESSAGE)
-    statements.was_taken(signed, MESSAGE)
-    statements.was_taken(signed, MESSAGE)
+    statements.count_accepted(signed, MESSAGE)
+    statements.count_accepted(signed, MESSAGE)
     assert accepted_replies(tmp_path / "state", RUN).count == 1
 
 
 def test_each_run_is_counted_by_itself_and_the_newest_runs_are_kept(statements: Statements, tmp_path: Path) -> None:
     for number in range(RUNS_KEPT + 3):
-        statements.was_taken(answer(f"run{number}"), MESSAGE)
+        statements.count_accepted(answer(f"run{number}"), MESSAGE)
     counts = [accepted_replies(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
     assert counts == [0, 0, 0] + [1] * RUNS_KEPT
 
@@ -163,7 +151,7 @@ def test_each_run_is_counted_by_itself_and_the_newest_runs_are_kept(statements: 
 def test_records_that_are_no_part_of_a_round_are_signed_and_not_counted(statements: Statements, tmp_path: Path) -> None:
     signed = statements.signed(encode(RefusalNoted(RUN, "north")), MESSAGE)
     assert verified_reply(signature_of(signed)[0], public_line(SITE_KEY, "")).number == 0
-    statements.was_taken(signed, MESSAGE)
+    statements.count_accepted(signed, MESSAGE)
     assert accepted_replies(tmp_path / "state", RUN).count == 0
 
 
@@ -240,11 +228,11 @@ FORGED: list[tuple[Callable[[Side], RecordDict], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("forge", "said"), FORGED, ids=[said + str(n) for n, (_, said) in enumerate(FORGED)])
+@pytest.mark.parametrize(("forge", "reason"), FORGED, ids=[f"{reason}{n}" for n, (_, reason) in enumerate(FORGED)])
 def test_a_request_that_the_coordinator_did_not_sign_for_this_site_is_refused(
-    forge: Callable[[Side], RecordDict], said: str, side: Side, statements: Statements
+    forge: Callable[[Side], RecordDict], reason: str, side: Side, statements: Statements
 ) -> None:
-    with pytest.raises(SignatureFault, match=said):
+    with pytest.raises(SignatureFault, match=reason):
         statements.accept(forge(side), MESSAGE)
 
 

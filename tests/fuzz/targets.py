@@ -61,8 +61,7 @@ from strategies.engine.state import FederationState, of_bytes, to_bytes
 from tests.bad_input.coordinator_files import GOOD
 from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded
-from tests.bad_input.keys import KEY, LINE, kit_text, request_text
-from tests.bad_input.site_files import DATA, HEAD
+from tests.bad_input.site_files import DATA, HEAD, KEY, LINE, kit_text, request_text
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.data.bombs import jpeg_2000, jpeg_ls, run_lengths
 from tests.common.data.damaged import nifti_files, valid_files

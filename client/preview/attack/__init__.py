@@ -1,1 +1,1 @@
-"""``flwr-client preview --attack``: the hospital attacks itself, as a coordinator could that sends what it likes."""
+"""``flwr-client preview --attack``: the hospital attacks itself as a malicious coordinator could."""

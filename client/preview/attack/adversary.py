@@ -90,7 +90,7 @@ class Attempt:
 
     @property
     def sentence(self) -> str:
-        """Say the result in one sentence."""
+        """The result in one sentence."""
         if not self.of:
             return f"Nothing to find: here are no {self.things}."
         if self.declined:
@@ -108,7 +108,7 @@ class Attempt:
 
     @property
     def succeeds(self) -> bool:
-        """True where the attack found more than guessing does: by two standard deviations of a count by chance."""
+        """True where the attack found more than guessing does by two standard deviations of a count by chance."""
         return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)
 
 
@@ -181,12 +181,12 @@ class Adversary:
         """Build the network of a plan for this site's classes."""
         return build(plan.model, self.rows, seed)
 
-    def trains(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
+    def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train from a model in round 1; None where it does not answer."""
         facts = self._facts(plan, model, run)
         return self._exchange("train", TrainRequest(**facts), TrainReply)
 
-    def judges(
+    def request_evaluation(
         self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
     ) -> EvaluateReply | None:
         """Have the site evaluate a model in round 1; None where it does not answer.
@@ -197,7 +197,7 @@ class Adversary:
         facts = {**self._facts(plan, model, run), "counted": counted}
         return self._exchange("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
 
-    def compares(self, plan: Plan, model: ModelState, run: str) -> BenefitReply | None:
+    def request_comparison(self, plan: Plan, model: ModelState, run: str) -> BenefitReply | None:
         """Have the site compare a model with one that it trains alone; None where it does not answer."""
         facts = self._facts(plan, model, run)
         return self._exchange("query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply)
@@ -231,7 +231,7 @@ class Adversary:
         return None
 
 
-def drawn(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
+def draw_images(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
     """Draw at most so many images at random; they keep their order."""
     rows = np.random.default_rng(seed).permutation(len(images))[:most]
     return images.rows(np.sort(rows))
@@ -278,7 +278,7 @@ class Layers(NamedTuple):
 
 
 def layers_of(network: SplitNetwork) -> Layers:
-    """Find the layers of a ``fedsld_cnn``."""
+    """Return the three layers of a ``fedsld_cnn`` network."""
     first, second, dense = (network.get_submodule(f"backbone.{place}") for place in (0, 3, 7))
     assert isinstance(first, nn.Conv2d)
     assert isinstance(second, nn.Conv2d)
@@ -295,7 +295,7 @@ def set_to_zero(network: nn.Module) -> None:
 
 @torch.no_grad()
 def pass_pixels_through(network: SplitNetwork) -> None:
-    """Set all to 0 but one number of each convolution, and the head: the dense layer then sees pixels from 0 to 1."""
+    """Make the convolutions pass an image's pixels, from 0 to 1, on to the dense layer; give the head small weights."""
     set_to_zero(network)
     layers, normalisation = layers_of(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0

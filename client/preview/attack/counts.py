@@ -57,7 +57,7 @@ def undisclosed_counts(at: Adversary, *parts: str) -> list[Count]:
 
 
 def constant(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
-    """Make a model of zeros that says the same of every image; with a row, that each shows the class of this row."""
+    """Make a model of zeros with one answer for all images; with ``row``, that each shows this row's class."""
     model = read_state(at.network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
@@ -66,7 +66,7 @@ def constant(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
     return model
 
 
-def from_losses(at: Adversary) -> Attempt:
+def counts_from_losses(at: Adversary) -> Attempt:
     """Ask for the loss of a model that is sure of one class, for each class and part."""
     plan, counts = at.plan("tiny_cnn", 16, STILL), undisclosed_counts(at, "train", "validation")
     return Attempt(
@@ -83,18 +83,18 @@ def from_losses(at: Adversary) -> Attempt:
 
 
 def _count_from_loss(at: Adversary, plan: Plan, count: Count) -> int | None:
-    """Return the count that a loss gives away.
+    """Work out a count from the loss of a model that is sure of one class.
 
     The attacker knows the classes that no validation figure is over: it could try how many they are.
     """
     model, rows = constant(at, plan, count.row), len(at.rows)
     loss, images = None, 0
     if count.part == "train":
-        if trained := at.trains(plan, model):
+        if trained := at.request_training(plan, model):
             loss, images = trained.train_loss, trained.train_samples
     else:
         rows -= len(at.site.hides("validation"))
-        if judged := at.judges(plan, model):
+        if judged := at.request_evaluation(plan, model):
             loss, images = judged.validation_loss, len(at.site.validation)
     if loss is None:
         return None
@@ -103,8 +103,8 @@ def _count_from_loss(at: Adversary, plan: Plan, count: Count) -> int | None:
     return round(images - (loss * rows - math.log(2) * (rows - 1)) * images / SURE)
 
 
-def from_digits(at: Adversary) -> Attempt:
-    """Find the pair of counts that the digits of scores allow, where counts are told rounded."""
+def counts_from_digits(at: Adversary) -> Attempt:
+    """Find exact counts from the digits of scores, where counts are reported rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     for seed in range(TESTS if step > 1 else 0):
         for name, allowed in _pairs_by_class(at, seed, step):
@@ -134,8 +134,8 @@ def _pairs_by_class(at: Adversary, seed: int, step: int) -> Iterator[tuple[str, 
     """
     plan, run = at.plan("tiny_cnn", 16, STILL), at.new_run()
     model = read_state(at.network(plan, seed))
-    at.trains(plan, model, run)
-    reply = at.judges(plan, model, run, test=True)
+    at.request_training(plan, model, run)
+    reply = at.request_evaluation(plan, model, run, test=True)
     for row, name in enumerate(reply.class_names if reply else ()):
         assert reply is not None
         positives, negatives, auroc = reply.positives[row], reply.negatives[row], reply.auroc[row]
@@ -155,10 +155,10 @@ def _is_whole(value: Fraction) -> bool:
 # ---------------------------------------------------------------------- out of updates
 
 
-def from_head_rows(at: Adversary) -> Attempt:
+def counts_from_head_rows(at: Adversary) -> Attempt:
     """Read the counts of training images off the change of the head's biases: one request for all classes."""
     plan = at.plan("tiny_cnn", 16, 1.0)
-    reply = at.trains(plan, constant(at, plan))
+    reply = at.request_training(plan, constant(at, plan))
     head = None if reply is None else reply.update.head
     return _attempt(
         "counts from head rows",
@@ -170,7 +170,7 @@ def from_head_rows(at: Adversary) -> Attempt:
     )
 
 
-def from_trunk(at: Adversary) -> Attempt:
+def counts_from_trunk(at: Adversary) -> Attempt:
     """Read the counts off the layer below the head, with one unit for each class that no other class's row looks at."""
     plan = at.plan("fedsld_cnn", 60, 1.0)
     network = at.network(plan)
@@ -179,7 +179,7 @@ def from_trunk(at: Adversary) -> Attempt:
         layers_of(network).dense.bias[: len(at.rows)] = 1
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # of every image each class is as likely as not
-    reply = at.trains(plan, read_state(network))
+    reply = at.request_training(plan, read_state(network))
     change = change_of(reply, layout_of(network).slices()[f"{DENSE}.bias"])
     return _attempt(
         "counts from the trunk",
@@ -192,8 +192,8 @@ def from_trunk(at: Adversary) -> Attempt:
     )
 
 
-def from_hash(at: Adversary) -> Attempt:
-    """Have a head trained that stays, and try which count gives the hash of the model that the site says it judged."""
+def counts_from_hash(at: Adversary) -> Attempt:
+    """Find the counts that reproduce the hash of a model with a local head, which the site reports."""
     counts = undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
     return _attempt(
         "counts from hashes",
@@ -220,8 +220,8 @@ def _count_from_hash(at: Adversary, row: int) -> int | None:
         network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
         network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
     model, run = read_state(network), at.new_run()
-    at.trains(plan, model, run)
-    reply = at.judges(plan, model, run, counted=1)
+    at.request_training(plan, model, run)
+    reply = at.request_evaluation(plan, model, run, counted=1)
     layout = layout_of(network)
     for count in range(images + 1) if reply else ():
         change = np.float32(STEP * (images / 2 - count))  # of one step
@@ -237,7 +237,7 @@ def _count_from_hash(at: Adversary, row: int) -> int | None:
 def _read_off(
     at: Adversary, plan: Plan, reply: TrainReply | None, change: NDArray[np.float32] | None
 ) -> tuple[int, list[Count]]:
-    """Return how many counts the change of one bias a class gives, and the counts that were looked for.
+    """Work out counts from the change of one bias for each class; return the number of right ones, and the true counts.
 
     The number of images is told rounded down, and the number of classes that the loss is a mean over is not told: the
     attacker tries both, because with the right ones all counts are whole numbers.
@@ -268,12 +268,12 @@ def _attempt(
 
 
 def bypass_budget(at: Adversary) -> Attempt:
-    """Ask a site that takes part with privacy only to evaluate without."""
+    """Ask a site with a privacy budget to evaluate a model in a run without privacy."""
     has_budget = at.site.policy.epsilon is not None
     answered = False
     if has_budget:
         plan = at.plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
-        reply = at.judges(plan, read_state(at.network(plan)), test=True)
+        reply = at.request_evaluation(plan, read_state(at.network(plan)), test=True)
         answered = reply is not None and (reply.validation_loss is not None or bool(reply.class_names))
     return Attempt(
         "round the budget",

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import functional
 
 from client.preview.attack.adversary import (
@@ -46,7 +45,7 @@ MOST_PICTURES = 12
 STEPS = 120
 
 
-def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
+def imprint_images(at: Adversary, size: int = SIZE) -> Attempt:
     """Send one crafted model, and read the images out of the update.
 
     Args:
@@ -57,7 +56,7 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
     network = at.network(plan)
     # The attacker learns from other images how brightness is spread.
     _measure_brightness(network, next((part for part in (at.site.test, at.site.validation) if len(part)), train))
-    reply = at.trains(plan, read_state(network))
+    reply = at.request_training(plan, read_state(network))
     truth = passed_pixels(network, train)
     slices, dense = layout_of(network).slices(), layers_of(network).dense
     weights, biases = (change_of(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
@@ -95,22 +94,22 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
 def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
     """Craft the network: its dense units compare an image's mean with rising thresholds."""
     pass_pixels_through(network)
-    dense, seen = layers_of(network).dense, passed_pixels(network, alike)
-    dense.weight[:, : seen.shape[1]] = 1 / seen.shape[1]
+    dense, inputs = layers_of(network).dense, passed_pixels(network, alike)
+    dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
     # Each image seen is widened, so that the spread is smooth and keeps its mean and deviation.
-    brightness = seen.mean(axis=1)
+    brightness = inputs.mean(axis=1)
     width = 0.3 * float(brightness.std() or 0.1)
     spread = brightness + np.random.default_rng(3).normal(0, width, (64, len(brightness)))
     thresholds = np.quantile(spread, (np.arange(len(dense.bias)) + 0.5) / len(dense.bias))
     dense.bias.copy_(-torch.from_numpy(thresholds))
 
 
-def inverted(at: Adversary) -> Attempt:
-    """Search images whose gradient points where an honest update does."""
+def invert_gradients(at: Adversary) -> Attempt:
+    """Recover training images by a search for images with the gradient of an honest update."""
     train = at.site.train
     plan = at.plan("tiny_cnn", 16, 0.1)
     network = at.network(plan)
-    update = change_of(at.trains(plan, read_state(network)), slice(None))
+    update = change_of(at.request_training(plan, read_state(network)), slice(None))
     truth = backbone_pixels(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
     recovered = np.zeros((0, truth.shape[1])) if update is None else _search(update, network, train)
     best, place = _best_matches(truth, recovered)
@@ -143,14 +142,11 @@ def _search(update: NDArray[np.float32], network: SplitNetwork, train: ImageSet)
         value = loss(network(guess), examples.labels, examples.annotated)
         gradient = torch.cat([part.flatten() for part in torch.autograd.grad(value, trunk, create_graph=True)])
         away = 1 - functional.cosine_similarity(gradient, target, dim=0)
-        (away + _roughness(guess) * 1e-4).backward()  # type: ignore[no-untyped-call]
+        roughness = (guess.diff(dim=2).abs().mean() + guess.diff(dim=3).abs().mean()) / 255
+        (away + roughness * 1e-4).backward()  # type: ignore[no-untyped-call]
         search.step()
         guess.data.clamp_(0, 255)
     return np.asarray(guess.detach().flatten(1).double().numpy())
-
-
-def _roughness(images: Tensor) -> Tensor:
-    return (images.diff(dim=2).abs().mean() + images.diff(dim=3).abs().mean()) / 255
 
 
 def _best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.intp]]:

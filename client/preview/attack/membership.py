@@ -34,7 +34,7 @@ RIDGE = 1e-4
 FALSE_ALARMS = 0.05
 
 
-def by_gradient(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
+def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
     """Attack by the matched filter.
 
     Args:
@@ -44,28 +44,28 @@ def by_gradient(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Att
     """
     members = len(at.site.train)
     batch = min(members, at.site.policy.maximum_batch_size or members)
-    known = Known.of(at, strangers, at.plan("tiny_cnn", 32, 0.05, batch, epochs=1))
-    replies = known.replies(at, elsewhere)
-    scores = [np.zeros(len(known.images)) if reply is None else matched_filter(known, reply) for reply in replies]
+    data = AttackerData.of(at, strangers, at.plan("tiny_cnn", 32, 0.05, batch, epochs=1))
+    replies = data.replies(at, elsewhere)
+    scores = [np.zeros(len(data.images)) if reply is None else matched_filter(data, reply) for reply in replies]
     tried = f"One honest update (tiny_cnn, one epoch over {members} training images, {batch} at once)"
-    return _attempt("matched filter", tried, scores, known, at)
+    return _attempt("matched filter", tried, scores, data, at)
 
 
-def by_likelihood(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
-    """Attack by LiRA; the arguments are those of :func:`by_gradient`."""
+def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
+    """Attack by LiRA; the arguments are those of :func:`matched_filter_attack`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
-    known = Known.of(at, strangers, at.plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs))
-    replies = known.replies(at, elsewhere)
-    scores = likelihoods(at, known, replies)
+    data = AttackerData.of(at, strangers, at.plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs))
+    replies = data.replies(at, elsewhere)
+    scores = likelihoods(at, data, replies)
     tried = (
         f"One honest update (tiny_cnn, {epochs} epochs over {len(at.site.train)} training images, "
         f"{SHADOWS} shadow models)"
     )
-    return _attempt("LiRA", tried, scores, known, at)
+    return _attempt("LiRA", tried, scores, data, at)
 
 
 @dataclass(frozen=True)
-class Known:
+class AttackerData:
     """The images that the attacker has, members first, and the model that it sends."""
 
     plan: Plan
@@ -76,7 +76,7 @@ class Known:
     examples: Examples
 
     @classmethod
-    def of(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "Known":
+    def of(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "AttackerData":
         network = at.network(plan)
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
         site = copy_with(at.site, train=concatenated([at.site.train, strangers]))
@@ -86,16 +86,16 @@ class Known:
         return cls(plan, images, members, network, read_state(network), examples)
 
     def replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
-        return [at.trains(self.plan, self.start) if len(at.site.train) else None for at in adversaries]
+        return [at.request_training(self.plan, self.start) if len(at.site.train) else None for at in adversaries]
 
     def pixels(self) -> Tensor:
         assert isinstance(self.examples.images, Tensor)
         return self.examples.images.float()
 
 
-def _attempt(name: str, tried: str, scores: Sequence[Floats], known: Known, at: Adversary) -> Attempt:
+def _attempt(name: str, tried: str, scores: Sequence[Floats], data: AttackerData, at: Adversary) -> Attempt:
     """Compare the scores of the update with those of the update that was trained elsewhere."""
-    members, strangers = known.members, ~known.members
+    members, strangers = data.members, ~data.members
     surer, aurocs = list[int](), list[float]()
     for row in scores:
         limit = np.quantile(row[strangers], 1 - FALSE_ALARMS) if strangers.any() else np.inf
@@ -116,16 +116,16 @@ def _attempt(name: str, tried: str, scores: Sequence[Floats], known: Known, at: 
     )
 
 
-def matched_filter(known: Known, reply: TrainReply) -> Floats:
+def matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
     """Compute each image's share in the update ``(n,)``: ridge regression of the update on the images' own steps."""
     update = reply.update.trunk
     assert update is not None
-    network, examples = known.network.eval(), known.examples
-    write_state(network, trunk=known.start.trunk, norm=known.start.norm, head=known.start.head)
-    loss, pixels, places = loss_for(network.spec.task, "masked"), known.pixels(), layout_of(network).slices()
+    network, examples = data.network.eval(), data.examples
+    write_state(network, trunk=data.start.trunk, norm=data.start.norm, head=data.start.head)
+    loss, pixels, places = loss_for(network.spec.task, "masked"), data.pixels(), layout_of(network).slices()
     names, parameters = zip(*[pair for pair in network.named_parameters() if pair[0] in places], strict=True)
     target = np.concatenate([update[places[name]] for name in names])
-    steps = np.empty((len(known.images), len(target)), np.float32)
+    steps = np.empty((len(data.images), len(target)), np.float32)
     for row in range(len(steps)):
         value = loss(network(pixels[[row]]), examples.labels[[row]], examples.annotated)
         steps[row] = np.concatenate([-part.numpy().ravel() for part in torch.autograd.grad(value, parameters)])
@@ -134,41 +134,41 @@ def matched_filter(known: Known, reply: TrainReply) -> Floats:
     return np.asarray(np.linalg.solve(products, (steps @ target).astype(np.float64)))
 
 
-def likelihoods(at: Adversary, known: Known, replies: Sequence[TrainReply | None]) -> list[Floats]:
+def likelihoods(at: Adversary, data: AttackerData, replies: Sequence[TrainReply | None]) -> list[Floats]:
     """Compute for each reply the log likelihood ratio of each image's loss, member against stranger, ``(n,)``.
 
-    Shadow models are trained at sites of the attacker's own, without a policy, each on half of the known images.
+    Shadow models are trained at sites of the attacker's own, without a policy, each on half of the images.
     """
-    count = len(known.images)
+    count = len(data.images)
     halves = np.random.default_rng(5)
     chosen = np.stack([halves.permutation(count) < count // 2 for _ in range(SHADOWS)])  # (shadows, n)
     open_policy = Policy.model_validate({"level": "trusted", "smallest_count": 0})
     losses = []
     for number, rows in enumerate(chosen):
-        images = known.images.rows(np.flatnonzero(rows))
+        images = data.images.rows(np.flatnonzero(rows))
         site = replace(at.site, train=images, policy=open_policy, hidden={"train": frozenset()}, unsaid={})
-        reply = Adversary(site, at.folder / "shadows" / str(number), at.honest).trains(known.plan, known.start)
+        reply = Adversary(site, at.folder / "shadows" / str(number), at.honest).request_training(data.plan, data.start)
         assert reply is not None, "the attacker's own site answers"
-        losses.append(_losses(known, reply))
+        losses.append(_losses(data, reply))
     shadows = np.stack(losses)  # (shadows, n)
     spread = shadows.std() + 1e-6
     members, strangers = (
         np.array([shadows[had[:, row], row].mean() if had[:, row].any() else 0 for row in range(count)])
         for had in (chosen, ~chosen)
     )
-    real = [strangers if reply is None else _losses(known, reply) for reply in replies]
+    real = [strangers if reply is None else _losses(data, reply) for reply in replies]
     return [np.asarray(((row - strangers) ** 2 - (row - members) ** 2) / spread**2) for row in real]
 
 
-def _losses(known: Known, reply: TrainReply) -> Floats:
+def _losses(data: AttackerData, reply: TrainReply) -> Floats:
     """Compute the loss of each image under the model that an update makes."""
-    update, head, start = reply.update, reply.update.head, known.start
+    update, head, start = reply.update, reply.update.head, data.start
     assert update.trunk is not None
     weight, bias = start.head.weight, start.head.bias
     moved = start.head if head is None else replace(start.head, weight=weight + head.weight, bias=bias + head.bias)
-    write_state(known.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
-    loss, examples = loss_for(known.network.spec.task, "masked"), known.examples
+    write_state(data.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
+    loss, examples = loss_for(data.network.spec.task, "masked"), data.examples
     with torch.no_grad():
-        logits = known.network.eval()(known.pixels())
+        logits = data.network.eval()(data.pixels())
         rows = range(len(examples))
         return np.array([loss(logits[[r]], examples.labels[[r]], examples.annotated).item() for r in rows])

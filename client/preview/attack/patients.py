@@ -42,8 +42,8 @@ SHRINKAGE = 0.1
 
 
 @dataclass(frozen=True)
-class Sought:
-    """Pictures that the attacker has and wants to place.
+class SoughtPictures:
+    """Pictures whose part of the site's data the attacker wants to find.
 
     Attributes:
         images: Pictures of parts of the site's data, and of none.
@@ -56,15 +56,15 @@ class Sought:
     alike: ImageSet
 
 
-def sought(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> Sought:
+def pictures_to_place(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> SoughtPictures:
     """List the pictures to look for: those of parts of the site's data, and strangers."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
-    return Sought(concatenated([images for _, images in kinds]), truth, alike)
+    return SoughtPictures(concatenated([images for _, images in kinds]), truth, alike)
 
 
-def persons(at: Adversary, pictures: Sought) -> Attempt:
-    """Place every picture: one request to train for all, one test for each."""
+def place_pictures(at: Adversary, pictures: SoughtPictures) -> Attempt:
+    """Find the part of every picture by one request to train for all and one test for each."""
     plan = at.plan("fedsld_cnn", SIZE, 1e3)
     network = at.network(plan)
     pass_pixels_through(network)
@@ -117,7 +117,7 @@ def filters_for(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
 
 def _moved(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
     """Check for each picture that its unit moved in training; None where no update came or noise covers it."""
-    change = change_of(at.trains(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"])
+    change = change_of(at.request_training(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"])
     if change is None:
         return [None] * count
     moved, others = np.abs(change[:count]), np.abs(change[count:])
@@ -134,7 +134,7 @@ def _moved_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) 
         with torch.no_grad():
             network.head.weight.zero_()
             network.head.weight[:, unit] = 100.0
-        reply = at.judges(plan, read_state(network), test=True)
+        reply = at.request_evaluation(plan, read_state(network), test=True)
         scores = [] if reply is None else [auroc for auroc in reply.auroc if not np.isnan(auroc)]
         moved.append(any(abs(auroc - 0.5) > 1e-9 for auroc in scores) if scores else None)
     return moved
@@ -148,8 +148,8 @@ OUT_OF_ALL_BOUNDS = 1e3
 """A loss that no model of this network has without the picture."""
 
 
-def failures(at: Adversary, pictures: Sought) -> Attempt:
-    """Ask about a model that fails on it, for each picture: its loss, its scores, and the comparison with others."""
+def place_by_failure(at: Adversary, pictures: SoughtPictures) -> Attempt:
+    """Find the part of every picture by a model that fails on it: by loss, scores and benefit."""
     plan = at.plan("fedsld_cnn", SIZE, STILL)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
@@ -179,7 +179,7 @@ def failures(at: Adversary, pictures: Sought) -> Attempt:
     )
 
 
-def _answers_about(at: Adversary, plan: Plan, pictures: Sought, place: int | None) -> tuple[Any, ...] | None:
+def _answers_about(at: Adversary, plan: Plan, pictures: SoughtPictures, place: int | None) -> tuple[Any, ...] | None:
     """Ask about a model that fails on one picture, or on none; return the answers that can show it, the loss first.
 
     None where the site does not train the model: it fails on a training image, which may only be like the picture.
@@ -195,12 +195,12 @@ def _answers_about(at: Adversary, plan: Plan, pictures: Sought, place: int | Non
     model = read_state(network)
     images: tuple[int | None, ...] = ()
     if at.site.policy.epsilon is None:  # else each training costs budget, and the site soon declines
-        if (trained := at.trains(plan, model, run)) is None:
+        if (trained := at.request_training(plan, model, run)) is None:
             return None
         images = trained.test_images, trained.test_correct
-    judged = at.judges(plan, model, run)
-    tested = at.judges(plan, model, run, test=True)
-    compared = at.compares(plan, model, run)
+    judged = at.request_evaluation(plan, model, run)
+    tested = at.request_evaluation(plan, model, run, test=True)
+    compared = at.request_comparison(plan, model, run)
     scores = (
         () if tested is None else (*map(math.isnan, tested.auroc), len(tested.class_names), tested.test_images is None)
     )

@@ -14,8 +14,15 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from client.preview.attack.adversary import Adversary, Attempt, copy_with, drawn
-from client.preview.attack.counts import bypass_budget, from_digits, from_hash, from_head_rows, from_losses, from_trunk
+from client.preview.attack.adversary import Adversary, Attempt, copy_with, draw_images
+from client.preview.attack.counts import (
+    bypass_budget,
+    counts_from_digits,
+    counts_from_hash,
+    counts_from_head_rows,
+    counts_from_losses,
+    counts_from_trunk,
+)
 from client.preview.attack.coverage import (
     BUDGET,
     BY_FIELD,
@@ -34,9 +41,9 @@ from client.preview.attack.coverage import (
     TRUNK,
     Covered,
 )
-from client.preview.attack.images import SIZE, imprinted, inverted
-from client.preview.attack.membership import by_gradient, by_likelihood
-from client.preview.attack.patients import failures, persons, sought
+from client.preview.attack.images import SIZE, imprint_images, invert_gradients
+from client.preview.attack.membership import likelihood_attack, matched_filter_attack
+from client.preview.attack.patients import pictures_to_place, place_by_failure, place_pictures
 from client.site.site import Site
 from common import __version__
 from common.config import Plan
@@ -61,11 +68,11 @@ Attack = Callable[[Site, Path, Plan], Attempt]
 
 def _imprint(site: Site, folder: Path, plan: Plan) -> Attempt:
     most, size = (MOST_IMAGES, SIZE) if site.policy.epsilon is None else (FEW, SMALL)
-    return imprinted(Adversary(copy_with(site, train=drawn(site.train, most)), folder, plan), size)
+    return imprint_images(Adversary(copy_with(site, train=draw_images(site.train, most)), folder, plan), size)
 
 
 def _inversion(site: Site, folder: Path, plan: Plan) -> Attempt:
-    return inverted(Adversary(copy_with(site, train=drawn(site.train, FEW)), folder, plan))
+    return invert_gradients(Adversary(copy_with(site, train=draw_images(site.train, FEW)), folder, plan))
 
 
 def _membership(attack: Callable[[Adversary, ImageSet, Adversary], Attempt]) -> Attack:
@@ -83,30 +90,32 @@ def _whole(attack: Callable[[Adversary], Attempt]) -> Attack:
 
 def _persons(site: Site, folder: Path, plan: Plan) -> Attempt:
     train, others, strangers = _without_strangers(site)
-    test, alike = drawn(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
-    pictures = sought(strangers, alike, train=drawn(train, MOST_PERSONS, 1), test=drawn(test, MOST_PERSONS, 1))
-    copy = copy_with(site, train=train, test=test, validation=drawn(site.validation, MOST_IMAGES))
-    return persons(Adversary(copy, folder, plan), pictures)
+    test, alike = draw_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
+    parts = {"train": draw_images(train, MOST_PERSONS, 1), "test": draw_images(test, MOST_PERSONS, 1)}
+    copy = copy_with(site, train=train, test=test, validation=draw_images(site.validation, MOST_IMAGES))
+    return place_pictures(Adversary(copy, folder, plan), pictures_to_place(strangers, alike, **parts))
 
 
 def _failures(site: Site, folder: Path, plan: Plan) -> Attempt:
     train, others, strangers = _without_strangers(site)
-    validation, test = drawn(site.validation, MOST_IMAGES), drawn(site.test, MOST_IMAGES)
-    parts = {"validation": drawn(validation, MOST_FAILED, 1), "test": drawn(test, MOST_FAILED, 1)}
-    copy = copy_with(site, train=drawn(train, FEW), validation=validation, test=test)
-    return failures(Adversary(copy, folder, plan), sought(drawn(strangers, MOST_FAILED), others, **parts))
+    validation, test = draw_images(site.validation, MOST_IMAGES), draw_images(site.test, MOST_IMAGES)
+    parts = {"validation": draw_images(validation, MOST_FAILED, 1), "test": draw_images(test, MOST_FAILED, 1)}
+    copy = copy_with(site, train=draw_images(train, FEW), validation=validation, test=test)
+    return place_by_failure(
+        Adversary(copy, folder, plan), pictures_to_place(draw_images(strangers, MOST_FAILED), others, **parts)
+    )
 
 
 ATTACKS: Mapping[str, Attack] = {
     IMPRINT: _imprint,
     INVERSION: _inversion,
-    MATCHED: _membership(by_gradient),
-    LIRA: _membership(by_likelihood),
-    LOSSES: _whole(from_losses),
-    DIGITS: _whole(from_digits),
-    ROWS: _whole(from_head_rows),
-    TRUNK: _whole(from_trunk),
-    HASHES: _whole(from_hash),
+    MATCHED: _membership(matched_filter_attack),
+    LIRA: _membership(likelihood_attack),
+    LOSSES: _whole(counts_from_losses),
+    DIGITS: _whole(counts_from_digits),
+    ROWS: _whole(counts_from_head_rows),
+    TRUNK: _whole(counts_from_trunk),
+    HASHES: _whole(counts_from_hash),
     PERSONS: _persons,
     FAILURES: _failures,
     BUDGET: _whole(bypass_budget),
@@ -124,23 +133,23 @@ def attempts(site: Site, plan: Plan) -> Iterator[Attempt]:
 
 
 def _without_strangers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Return training images for the copy, as many that the copy lacks, and some of the latter of other patients."""
-    chosen = drawn(site.train, 2 * MOST_IMAGES)
+    """Return training images for the copy, as many images that the copy lacks, and some of these of other patients."""
+    chosen = draw_images(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
     train, others = chosen.rows(np.sort(shuffled[:half])), chosen.rows(np.sort(shuffled[half:]))
     apart = ~np.isin(others.patients, train.patients)
-    return train, others, drawn(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
+    return train, others, draw_images(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
 
 
 def by_patient(images: ImageSet, most: int) -> list[ImageSet]:
-    """Draw three sets of at most so many images; no patient is in two of them, and each has as few there as it can."""
+    """Draw three sets of at most so many images, without a patient in two sets and with few images of each patient."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
-    seen, earlier = Counter[int](), []
+    counts, earlier = Counter[int](), []
     for patient in whose.tolist():
-        earlier.append(seen[patient])  # images of the same patient before this one
-        seen[patient] += 1
+        earlier.append(counts[patient])  # images of the same patient before this one
+        counts[patient] += 1
     rows = np.lexsort((order, np.array(earlier)))
     return [images.rows(np.sort(rows[order[rows] % 3 == part][:most])) for part in range(3)]
 
@@ -151,7 +160,7 @@ _FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", 
 
 
 def as_json(site: Site, plan: Plan, attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Return all figures; no picture."""
+    """Return all figures, without the pictures."""
     return {
         "site": site.name,
         "version": __version__,

@@ -3,7 +3,6 @@
 import contextlib
 import datetime as dt
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,23 +18,22 @@ from cryptography.x509.oid import NameOID
 
 from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, Hello
 from server.coordinator.folder import Coordinator
-
-Handler = Callable[[socket.socket], object]
+from tests.client.handshakes import Handler, answers, shows_certificate
 
 
 @contextlib.contextmanager
 def listening(handle: Handler, host: str = "127.0.0.1") -> Iterator[int]:
-    """A server that does this with every caller; its port."""
+    """A server that does this with every caller, several at once; its port."""
     threads = list[threading.Thread]()
 
-    def one(connection: socket.socket) -> None:
+    def serve(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
             handle(connection)
 
     def answer() -> None:
         with contextlib.suppress(OSError):
             while True:
-                threads.append(threading.Thread(target=one, args=(server.accept()[0],)))
+                threads.append(threading.Thread(target=serve, args=(server.accept()[0],)))
                 threads[-1].start()
 
     with socket.create_server((host, 0)) as server:
@@ -49,28 +47,8 @@ def listening(handle: Handler, host: str = "127.0.0.1") -> Iterator[int]:
                 thread.join()
 
 
-def shows(chain: Path, key: Path) -> Handler:
-    """TLS with this certificate, until the caller hangs up."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(chain, key)
-
-    def shake_hands(connection: socket.socket) -> None:
-        with context.wrap_socket(connection, server_side=True) as tls:
-            tls.recv(1)
-
-    return shake_hands
-
-
-def coordinators(coordinator: Coordinator) -> tuple[Path, Path]:
-    """Its certificate and key."""
-    return coordinator.authority / "server.crt", coordinator.authority / "server.key"
-
-
-def speaks_http(connection: socket.socket) -> None:
-    """As a web server does to what is no request."""
-    connection.recv(4096)
-    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-    connection.recv(1)
+speaks_http = answers(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+"""As a web server answers a request that it does not know."""
 
 
 @contextlib.contextmanager
@@ -91,7 +69,7 @@ def grpc_server(answer: Callable[[bytes], bytes] | grpc.GenericRpcHandler, crede
 
 
 def tls_of(coordinator: Coordinator) -> grpc.ServerCredentials:
-    chain, key = coordinators(coordinator)
+    chain, key = coordinator.authority / "server.crt", coordinator.authority / "server.key"
     return grpc.ssl_server_credentials([(key.read_bytes(), chain.read_bytes())])
 
 
@@ -108,10 +86,10 @@ class Inspector:
     name: str = "ACME Web Gateway"
 
     def handle(self, near: socket.socket) -> None:
-        asked = near.recv(4096)
-        host = asked.split()[1].decode().rsplit(":", 1)[0]
+        request = near.recv(4096)
+        host = request.split()[1].decode().rsplit(":", 1)[0]
         near.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        shows(*self._issued(host))(near)
+        shows_certificate(*self._issued(host))(near)
 
     def _issued(self, host: str) -> tuple[Path, Path]:
         key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)

@@ -27,17 +27,9 @@ from server.coordinator.authority import issue_server_certificate
 from server.deployment.superlink.authentication import AdmittedKeys, Caller
 from server.deployment.superlink.fleet_server import hello_handler
 from server.deployment.superlink.refused_calls import StrangerCalls
-from tests.client.check.servers import (
-    Inspector,
-    coordinators,
-    grpc_server,
-    listening,
-    says,
-    shows,
-    speaks_http,
-    tls_of,
-)
+from tests.client.check.servers import Inspector, grpc_server, listening, says, speaks_http, tls_of
 from tests.client.check.sites import GB, GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
+from tests.client.handshakes import shows
 
 DATA_ONLY = {"offline": True}
 
@@ -58,7 +50,7 @@ def worst(result: Result, code: ExitCode, severity: Severity = Severity.FAULT) -
 
 
 def test_a_certificate_for_another_host(hospital: Hospital) -> None:
-    with listening(shows(*coordinators(hospital.coordinator)), "127.0.0.2") as port:
+    with listening(shows(hospital.coordinator), "127.0.0.2") as port:
         finding = worst(hospital.at(f"127.0.0.2:{port}").checked(), ExitCode.WRONG_HOST)
     assert "fl.example, localhost, 127.0.0.1" in finding.problem
     assert "flwr-server init DIR --renew --host" in finding.remedy
@@ -66,7 +58,7 @@ def test_a_certificate_for_another_host(hospital: Hospital) -> None:
 
 def test_an_expired_certificate(hospital: Hospital) -> None:
     issue_server_certificate(hospital.coordinator, days=-1)
-    with listening(shows(*coordinators(hospital.coordinator))) as port:
+    with listening(shows(hospital.coordinator)) as port:
         finding = worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.EXPIRED)
     *_, begins, ends, now = re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d", finding.problem)
     assert begins < ends < now
@@ -83,7 +75,7 @@ def test_tls_that_a_proxy_opens(hospital: Hospital, tmp_path: Path) -> None:
 
 def test_another_coordinator_is_not_taken_for_an_inspecting_proxy(hospital: Hospital, tmp_path: Path) -> None:
     stranger = hospital_in(tmp_path / "elsewhere" / "site").coordinator
-    with listening(shows(*coordinators(stranger))) as port:
+    with listening(shows(stranger)) as port:
         finding = worst(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.OTHER_AUTHORITY)
     assert "trial (Polyclinic authority)" in finding.problem
     assert "new kit" in finding.remedy
@@ -371,6 +363,6 @@ def test_a_real_file_system_of_8_mb(hospital: Hospital) -> None:
     )
     if "unshare" in ended.stderr or "mount:" in ended.stderr:
         pytest.skip(f"needs a mount of its own: {ended.stderr.strip()}")
-    told = json.loads(ended.stdout)
-    assert ended.returncode == told["exit_code"] == ExitCode.DISK
-    assert told["areas"]["machine"]["facts"]["disk_free"] < 8 * 2**20
+    result = json.loads(ended.stdout)
+    assert ended.returncode == result["exit_code"] == ExitCode.DISK
+    assert result["areas"]["machine"]["facts"]["disk_free"] < 8 * 2**20

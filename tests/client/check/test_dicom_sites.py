@@ -9,6 +9,7 @@ import pytest
 from pydicom import uid
 
 from client.check.data import check_data
+from client.connection.exit_codes import ExitCode
 from client.site.settings import read_settings
 from common.data.base.image_set import unknown_patients
 from common.data.base.spec import FolderSpec
@@ -43,14 +44,14 @@ def of_patient(name: str) -> bytes:
     return dicom(np.random.default_rng(len(name)).integers(0, 4096, (16, 16), np.uint16), PatientID=name)
 
 
-def patients(folder: Path, names: Sequence[str]) -> list[str]:
+def patients_in(folder: Path, names: Sequence[str]) -> list[str]:
     laid_down(folder, [of_patient(name) for name in names])
-    found: list[str] = open_folder(FolderSpec.model_validate(SPEC), folder).patients.tolist()
-    return found
+    names = open_folder(FolderSpec.model_validate(SPEC), folder).patients.tolist()
+    return list(map(str, names))
 
 
 def test_patients_are_those_of_the_files_where_the_table_has_none(tmp_path: Path) -> None:
-    assert patients(tmp_path, ["Ann", "Bo", "Ann"] * 7) == ["Ann", "Bo", "Ann"] * 7
+    assert patients_in(tmp_path, ["Ann", "Bo", "Ann"] * 7) == ["Ann", "Bo", "Ann"] * 7
 
 
 def test_no_patient_stands_on_two_sides_of_the_split(tmp_path: Path) -> None:
@@ -64,33 +65,33 @@ def test_no_patient_stands_on_two_sides_of_the_split(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
     laid_down(tmp_path, [of_patient(f"P{place}") for place in range(20)])
     (tmp_path / "images" / "03.dcm").write_bytes(b"no DICOM")
-    found = open_folder(FolderSpec.model_validate(SPEC), tmp_path).patients.tolist()
-    assert (found[2], found[3], len(set(found))) == ("P2", "unknown#3", 20)
+    patients = open_folder(FolderSpec.model_validate(SPEC), tmp_path).patients.tolist()
+    assert (patients[2], patients[3], len(set(patients))) == ("P2", "unknown#3", 20)
     passed = check_data(read_settings(tmp_path), None).area.passed
     assert any("the split is by PatientID of 19 of 20 files" in line for line in passed)
 
 
 @pytest.mark.parametrize("names", [["Ann", "", "Bo"], ["ANONYMOUS"] * 3])
 def test_patients_that_are_not_told_apart_are_not_made_up(tmp_path: Path, names: list[str]) -> None:
-    assert patients(tmp_path, names * 7) == unknown_patients(21).tolist()
+    assert patients_in(tmp_path, names * 7) == unknown_patients(21).tolist()
 
 
 def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:
     files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
     files[:5] = [by_gdcm(file, uid.JPEGLosslessSV1) for file in files[:5]]
-    found = check_data(read_settings(laid_down(tmp_path, files)), None).area
-    assert "PATIENTS: the table has no patient_column; the split is by PatientID of 20 of 20 files" in found.passed
-    assert found.facts["transfer_syntaxes"] == {uid.JPEGLosslessSV1: 5, uid.ExplicitVRLittleEndian: 15}
-    assert "15 Explicit VR Little Endian, 5 JPEG Lossless" in " ".join(found.passed)
+    area = check_data(read_settings(laid_down(tmp_path, files)), None).area
+    assert "PATIENTS: the table has no patient_column; the split is by PatientID of 20 of 20 files" in area.passed
+    assert area.facts["transfer_syntaxes"] == {uid.JPEGLosslessSV1: 5, uid.ExplicitVRLittleEndian: 15}
+    assert "15 Explicit VR Little Endian, 5 JPEG Lossless" in " ".join(area.passed)
 
 
 def test_the_check_says_which_transfer_syntax_cannot_be_read(tmp_path: Path) -> None:
     files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
     files[:2] = [in_fragments(file, bytes(8), syntax=uid.MPEG2MPML) for file in files[:2]]
-    found = check_data(read_settings(laid_down(tmp_path, files)), None).area
-    told = [finding for finding in found.findings if "which cannot be read" in finding.problem]
-    assert [finding.severity.name for finding in told] == ["FAULT"]
-    assert told[0].problem.startswith("2 DICOM files packed as MPEG2 Main Profile / Main Level")
+    area = check_data(read_settings(laid_down(tmp_path, files)), None).area
+    (fault,) = [finding for finding in area.findings if finding.severity]
+    assert (fault.severity.name, fault.exit_code) == ("FAULT", ExitCode.UNREADABLE)
+    assert fault.problem.startswith("2 DICOM files packed as MPEG2 Main Profile / Main Level")
 
 
 def test_the_docs_list_every_transfer_syntax_that_is_read() -> None:
