@@ -11,8 +11,8 @@ from cryptography import x509
 from client.site.statements import FILE as STATEMENTS
 from client.site.statements import accepted_replies
 from common.errors import BadInput, Fault
-from common.security.audit import FILE, Audit, Entry, Findings, check_audit
-from common.security.authorship import Authorship, OwnCount, OwnReply, check_authorship
+from common.security.audit import FILE, Audit, AuditEntry, Findings, check_audit
+from common.security.authorship import Authorship, SentReply, SiteReplies, check_authorship
 from common.security.signatures import CHAINED, SignatureFault, Signed, signing_key, verified_request
 from common.system.plain_text import counted, printable
 
@@ -117,12 +117,12 @@ def _authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, str], 
     try:
         run = content["run"]
         sent = [
-            OwnReply(entry["record"], entry["round"], entry["sha256"])
+            SentReply(entry["record"], entry["round"], entry["sha256"])
             for entry in Audit(state).entries()
             if (entry.get("run"), entry.get("direction"), entry.get("decision")) == (run, "out", "allow")
             and entry.get("record") in CHAINED
         ]
-        authorship = check_authorship(content, keys, OwnCount(site, accepted_replies(state, run).count, sent))
+        authorship = check_authorship(content, keys, SiteReplies(site, accepted_replies(state, run).count, sent))
         authorship.notes += [
             f"the {reply['record']} of round {reply['round']} of {site} was received and did not count: "
             f"{printable(str(reply['reason']), 200)}"
@@ -148,7 +148,7 @@ def _missing_replies(state: Path, site: str, content: Mapping[str, Any], where: 
     ]
 
 
-def describe_entry(entry: Entry) -> str:
+def describe_entry(entry: AuditEntry) -> str:
     """Describe an entry in one line for a person; text of other parties is made printable."""
     if entry.get("event") == "start":
         event = f"flwr-client {entry.get('version')} started"

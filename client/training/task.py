@@ -145,7 +145,7 @@ def prepare_task(site: Site, request: Request) -> LocalTask:
     memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
     network = empty_network(plan.model, request.class_names, site.device, plan.training.memory_format, site.gpus)
     fill_frozen_part(network, site, request.frozen)
-    whole = memory.parts.over(request.model).model()
+    whole = memory.parts.filled_from(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     trained = NetworkOnFeatures(network) if trains_on_features(plan, method) else network

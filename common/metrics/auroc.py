@@ -22,7 +22,7 @@ from common.metrics.pooled import Pooled, SiteSample
 from common.metrics.score_histograms import THRESHOLD
 from common.plugins import METRICS, PLUGIN, load_entry_point
 
-MOST = 1e9
+LARGEST_METRIC = 1e9
 """Largest magnitude of a metric."""
 Metric = Callable[[NDArray[np.floating], NDArray[np.floating]], float | None]
 """A metric of one class, from scores ``(n,)``, 0 to 1, and labels ``(n,)``, 0 or 1, of the images whose label is known;
@@ -42,7 +42,7 @@ def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels
     """Compute a plug-in's metric for one class.
 
     Raises:
-        BadInput: If the metric fails, or returns no number of at most :data:`MOST`.
+        BadInput: If the metric fails, or returns no number of at most :data:`LARGEST_METRIC`.
     """
     fault = partial(Fault, f"evaluation.metrics: {name}")
     try:
@@ -50,8 +50,8 @@ def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels
         number = float("nan") if value is None else float(value)
     except (Exception, SystemExit) as error:  # it may raise anything
         raise BadInput([fault(f"failed: {type(error).__name__}.")]) from error
-    if abs(number) > MOST:
-        raise BadInput([fault(f"returned {number:g}; at most {MOST:g} can be told.")])
+    if abs(number) > LARGEST_METRIC:
+        raise BadInput([fault(f"returned {number:g}; at most {LARGEST_METRIC:g} can be told.")])
     return None if np.isnan(number) else number
 
 

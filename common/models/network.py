@@ -321,7 +321,7 @@ def _per_channel(values: Sequence[float]) -> Tensor:
 
 EVALUATION_BATCH = 256
 Precision = Literal["auto", "float32", "bf16", "fp16", "fastest"]
-HALF_ON = ("cuda",)
+HALF_PRECISION_DEVICES = ("cuda",)
 """Kinds of device that support bfloat16 and float16."""
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 """CPUs with one of these have instructions that multiply bfloat16; others emulate it."""
@@ -397,7 +397,7 @@ def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16"
     without instructions for it, and so is ``fp16`` on any CPU. :mod:`strategies.local.arithmetic` replaces ``fastest``
     by measurement before this call; otherwise ``fastest`` is ``auto``.
     """
-    if device in HALF_ON and precision != "float32":
+    if device in HALF_PRECISION_DEVICES and precision != "float32":
         return "fp16" if precision == "fp16" else "bf16"
     return "bf16" if precision == "bf16" and device == "cpu" and cpu_has_bf16() else "float32"
 

@@ -34,7 +34,7 @@ _HEAD_BYTES = 128
 BEGINNING = ""
 """Stands in the first entry for the hash of the line before."""
 
-Entry = Mapping[str, Any]
+AuditEntry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Audit:
         self._written = written, now
         return end.torn
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[AuditEntry]:
         """Yield the entries that can be read, oldest first, unchecked."""
         for path in audit_files(self.folder):
             for line in path.read_bytes().split(b"\n"):
@@ -185,7 +185,7 @@ def audit_files(folder: Path) -> list[Path]:
     return [*sorted(folder.glob("audit-*.jsonl")), *([active] if active.exists() else [])]
 
 
-def parse_entry(line: bytes) -> Entry | None:
+def parse_entry(line: bytes) -> AuditEntry | None:
     """Return an entry, or None for a line that is none."""
     try:
         entry = json.loads(line)
@@ -265,7 +265,7 @@ def _lines(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield from ((f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if lines != [b""])
 
 
-def _check_torn(findings: Findings, entry: Entry, there: TornLine | None, where: str) -> None:
+def _check_torn(findings: Findings, entry: AuditEntry, there: TornLine | None, where: str) -> None:
     stated = entry.get("torn")
     actual = None if there is None else {"bytes": there.bytes, "sha256": there.sha256}
     if stated == actual:
@@ -283,7 +283,7 @@ def _check_torn(findings: Findings, entry: Entry, there: TornLine | None, where:
     findings.faults.append(Fault(where, problem))
 
 
-def _check_link(findings: Findings, entry: Entry, where: str, last: str) -> None:
+def _check_link(findings: Findings, entry: AuditEntry, where: str, last: str) -> None:
     number, expected = entry["n"], findings.entries + 1
     if number == expected and entry["before"] == findings.sha256:
         return

@@ -39,7 +39,7 @@ class Authorship:
 
 
 @dataclass(frozen=True)
-class OwnReply:
+class SentReply:
     """A reply that left a site, according to the site's own audit log."""
 
     record: str
@@ -48,7 +48,7 @@ class OwnReply:
 
 
 @dataclass(frozen=True)
-class OwnCount:
+class SiteReplies:
     """A site's own record of its replies to a run.
 
     Attributes:
@@ -58,10 +58,12 @@ class OwnCount:
 
     site: str = ""
     taken: int = 0
-    sent: Sequence[OwnReply] = ()
+    sent: Sequence[SentReply] = ()
 
 
-def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str], own: OwnCount = OwnCount()) -> Authorship:
+def check_authorship(
+    receipt: Mapping[str, Any], keys: Mapping[str, str], own: SiteReplies = SiteReplies()
+) -> Authorship:
     """Check every signature of a receipt.
 
     Args:
@@ -97,7 +99,7 @@ def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str], own: O
     return findings
 
 
-def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, known_key: str, own: OwnCount) -> None:
+def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, known_key: str, own: SiteReplies) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     where, key = f"{FILE}: {site}", receipt["sites"][site]["public_key"]
     if not key or (known_key and not same_key(key, known_key)):
@@ -141,7 +143,7 @@ def _stated(run: str, reply: Reply, key: str) -> ReplyStatement:
 
 
 def _check_gaps(
-    findings: Authorship, receipt: Mapping[str, Any], site: str, statements: Sequence[ReplyStatement], own: OwnCount
+    findings: Authorship, receipt: Mapping[str, Any], site: str, statements: Sequence[ReplyStatement], own: SiteReplies
 ) -> None:
     """Report each gap in a site's count of accepted replies.
 
@@ -169,7 +171,7 @@ def _around(
     numbered: Mapping[int, ReplyStatement],
     before: int,
     after: int,
-    sent: Sequence[OwnReply],
+    sent: Sequence[SentReply],
 ) -> str:
     """Return the rounds of missing replies, the replies around them, and those that the receipt lacks there."""
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from common.errors import WireError
-from common.metrics.auroc import MOST
+from common.metrics.auroc import LARGEST_METRIC
 from common.plugins import MOST_METRICS
 from common.system.plain_text import is_plain, printable, printable_lines
 
@@ -51,7 +51,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Name:
+class PlainLine:
     """One line of printable characters, at most ``longest`` of them."""
 
     longest: int = 200
@@ -65,7 +65,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Document:
+class LongText:
     """Text that only programs read, with at most ``longest`` characters of any kind."""
 
     longest: int
@@ -77,7 +77,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Words:
+class FreeText:
     """Text that says to a person why something failed: never refused, but escaped and cut when it arrives."""
 
     def fault(self, value: Any) -> str:
@@ -85,11 +85,11 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Each:
+class ListBound:
     """A list of at most ``most`` entries, each within a bound."""
 
     most: int
-    bound: Range | Name
+    bound: Range | PlainLine
 
     def fault(self, value: Any) -> str:
         if len(value) > self.most:
@@ -109,10 +109,10 @@ class Each:
         )
 
 
-Bound = Range | Name | Document | Words | Each
+Bound = Range | PlainLine | LongText | FreeText | ListBound
 BOUNDS = typing.get_args(Bound)
 
-NAME = Name()
+NAME = PlainLine()
 SHARE = Range(0.0, 1.0 + 1e-9)
 """Range of AUROC, average precision and balanced accuracy; rounding may end just above 1."""
 VALIDATION_LOSS = Range(0.0, MOST_LOSS)
@@ -125,14 +125,14 @@ ROUND = Range(0, MOST_ROUNDS)
 SECONDS, EPOCHS, EPSILON = Range(0.0, MOST_SECONDS), Range(0, MOST_EPOCHS), Range(0.0, MOST_EPSILON)
 
 Text = Annotated[str, NAME]
-ClassNames = Annotated[tuple[str, ...], Each(MOST_CLASSES, NAME)]
-SiteNames = Annotated[tuple[str, ...], Each(MOST_SITES, NAME)]
+ClassNames = Annotated[tuple[str, ...], ListBound(MOST_CLASSES, NAME)]
+SiteNames = Annotated[tuple[str, ...], ListBound(MOST_SITES, NAME)]
 RoundNumber = Annotated[int, ROUND]
 Count = Annotated[int, COUNT]
-Figures = Annotated[tuple[float, ...], Each(MOST_CLASSES * MOST_METRICS, Range(-MOST, MOST))]
-MetricNames = Annotated[tuple[str, ...], Each(MOST_METRICS, NAME)]
-Counts = Annotated[tuple[int, ...], Each(MOST_CLASSES, COUNT_OR_UNKNOWN)]
-Shares = Annotated[tuple[float, ...], Each(MOST_CLASSES, SHARE)]
+Figures = Annotated[tuple[float, ...], ListBound(MOST_CLASSES * MOST_METRICS, Range(-LARGEST_METRIC, LARGEST_METRIC))]
+MetricNames = Annotated[tuple[str, ...], ListBound(MOST_METRICS, NAME)]
+Counts = Annotated[tuple[int, ...], ListBound(MOST_CLASSES, COUNT_OR_UNKNOWN)]
+Shares = Annotated[tuple[float, ...], ListBound(MOST_CLASSES, SHARE)]
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def bounds_of(record: type) -> dict[str, Bound]:
 
 def escape_words(record: type, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a record's fields, its text for people escaped and cut."""
-    words = [name for name, bound in bounds_of(record).items() if isinstance(bound, Words)]
+    words = [name for name, bound in bounds_of(record).items() if isinstance(bound, FreeText)]
     return {**values, **{name: printable_lines(values[name]) for name in words}} if words else values
 
 
@@ -160,7 +160,7 @@ def refuse_out_of_bounds(record: object) -> None:
 
 def refuse_unprintable(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
     """Raise :class:`WireError` if these names are too many, too long, or hold characters that cannot be printed."""
-    if fault := Each(most, NAME).fault(tuple(names)):
+    if fault := ListBound(most, NAME).fault(tuple(names)):
         raise WireError(f"{what}: {fault}.")
 
 

@@ -58,7 +58,7 @@ _LISTS: dict[Any, type] = {
 }
 
 
-Written = dict[int, tuple[NDArray[np.float32], Array]]
+WrittenArrays = dict[int, tuple[NDArray[np.float32], Array]]
 """Flower arrays by the ``id`` of the numpy array, which is kept too so that no other object gets its ``id``."""
 
 
@@ -67,7 +67,7 @@ def field_names(record: type[Record]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(record))
 
 
-def encode(record: Record, written: Written | None = None) -> RecordDict:
+def encode(record: Record, written: WrittenArrays | None = None) -> RecordDict:
     """Translate a typed record into a Flower record.
 
     Args:
@@ -183,7 +183,7 @@ def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not name.startswith(SIGNATURE)}
 
 
-def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: Written) -> None:
+def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: WrittenArrays) -> None:
     if (trunk := groups.trunk) is not None:
         if id(trunk) not in written:
             array = Array(dtype=groups.form, shape=trunk.shape, stype=RAW, data=pack(trunk, groups.form))

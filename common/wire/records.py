@@ -34,16 +34,16 @@ from common.wire.bounds import (
     ClassNames,
     Count,
     Counts,
-    Document,
-    Each,
     Figures,
+    FreeText,
+    ListBound,
+    LongText,
     MetricNames,
-    Name,
+    PlainLine,
     Range,
     RoundNumber,
     Shares,
     Text,
-    Words,
 )
 from common.wire.fleet_protocol import LONGEST_RELEASE
 from common.wire.secure_aggregation import MaskingRecord
@@ -56,7 +56,7 @@ REFUSALS = ("name", "version", "labels")
 
 UNKNOWN_COUNT = -1
 """Stands for a count that a site's policy does not release."""
-PlanText = Annotated[str, Document(2**20)]
+PlanText = Annotated[str, LongText(2**20)]
 """A plan as JSON; an ordinary one has some two thousand characters."""
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -146,7 +146,7 @@ class Groups:
             raise WireError(f"a whole model has trunk, norm and head; there is no {quoted(lacking)}.")
         return ModelState(self.trunk, self.norm, self.head)
 
-    def over(self, others: "Groups") -> "Groups":
+    def filled_from(self, others: "Groups") -> "Groups":
         """Return these groups, with missing ones taken from ``others``."""
         return Groups(
             others.trunk if self.trunk is None else self.trunk,
@@ -228,7 +228,7 @@ class RollCallAnswer:
     validation_samples: Annotated[int, COUNT_OR_UNKNOWN]
     patients: Count
     layout: Text
-    version: Annotated[str, Name(LONGEST_RELEASE)]
+    version: Annotated[str, PlainLine(LONGEST_RELEASE)]
     positives: Counts = ()
     negatives: Counts = ()
     smallest_count: Count = 0
@@ -256,7 +256,7 @@ class Refusal:
 
     run: Text
     kind: Text
-    reason: Annotated[str, Words()]
+    reason: Annotated[str, FreeText()]
 
     def __post_init__(self) -> None:
         if self.kind not in REFUSALS:
@@ -293,7 +293,7 @@ class Request:
     class_names: ClassNames
     counted: RoundNumber
     best: Annotated[int, Range(-1, MOST_ROUNDS)]
-    left_out: Annotated[str, Words()]
+    left_out: Annotated[str, FreeText()]
     model: Groups
     frozen: Groups = field(default=Groups(), kw_only=True)
 
@@ -470,7 +470,7 @@ class EvaluateReply:
 # ---------------------------------------------------------------------- comparison with training alone
 
 
-Differences = Annotated[tuple[float, ...], Each(len(MODELS), Range(-1.0 - 1e-9, 1.0 + 1e-9))]
+Differences = Annotated[tuple[float, ...], ListBound(len(MODELS), Range(-1.0 - 1e-9, 1.0 + 1e-9))]
 """Differences of two mean AUROCs."""
 
 
@@ -509,7 +509,7 @@ class BenefitReply:
     round: RoundNumber
     site: Text
     class_names: ClassNames = ()
-    auroc: Annotated[tuple[float, ...], Each(len(MODELS) * MOST_CLASSES, SHARE)] = ()
+    auroc: Annotated[tuple[float, ...], ListBound(len(MODELS) * MOST_CLASSES, SHARE)] = ()
     mean: Shares = ()
     mean_low: Shares = ()
     mean_high: Shares = ()

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import WireError
-from common.wire.bounds import MOST_SITES, Each, Name, Range, RoundNumber, SiteNames, Text
+from common.wire.bounds import MOST_SITES, ListBound, PlainLine, Range, RoundNumber, SiteNames, Text
 
 Integers = NDArray[np.uint32]
 """A flat vector of integers modulo 2**32."""
 
-KEY_LINE = Name(1_000)
+KEY_LINE = PlainLine(1_000)
 """Bound of one line with a public key and its comment."""
-SegmentNames = Annotated[tuple[str, ...], Each(10**6, Name())]
+SegmentNames = Annotated[tuple[str, ...], ListBound(10**6, PlainLine())]
 """One site name for each site and segment."""
 Numbers = Annotated[int, Range(0, 2**40)]
 TEST_ROUND = 0
@@ -69,7 +69,7 @@ class SharesRequest(_Step):
 
     statements: tuple[bytes, ...]
     signatures: tuple[bytes, ...]
-    identities: Annotated[tuple[str, ...], Each(MOST_SITES, KEY_LINE)]
+    identities: Annotated[tuple[str, ...], ListBound(MOST_SITES, KEY_LINE)]
 
     def __post_init__(self) -> None:
         if not len(self.statements) == len(self.signatures) == len(self.identities):

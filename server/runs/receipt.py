@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.plugins import PluginStamp
-from common.security.audit import Audit, Entry, check_audit
+from common.security.audit import Audit, AuditEntry, check_audit
 from common.security.signatures import CHAINED
 from common.system.files import write_atomically
 from common.wire.records import RollCallAnswer, TrainReply
@@ -134,7 +134,7 @@ def experiment_sha256(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
-def receipt_of(entries: Iterable[Entry]) -> Receipt:
+def receipt_of(entries: Iterable[AuditEntry]) -> Receipt:
     """What an audit's entries say of the run that they end with; what a resumed run did again counts once."""
     draft = Draft()
     for entry in entries:
@@ -162,7 +162,7 @@ class Draft:
     absences: list[ReceiptAbsence] = field(default_factory=list)
     resumed: int = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: AuditEntry) -> None:
         """Take note of the next entry."""
         match entry.get("event"):
             case "resumed":
@@ -186,14 +186,14 @@ class Draft:
     def _forget_after(self, server_round: int) -> None:
         self.rounds = {number: one for number, one in self.rounds.items() if number <= server_round}
 
-    def _add_received(self, entry: Entry) -> None:
+    def _add_received(self, entry: AuditEntry) -> None:
         self.replies += _signed(entry)
         if "sha256" not in entry:
             self.absences.append(_absence(entry))
         elif entry["counts"] and entry["record"] == TrainReply.__name__:
             self.updates[entry["round"], entry["site"]] = entry["sha256"]
 
-    def _add_round(self, entry: Entry) -> None:
+    def _add_round(self, entry: AuditEntry) -> None:
         sent = {site: self.updates[entry["round"], site] for site in entry["sites"]}
         self.rounds[entry["round"]] = ReceiptRound.model_validate({**_facts(entry), "sites": sent})
         self.absences += [
@@ -214,13 +214,13 @@ class Draft:
         )
 
 
-def _enrolled(entry: Entry, before: ReceiptSite | None) -> ReceiptSite:
+def _enrolled(entry: AuditEntry, before: ReceiptSite | None) -> ReceiptSite:
     joined = min(entry["round"], before.joined) if before else entry["round"]
     facts = {name: entry.get(name, "") for name in ("public_key", "release")}
     return ReceiptSite(answer_sha256=entry["sha256"], joined=joined, **facts)
 
 
-def _signed(entry: Entry) -> list[ReceiptReply]:
+def _signed(entry: AuditEntry) -> list[ReceiptReply]:
     """The reply of an entry, if it is one that a site signs: then it must be in the receipt, signed or not."""
     if not entry.get("of_a_hospital") or "sha256" not in entry or entry["record"] not in CHAINED:
         return []
@@ -229,7 +229,7 @@ def _signed(entry: Entry) -> list[ReceiptReply]:
     return [ReceiptReply(**facts, **also)]
 
 
-def _absence(entry: Entry) -> ReceiptAbsence:
+def _absence(entry: AuditEntry) -> ReceiptAbsence:
     where = entry["round"]
     exchange = f"round {where}" if isinstance(where, int) else str(where)
     return ReceiptAbsence(site=entry["site"], where=exchange, reason=entry.get("reason", ""))

@@ -22,7 +22,7 @@ from common.models.state import Layout, ModelState, layout_of, read_state, state
 from common.models.zoo.spec import DESCRIPTION
 from common.plugins import stamp_of
 from common.security.audit import FILE as AUDIT
-from common.security.audit import Audit, Entry, check_audit
+from common.security.audit import Audit, AuditEntry, check_audit
 from common.security.authorship import check_authorship
 from common.system.plain_text import listed
 from common.wire.canonical_bytes import parse_canonical, record_sha256
@@ -98,7 +98,7 @@ def _check_against_audit(report: VerificationReport, path: Path, receipt: Receip
         report.right.append(f"{path.name}: says what the audit says")
 
 
-def _differences(name: str, receipt: Receipt, entries: list[Entry]) -> list[Fault]:
+def _differences(name: str, receipt: Receipt, entries: list[AuditEntry]) -> list[Fault]:
     try:
         made = receipt_of(entries).model_dump(mode="json")
     except (ValidationError, KeyError, TypeError) as error:

@@ -26,7 +26,7 @@ from common.config import Plan
 from common.errors import WireError, quoted
 from common.models.state import FROZEN_PART_MISSING, FrozenPart, ModelState
 from common.system.plain_text import printable
-from common.wire.codec import R, Written, decode, encode, payload_bytes
+from common.wire.codec import R, WrittenArrays, decode, encode, payload_bytes
 from common.wire.flower_objects import set_source
 from common.wire.records import (
     Arrays,
@@ -151,7 +151,7 @@ class Requests:
     expected: dict[str, Groups] = field(default_factory=dict)
     sent_at: dict[str, SentAt] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
-    written: Written = field(default_factory=dict)  # the arrays as they travel, written once for all sites
+    written: WrittenArrays = field(default_factory=dict)  # the arrays as they travel, written once for all sites
 
     def train(self, site: str, model: ModelState, statistics: Arrays, *, update: bool) -> Message:
         """Ask a site to train this model.

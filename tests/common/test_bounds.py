@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 
 from common.errors import WireError
 from common.system.plain_text import MOST_LINES, MOST_WORDS, printable
-from common.wire.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, reported_loss
+from common.wire.bounds import BOUNDS, MOST_LOSS, FreeText, LongText, bounds_of, reported_loss
 from common.wire.codec import decode, encode, field_names
 from common.wire.records import BenefitRequest, EvaluateRequest, Record, Refusal, RefusalNoted, RollCall
 from common.wire.secure_aggregation import (
@@ -103,11 +103,13 @@ def refusal_of(record: Any, name: str, value: object) -> tuple[str, Any]:
 
 def harmless(value: object, bound: object) -> bool:
     """Whether a text that was accepted can be shown to anybody, or is a document that nobody reads."""
-    if isinstance(bound, Document):
+    if isinstance(bound, LongText):
         return len(str(value)) <= bound.longest
     texts = [value] if isinstance(value, str) else list(typing.cast(Any, value))
-    most = MOST_LINES * (MOST_WORDS + 4) if isinstance(bound, Words) else 1_000
-    return all(raw_in(text, "\n" if isinstance(bound, Words) else "") == set() and len(text) <= most for text in texts)
+    most = MOST_LINES * (MOST_WORDS + 4) if isinstance(bound, FreeText) else 1_000
+    return all(
+        raw_in(text, "\n" if isinstance(bound, FreeText) else "") == set() and len(text) <= most for text in texts
+    )
 
 
 @pytest.mark.parametrize(("record", "name", "texts"), cases((str,), tuple(HOSTILE_TEXTS.items())))
@@ -123,7 +125,7 @@ def test_a_hostile_text_is_refused_or_harmless(record: Any, name: str, texts: tu
 def test_a_name_of_hostile_characters_is_never_accepted(
     record: Any, name: str, texts: tuple[tuple[str, str], ...]
 ) -> None:
-    named = not isinstance(bounds_of(type(record))[name], Words | Document)
+    named = not isinstance(bounds_of(type(record))[name], FreeText | LongText)
     accepted = [what for what, text in texts if not refusal_of(record, name, text)[0]]
     assert (not accepted) or not named, accepted
 

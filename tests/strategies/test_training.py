@@ -287,7 +287,7 @@ def test_float16_takes_the_steps_of_float32_and_leaves_out_one_that_overflows(mo
     single = trained_by(sgd(precision="fp16"))
     assert sha256(single) == sha256(trained_by(sgd(precision="float32")))  # half precision is for GPUs
     before = read_state(build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)).trunk
-    monkeypatch.setattr(networks, "HALF_ON", ("cpu",))
+    monkeypatch.setattr(networks, "HALF_PRECISION_DEVICES", ("cpu",))
     for choices in ({}, {"gradient_accumulation_steps": 2}, {"clip_gradients": 0.5}):
         half = trained_by(sgd(precision="fp16", **choices))
         steps = [read_state(one).trunk - before for one in (half, trained_by(sgd(precision="float32", **choices)))]
