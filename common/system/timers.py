@@ -19,3 +19,7 @@ REFUSAL_NOTED_S = 10.0
 """Time that a run waits for a refused site to confirm; after it the site may not have the reason."""
 ALONE_TIMES = 2.0
 """Factor on the time of a site's rounds that ``evaluation.compare_local`` may take; in practice it takes 1.25 times."""
+HEARTBEAT_EVERY_S = 10.0
+"""Interval of the heartbeats of a run to the SuperLink."""
+UPLOAD_STALL_S = 120.0
+"""Time without another object of an announced reply, after which the reply counts as cut off; as long as one call."""

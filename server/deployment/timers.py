@@ -11,6 +11,7 @@ from common.system.timers import (
     ALONE_TIMES,
     CALL_TIMEOUT_S,
     CLOCKS_DIFFER_S,
+    HEARTBEAT_EVERY_S,
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_PAUSE_S,
     JOIN_DEADLINE_S,
@@ -18,9 +19,9 @@ from common.system.timers import (
     MAX_RETRY_S,
     REFUSAL_NOTED_S,
     TLS_TIMEOUT_S,
+    UPLOAD_STALL_S,
 )
 from server.deployment.superlink.control_client import ANSWER_S, LINK_PATIENCE_S
-from server.deployment.superlink.network_grid import HEARTBEAT_EVERY_S, UPLOAD_STALL_S
 from server.deployment.superlink.process import START_TIMEOUT_S, STOP_GRACE_S
 from server.deployment.superlink.registrations import PATIENCE, RUN_SILENT_S
 

@@ -20,6 +20,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.security.signatures import SignatureFault
+from common.system.timers import HEARTBEAT_EVERY_S, UPLOAD_STALL_S
 from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, object_ids
 from common.wire.flower_objects import (
     TooLarge,
@@ -57,15 +58,11 @@ from server.runs.live_status import stopped_at
 from strategies.engine.events import Arrival
 from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
 
-HEARTBEAT_EVERY_S = 10.0
 LOST_SIGNAL = signal.SIGUSR1
 """Signal by which the heartbeat thread interrupts the thread that leads."""
 POLL_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4
 """Replies returned by one call: the others stay in their files until these are aggregated."""
-UPLOAD_STALL_S = 120.0
-"""Time without another object of an announced reply, after which the reply counts as cut off; as long as a site gives
-one call."""
 CAME_WHILE_AWAY = "the process that led the run ended before it had noted this reply; the site was asked again"
 _REASONS = {
     NoReply.MESSAGE_GONE: (MESSAGE_GONE[0], "the time of this message is over"),
