@@ -50,6 +50,12 @@ class Federation:
         site.start_by("-m", "tests.network.dying", folder / "happened", point, 0, "client", "start", site.folder)
         self.coordinator.sees(*self.sites)
 
+    def ends_unharmed(self, run: Program, folder: Path, rounds: int, *overrides: str) -> None:
+        """The run ends, all sites took part in each round, and the model is that of an undisturbed run."""
+        assert run.ends() == 0, run.said
+        assert sites_by_round(folder / "run") == [EVERYBODY] * rounds
+        assert hash_in(folder / "run") == undisturbed(self.experiment, folder / "through", *overrides)
+
     def gather(self) -> None:
         """Start anyone who does not run, and wait until all are there."""
         for site in self.sites:

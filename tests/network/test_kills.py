@@ -39,9 +39,7 @@ def test_a_site_killed_in_a_round_takes_its_work_up_again_and_the_model_is_as_if
     federation.north.works_on("train", 2)
     federation.north.program.kill()
     federation.north.start().says("taking up again the work that was interrupted")
-    assert run.ends() == 0, run.said
-    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
-    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=3")
+    federation.ends_unharmed(run, tmp_path, 3, SLOW, "run.rounds=3")
 
 
 @pytest.mark.network
@@ -52,9 +50,7 @@ def test_the_superlink_killed_in_a_round_comes_back_and_no_round_is_lost(
     federation.north.works_on("train", 2)
     federation.coordinator.kill_superlink()
     federation.coordinator.program.says("the SuperLink ended with -9; starting it again")
-    assert run.ends() == 0, run.said
-    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
-    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=3")
+    federation.ends_unharmed(run, tmp_path, 3, SLOW, "run.rounds=3")
 
 
 @pytest.mark.network
