@@ -95,8 +95,8 @@ def test_a_request_that_the_coordinator_did_not_sign_is_refused_and_can_be_shown
 ) -> None:
     """A SuperLink, or anyone who has its disk, that makes requests up: the run's own signing is switched off."""
     unsigned = (
-        "import sys; from server.deployment.superlink.request_signing import Signing; "
-        "Signing.sign = lambda self, message: None; "
+        "import sys; from server.deployment.superlink.request_signing import RequestSigner; "
+        "RequestSigner.sign = lambda self, message: None; "
         "from server.cli import main; main(sys.argv[1:])"
     )
     command = ("run", federation.coordinator.folder, federation.experiment, "--out", tmp_path / "run", "--once")
