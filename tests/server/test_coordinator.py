@@ -1,8 +1,10 @@
-"""coordinator.toml as a person may write it, and the locks that keep two programs out of one folder."""
+"""A coordinator's folder: its file as a person may write it, locks, the port that is checked early, and modes."""
 
 import ipaddress
+import socket
 import string
 import threading
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -13,14 +15,19 @@ from hypothesis import strategies as st
 
 from common.errors import BadInput
 from common.security.identity import split_address
+from common.system.files import private_folder
 from server.coordinator.folder import (
     Coordinator,
     CoordinatorFile,
     checked_host,
     exclusive,
+    is_running,
+    make_private,
     read_coordinator,
     write_coordinator,
 )
+from server.coordinator.preflight import port_faults_of
+from tests.network.real import flwr_client, flwr_server
 
 GOOD = """
 name = "trial"
@@ -176,3 +183,78 @@ def test_nobody_else_may_look_into_the_state_of_a_folder(coordinator: Coordinato
     coordinator.state.mkdir(mode=0o755)
     with exclusive(coordinator, "start"):
         assert coordinator.state.stat().st_mode & 0o777 == 0o700
+
+
+# ---------------------------------------------------------------------- the port
+
+
+def test_a_port_in_use_is_named_within_two_seconds(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        words = ("--name", "trial", "--host", "127.0.0.1", "--listen", "127.0.0.1", "--port", port)
+        made = flwr_server("init", tmp_path / "trial", *words)
+        assert made.code == 0, made.err
+        began = time.monotonic()
+        ended = flwr_server("start", tmp_path / "trial")
+        assert time.monotonic() - began < 2
+        said = " ".join(ended.err.split())
+        assert ended.code == 2
+        assert f"coordinator.toml: port: {port} of 127.0.0.1 cannot be opened: address already in use." in said
+        assert "set another port in coordinator.toml" in said
+        assert "Traceback" not in ended.out + ended.err
+    assert port_faults_of(read_coordinator(tmp_path / "trial")) == []
+
+
+def test_an_address_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None:
+    assert (
+        flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "a.example", "--listen", "192.0.2.1").code
+        == 0
+    )
+    (fault,) = port_faults_of(read_coordinator(tmp_path / "trial"))
+    assert "of 192.0.2.1 cannot be opened: cannot assign requested address." in str(fault)
+
+
+def test_a_start_at_work_is_seen_from_outside(tmp_path: Path) -> None:
+    assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "a.example").code == 0
+    coordinator = read_coordinator(tmp_path / "trial")
+    assert not is_running(coordinator, "start")
+    with exclusive(coordinator, "start"):
+        assert is_running(coordinator, "start")
+        assert "starting: it takes up to a minute" in " ".join(flwr_server("status", tmp_path / "trial").out.split())
+    assert not is_running(coordinator, "start")
+    assert "down: start it" in " ".join(flwr_server("status", tmp_path / "trial").out.split())
+
+
+# ---------------------------------------------------------------------- private folders
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_init_makes_folders_that_only_their_owner_can_look_into(tmp_path: Path) -> None:
+    assert flwr_server("init", tmp_path / "new" / "trial", "--name", "trial", "--host", "127.0.0.1").code == 0
+    assert flwr_client("init", tmp_path / "north", "--name", "north").code == 0
+    assert [mode(tmp_path / name) for name in ("new/trial", "north")] == [0o700, 0o700]
+
+
+@pytest.mark.parametrize("before", [0o755, 0o750, 0o711, 0o777, 0o705])
+def test_a_folder_that_others_can_look_into_is_closed_and_that_is_said_once(before: int, tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    assert flwr_server("init", folder, "--name", "trial", "--host", "127.0.0.1").code == 0
+    folder.chmod(before)
+    said = list[str]()
+    for _ in range(2):
+        make_private(read_coordinator(folder), said.append)
+    assert said == [f"other accounts could look into {folder}; now only this one can (mode 700)"]
+    assert mode(folder) == 0o700
+
+
+def test_a_folder_of_another_account_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object) -> None:
+        raise PermissionError
+
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", refused)
+    assert not private_folder(tmp_path)
+    assert mode(tmp_path) == 0o755
