@@ -24,7 +24,8 @@ def check_start(folder: Path) -> None:
         Refused: If the coordinator shows a certificate that this site cannot accept.
     """
     settings, _ = read_with_faults(folder)  # faults of class names are reported with those of the data
-    check_not_running(settings.state)
+    if is_running(settings.state):
+        raise BadInput([already_running(settings.state)])
     faults = list[Fault]()
     try:
         kit = read_credentials(settings)
@@ -36,12 +37,6 @@ def check_start(folder: Path) -> None:
     stop_on([*faults, *writable_folder_faults(settings.state), *flower_faults()])
     with contextlib.suppress(Unreachable):
         days_valid(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
-
-
-def check_not_running(state: Path) -> None:
-    """Raise :class:`BadInput` if another process of this site runs."""
-    if is_running(state):
-        raise BadInput([already_running(state)])
 
 
 def is_running(state: Path) -> bool:

@@ -128,20 +128,16 @@ class BoundedLog:
             self._append(printable(line)[:LONGEST_LINE])
 
     def _append(self, line: str) -> None:
-        self._rotate()
+        if self.path.exists() and self.path.stat().st_size >= FILE_BYTES:
+            names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, FILES))]
+            for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
+                if newer.exists():
+                    newer.replace(older)
         number = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(number, "a", encoding="utf-8") as file:
             os.fchmod(number, 0o600)  # a file of an earlier release
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             file.write((json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n")
-
-    def _rotate(self) -> None:
-        if not self.path.exists() or self.path.stat().st_size < FILE_BYTES:
-            return
-        names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, FILES))]
-        for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
-            if newer.exists():
-                newer.replace(older)
 
 
 def printable(line: str) -> str:
