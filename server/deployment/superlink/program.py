@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.system.resources import raise_descriptor_limit
+from common.system.resources import raise_descriptor_limit, release_free_memory
 from common.system.stopping import end_with_starter
 from server.coordinator.state import ControlSocket
 from server.deployment.superlink.control_service import serve_control
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 OTHER_FILES = 256
 """Open files of the SuperLink beside hospitals' connections: objects, database, log, gRPC's own."""
+RELEASE_MEMORY_EVERY_S = 30.0
 GRACE_S = 1.0
 """Time for calls in progress when the process is told to stop."""
 
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     connections = possible_connections(options.connections)
     hospitals, _ = serve_hospitals(options.fleet, storage, certificates, state, connections)
     programs = serve_control(ControlSocket(state).grpc_address, storage)
-    stop.wait()
+    while not stop.wait(RELEASE_MEMORY_EVERY_S):
+        release_free_memory()  # after a flood of connections the allocator keeps tens of megabytes
     storage.messages.arrivals.close()
     for ended in [server.stop(GRACE_S) for server in (hospitals, programs)]:
         ended.wait()
