@@ -175,7 +175,7 @@ def _terms(
         identity=site.identity,
         peers=site.policy.peers,
         cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
-        asked=asked_of(site, request, method),
+        digest=asked_of(site, request, method),
         masked=masked_rounds_of(site, shares),
     )
 

@@ -31,7 +31,7 @@ NOT_TESTED = "it did not test the model"
 def asked_benefits(
     coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
 ) -> dict[str, Any]:
-    """Ask the sites that tested the model and trained in the run; say of the others why they were not asked.
+    """Have sites compare the model with one that each trains alone; give a reason for each site that does not.
 
     Returns:
         Empty where the experiment does not ask for it.

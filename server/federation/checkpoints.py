@@ -27,7 +27,7 @@ _MAY_CHANGE = ("simulation", "participation")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after a round.
+    """The state of a run after a round, from which it can go on.
 
     Attributes:
         run: Its identifier, under which the sites keep their memory.
@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """``checkpoints/`` of one run folder.
+    """The folder ``checkpoints/`` of one run.
 
     Attributes:
         durable: Flush to disk; off in simulation, which a power failure may set back further.
@@ -134,7 +134,7 @@ class CheckpointFolder:
 
 
 def _describes(facts: Any, of_state: int, number: int) -> bool:
-    """Return whether facts have what a run needs to go on; their values are those of the run that wrote the hash."""
+    """Return whether the facts of a checkpoint have all that a run needs to go on."""
     if not isinstance(facts, dict) or facts.get("round") != number or of_state != number:
         return False
     tables = [facts.get(name) for name in ("books", "last_validation", "experiment")]

@@ -88,7 +88,7 @@ class RunTotals:
     _plain: tuple[str, ...] = ()
 
     def note(self, record: RoundRecord, state: FederationState, learned: Mapping[str, Any]) -> None:
-        """Add a round up, and write the last whose validation figures are known by now: mostly the one before.
+        """Add a round to the sums, and write the line of the round before, whose validation figures are known now.
 
         Args:
             record: The figures of the round.
@@ -173,7 +173,7 @@ class RunTotals:
         }
 
     def go_on_from(self, facts: Mapping[str, Any], last_round: int) -> None:
-        """Take up :meth:`facts`, and take back the lines of rounds after them."""
+        """Restore the sums from :meth:`facts`, and remove the lines of later rounds."""
         self.train_seconds, self.aggregate_seconds = facts["train_seconds"], facts["aggregate_seconds"]
         self.round_seconds = facts["round_seconds"]
         self.site_seconds, self.epochs = Counter(facts["site_seconds"]), Counter(facts["epochs"])
@@ -205,7 +205,7 @@ class Recorder(Callbacks):
         self._left_out: dict[str, str] = {}
 
     def begin(self, coordinator: Coordinator, layout: Layout, initial: ModelState) -> None:
-        """Open what is written; note what run this is, or that it goes on, and who takes part.
+        """Open the files of the run; note its identity, or that it goes on, and the sites that take part.
 
         Raises:
             RunStopped: If the run goes on, and its sites annotate other classes now, or its model was changed.
@@ -247,7 +247,7 @@ class Recorder(Callbacks):
         self._warn()
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
-        """Put the run back where it was.
+        """Restore the run from a checkpoint.
 
         Raises:
             RunStopped: If the sites annotate other classes now, or the checkpoint is not what a run writes.
@@ -282,7 +282,7 @@ class Recorder(Callbacks):
             watcher.enrolled(releases)
 
     def _warn(self) -> None:
-        """Note sites that weigh much, and sites that cannot judge a model."""
+        """Note sites that have nearly all images, and sites without validation images."""
         members, folder = self.coordinator.sites.members, self.setting.folder
         images = {site: member.answer.train_samples for site, member in members.items()}
         for site, share in heavy_sites(images).items():
@@ -314,7 +314,7 @@ class Recorder(Callbacks):
             watcher.waiting(waiting)
 
     def on_join(self, server_round: int, site: str) -> None:
-        """Note the late joiner."""
+        """Note a site that joined after the roll call."""
         sites = self.coordinator.sites
         self.setting.folder.event("joined", round=server_round, site=site, hash=sites.contract.hash)
         self.ledger.enrolled(server_round, site, sites.members[site])
@@ -365,7 +365,7 @@ class Recorder(Callbacks):
         return state
 
     def on_reset(self, state: FederationState) -> FederationValidation:
-        """Take back what was noted since the end of the state's round; write the state down as its checkpoint."""
+        """Remove all notes of rounds after the state's round, and write the state as the checkpoint of its round."""
         earlier = self.checkpoints.after(state.round) if state.round else None
         totals: Mapping[str, Any] = self._totals_at_start
         judged = FederationValidation()
@@ -378,13 +378,13 @@ class Recorder(Callbacks):
     # ------------------------------------------------------------------ the end
 
     def stopped(self, reason: str) -> None:
-        """Note why the run ends before its last round."""
+        """Note the reason for which the run ends before its last round."""
         self.totals.finalize(self.coordinator.last_validation, self.coordinator.state)
         self._note_refused_calls()
         self.setting.folder.event("stopped", reason=reason)
 
     def done(self, summary: Mapping[str, Any]) -> None:
-        """Write receipt and summary."""
+        """Write the receipt and the summary of a run that is done."""
         folder = self.setting.folder
         self.ledger.done(result_round=self.coordinator.result_round, model_sha256=summary["model_sha256"])
         if reason := write_receipt(self.ledger.audit):

@@ -39,7 +39,7 @@ Weights = Sequence[float]
 
 
 def running_sum(values: Iterable[float]) -> float:
-    """Add one after the other: from Python 3.12 on ``sum`` rounds otherwise, and hashes would differ."""
+    """Add numbers one after the other: from Python 3.12 on ``sum`` rounds otherwise, and hashes would differ."""
     total = 0.0
     for value in values:
         total += value
@@ -126,7 +126,7 @@ class RunningMean(FlatMean):
         self.weight, self._sum = 0.0, np.zeros(size, np.float64)
 
     def add(self, array: Float32, weight: float) -> None:
-        """Count an array ``weight`` times; weights need not sum to one."""
+        """Add an array with a weight; weights need not sum to one."""
         if array.shape != self._sum.shape:
             raise ValueError(f"expected shape {self._sum.shape}, got {array.shape}")
         times = np.float64(weight)
@@ -220,7 +220,7 @@ class WholeHeadMean:
         self._bias, self._total = np.zeros(len(self._names), np.float64), 0.0
 
     def add(self, head: Head, share: float) -> None:
-        """Count a site's head ``share`` times.
+        """Add a site's head with weight ``share``.
 
         Raises:
             ValueError: If the head has other rows.
@@ -233,7 +233,7 @@ class WholeHeadMean:
 
     @property
     def mean(self) -> HeadArrays:
-        """Return the mean, in which every row was sent."""
+        """Return the mean of all rows."""
         divisor = np.float64(self._total)
         return self._weight / divisor, self._bias / divisor, np.ones(len(self._names), np.bool_)
 
@@ -377,7 +377,7 @@ def mixed(clients: Float32, server: Float32, alpha: float) -> Float32:
 
 
 def mixture(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
-    """Mix all of two models, running means and variances too; a head row is mixed with that of its name."""
+    """Mix all values of two models; head rows are matched by class name."""
     other = server.head.rows(hospitals.head.class_names)
     weight, bias = mixed(hospitals.head.weight, other.weight, alpha), mixed(hospitals.head.bias, other.bias, alpha)
     return ModelState(

@@ -37,16 +37,16 @@ from strategies.methods.base import Method, RoundContext
 
 
 class Aggregator(Protocol):
-    """Takes one round's good replies, in any order."""
+    """Takes the updates of one round's good replies, in any order, and merges them."""
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Take a good reply's update; return the reply without it."""
 
     def leave_out(self, site: str) -> None:
-        """Go on without this site's update: its reply does not count."""
+        """Go on without the update of a site whose reply does not count."""
 
     def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies with the updates that are still here."""
+        """Return the replies with their updates, as far as the aggregator still has them."""
 
     def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Merged:
         """Return the means of replies with their updates, in the order of site names."""
@@ -70,7 +70,7 @@ def aggregator_for(
 
 
 class StreamingAggregator:
-    """Adds each update to the means when those before it are there, and keeps no more of them than has to wait.
+    """Adds each update to the means as soon as those of all sites before it by name are added.
 
     Args:
         model: The model that the sites started from.
@@ -105,15 +105,15 @@ class StreamingAggregator:
         self._add()
 
     def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies as they are: updates that were added are gone."""
+        """Return the replies without updates: those that were added are not kept."""
         return replies
 
     def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Merged:
-        """Return the means of all that came."""
+        """Return the means of all updates that were taken."""
         return Merged(self.means())
 
     def means(self) -> Means:
-        """Return the means of all that came."""
+        """Return the means of all updates that were taken."""
         self._next = deque(sorted(self._waiting))
         self._add()
         return self._means.means
@@ -144,7 +144,7 @@ class BufferedAggregator:
         return replace(reply, update=Groups())
 
     def leave_out(self, site: str) -> None:
-        """Forget this site's update, whether it is here or not."""
+        """Forget the update of a site, if there is one."""
         if site in self._waiting:
             self._waiting.take(site)
 
@@ -235,7 +235,7 @@ IN_MEMORY = 2**29
 
 
 class WaitingUpdates(Mapping[str, Groups]):
-    """Updates that wait, by site: :data:`IN_MEMORY` bytes of them in memory, the trunks of the others in a file.
+    """Updates by site that wait to be merged: :data:`IN_MEMORY` bytes in memory, the trunks of the others in a file.
 
     Args:
         folder: Folder of that file; the system's own for temporary files where None.
@@ -246,7 +246,7 @@ class WaitingUpdates(Mapping[str, Groups]):
         self._file, self._places = TrunkFile(folder), dict[str, slice]()
 
     def put(self, site: str, update: Groups, *, briefly: bool = False) -> None:
-        """Keep a site's update, in memory if it fits there or is taken at once, or if the disk has no room."""
+        """Keep an update: in memory if there is room, if it leaves at once, or if the disk is full; else on disk."""
         if site in self._updates:
             self.take(site)
         trunk = update.trunk
@@ -258,7 +258,7 @@ class WaitingUpdates(Mapping[str, Groups]):
         self._bytes += _trunk_bytes(update)
 
     def take(self, site: str) -> Groups:
-        """Return a site's update, which waits no longer."""
+        """Return a site's update, and forget it."""
         update = self[site]
         self._bytes -= _trunk_bytes(self._updates.pop(site))
         self._places.pop(site, None)
@@ -283,7 +283,7 @@ def _trunk_bytes(update: Groups) -> int:
 
 
 class TrunkFile:
-    """Trunks one after the other in a file without a name, which no kill leaves behind; read where they lie.
+    """A temporary file of trunks, one after the other, which a killed process does not leave behind.
 
     One file for all: a process may have no more than some hundred or thousand open.
     """

@@ -135,12 +135,12 @@ class Coordinator:
         """Receive the coordinator's own images; averaging has no use for them."""
 
     def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
-        """Have :meth:`start` go on from a state of this run, and from the validation of its model."""
+        """Set the state, and the validation of its model, that :meth:`start` goes on from."""
         self._resumed, self.last_validation = state, last_validation
 
     @property
     def result(self) -> ModelState:
-        """Return the model that the run ends with, as things stand."""
+        """Return the model that the run would end with now."""
         return self.state.model if self.plan.evaluation.checkpoint == "last" else self.state.selected
 
     @property
@@ -207,7 +207,7 @@ class Coordinator:
         return result
 
     def _before_rounds(self, timeout: float) -> None:
-        """Do what a new run begins with: in averaging nothing."""
+        """Prepare a new run before its first round; averaging needs nothing."""
 
     def _is_over(self) -> bool:
         """Return whether the run ends before its last round."""
@@ -219,7 +219,7 @@ class Coordinator:
         return self.aggregate_train(server_round, self.exchanged(messages, "train", server_round, timeout))
 
     def _after_rounds(self, timeout: float) -> None:
-        """Ask once more, to learn how good the last model is."""
+        """Have sites validate the last model after the last round."""
         messages = self.configure_evaluate()
         self.aggregate_evaluate(self.exchanged(messages, "evaluate", self.state.round, timeout))
 
@@ -236,7 +236,7 @@ class Coordinator:
         return [requests.train(site, self.state.model, statistics(site), update=update) for site in chosen]
 
     def _begin(self, server_round: int, grid: Grid) -> None:
-        """Let sites join that have connected since; note when the round begins."""
+        """Admit sites that have connected since the last round; note when the round begins."""
         self.grid = grid
         if server_round > 1:
             self.sites.admit_late_joiners(server_round)
@@ -290,7 +290,7 @@ class Coordinator:
         return record
 
     def _merged(self, received: Replies[TrainReply], aggregator: Aggregator, context: RoundContext) -> RoundOutcome:
-        """Merge the updates through the layers, the last of which is next to the method's own mean."""
+        """Merge the updates by the method's own mean, with all layers around it."""
         arrived = time.monotonic()
 
         def plain(replies: Replies[TrainReply]) -> RoundOutcome:
@@ -311,7 +311,7 @@ class Coordinator:
             raise too_few(f"round {server_round}", received, len(self.requests.expected))
 
     def _needed(self, received: Replies[Reply]) -> int:
-        """Return how many replies to an exchange make it count.
+        """Return how many replies an exchange needs to count.
 
         With ``min_sites = 0`` that is every site but those that sent what cannot count, which must not end the run for
         the others; one that is away or gives up with an error still is needed.
@@ -325,7 +325,7 @@ class Coordinator:
         return self.evaluate_messages(self.state.round, self.state.model, self._validation_sites(), test=False)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
-        """Note what sites state of the last model; it may be the best."""
+        """Note the sites' figures of the last model, which may be the best."""
         received = self.received(replies, EvaluateReply)
         self.callbacks.on_absent("evaluate", received.absent)
         self.last_validation = FederationValidation.of_replies(received.accepted)
@@ -369,7 +369,7 @@ class Coordinator:
         return sorted(set(self.sites.members) - set(self.state.excluded))
 
     def _validation_sites(self) -> list[str]:
-        """Return the sites that say how good the model after the last round is.
+        """Return the sites that validate the model after the last round.
 
         Where a sample would do, they are those that judged the best model up to now: only they can compare the two, so
         that the run ends with the model that it would end with if all were asked. Where there is no such choice, they
@@ -385,7 +385,7 @@ class Coordinator:
     # ------------------------------------------------------------------ one exchange
 
     def new_requests(self, server_round: int) -> Requests:
-        """Begin an exchange."""
+        """Begin a new exchange, and return its requests."""
         self.requests = Requests(
             method=self.method,
             plan=self.plan,

@@ -174,7 +174,7 @@ class Requests:
         return self.message(site, MessageType.EVALUATE, encode(request, self.written))
 
     def message(self, site: str, kind: str, content: RecordDict) -> Message:
-        """Address a content to a site, and note its size and the time."""
+        """Make a message for a site, and note its size and the time."""
         size = payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
@@ -274,7 +274,7 @@ class Outstanding:
         return {message.metadata.dst_node_id for message in self.pending.values()} | set(self.lost), set(self.lost)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send; a message to a site that is no longer registered is not waited for."""
+        """Send messages; one to a site that is no longer registered is answered by an error at once."""
         accepted = pushed(self._grid, messages)
         self.pending |= accepted
         for message in messages:
@@ -355,7 +355,7 @@ class Replies(Generic[Reply]):
     unfit: frozenset[str] = frozenset()
 
     def without(self, dropped: Mapping[str, str]) -> "Replies[Reply]":
-        """Return the replies without those of sites that do not count after all, each with the reason."""
+        """Return the replies without those of some sites, which are absent now, each with its reason."""
         accepted = {site: reply for site, reply in self.accepted.items() if site not in dropped}
         return replace(self, accepted=accepted, absent={**self.absent, **dropped})
 

@@ -68,14 +68,14 @@ class Layer:
         return reply
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
-        """Receive what sites state of the present model, and why others state nothing."""
+        """Receive the sites' figures of the present model, and the reasons of sites without a reply."""
 
     def around(self, merge: Merge) -> Merge:
         """Wrap the merging of a round's updates."""
         return merge
 
     def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
-        """Note something in the state after a round; the validation is that of the model before."""
+        """Return the state with this layer's notes after a round; the validation is of the model before the round."""
         return state
 
 
@@ -127,12 +127,12 @@ class NormBound(Layer):
         self._lengths: dict[str, Lengths] = {}  # of each site's last update
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Measure an update while others are on their way."""
+        """Measure the length of an update while others are on their way."""
         self._lengths[reply.site] = lengths_of(reply.update)
         return reply
 
     def shortens(self, replies: Mapping[str, TrainReply]) -> bool:
-        """Return whether an update is longer than it may be."""
+        """Return whether any update is longer than the bound."""
         medians = medians_of([self._lengths[site] for site in replies])
         return any(max(times_of(self._lengths[site], medians).values(), default=0.0) > self.clip for site in replies)
 
@@ -219,7 +219,7 @@ def culprit(whole: FederationValidation, without: Mapping[str, FederationValidat
 
 
 def _harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
-    """Return how many times the loss is as high, and how much lower the AUROC, with an update at most other sites."""
+    """Return by what factor an update raises the loss of most other sites, and by how much it lowers their AUROC."""
     judges = sorted((whole.loss.keys() | without.loss.keys()) - {site})
     times = sorted(_loss_ratio(whole.loss.get(judge, math.inf), without.loss.get(judge, math.inf)) for judge in judges)
     tested = sorted((whole.auroc.keys() & without.auroc.keys()) - {site})
@@ -261,7 +261,7 @@ class Rollback(Layer):
         self._coordinator, self._bound = coordinator, bound
 
     def due(self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool) -> bool:
-        """Return whether a round's updates are tried before they count.
+        """Return whether models without each site are tried before a round's updates count.
 
         Args:
             state: Before the round.
@@ -275,7 +275,7 @@ class Rollback(Layer):
         return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
-        """Look at what the sites say of the present model. No round is done again twice.
+        """Check whether the present model has collapsed; no round is done again more than once.
 
         Raises:
             ModelCollapse: If it has collapsed, and there is a round to go back to.
@@ -293,7 +293,7 @@ class Rollback(Layer):
         return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
 
     def around(self, merge: Merge) -> Merge:
-        """Try a round's updates before they count, where that is due."""
+        """Try models without each site before the updates count, where a trial is due."""
 
         def tried(received: Replies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.of_replies(received.accepted).loss
@@ -305,7 +305,7 @@ class Rollback(Layer):
         return tried
 
     def _without_culprit(self, merge: Merge, received: Replies[TrainReply]) -> Replies[TrainReply]:
-        """Return the replies but for the site whose update harms, if there is one; it is left out from now on."""
+        """Return the replies without the site whose update harms, if any; it is left out for the rest of the run."""
         coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
         sites = sorted(received.accepted)
 
@@ -326,7 +326,7 @@ class Rollback(Layer):
         return received
 
     def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
-        """Ask the sites how good a model is that may become that of this round."""
+        """Have the sites validate a model that may become this round's model."""
         coordinator, training = self._coordinator, self._coordinator.requests
         messages = coordinator.evaluate_messages(server_round, model, sites, test=False)
         deadline_s = coordinator.participation.round_deadline_s

@@ -65,7 +65,7 @@ def drawn(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
 def drawn_to_cover(
     annotated: Mapping[str, Collection[str]], size: int, seed: Sequence[int], excluded: Collection[str] = ()
 ) -> list[str]:
-    """Draw so many sites, sorted, that each class is annotated by one of them, where that many can.
+    """Draw ``size`` sites, sorted, so that each class is annotated by at least one of them, where that is possible.
 
     A plain draw that covers the classes stays as it is. Else sites that annotate what it misses come first, of several
     the one that annotates most of it, and the last ones drawn are left out. With at least as many sites as classes each
@@ -169,7 +169,7 @@ class Roll:
         return new
 
     def ask(self, timeout_s: float) -> None:
-        """Send the call to anyone who has connected since.
+        """Send the roll call to sites that have connected since the last call.
 
         A site that answers with an error will not answer better the second time, unless it went away and came back:
         somebody may have fixed it. While it is away the reason stands: a site of another release leaves at once.
@@ -184,7 +184,7 @@ class Roll:
             self._asked[name] = message.metadata.dst_node_id
 
     def answered(self) -> list[Member]:
-        """Return the sites that have become members since."""
+        """Return the sites that have answered and become members since the last look."""
         new = []
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
@@ -301,7 +301,7 @@ Choice = TypeVar("Choice")
 
 
 def own_faults(declarations: Iterable[Declaration]) -> list[Fault]:
-    """Return what sites got wrong by themselves: no label, one twice, two spellings of one class at one site."""
+    """Return the faults in each site's own labels: none at all, one twice, or two spellings of one class."""
     faults = list[Fault]()
     for declaration in declarations:
         faults += [replace(fault, site=declaration.site) for fault in declaration_faults(declaration)]
@@ -493,7 +493,7 @@ class Membership:
                 self.callbacks.on_join(server_round, member.answer.site)
 
     def _joining(self, member: Member) -> list[Fault]:
-        """Take a late joiner into the contract, whose classes are settled; or return why that cannot be."""
+        """Add a late joiner to the contract, whose classes are settled; or return the faults that prevent it."""
         declarations = [other.declaration for other in self.members.values()] + [member.declaration]
         try:
             contract = merge_declarations(declarations, self.contract.class_names)

@@ -165,7 +165,7 @@ def summed_test(coordinator: "Coordinator", tested: Replies[EvaluateReply]) -> d
 
 def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
     """Return the means of the updates that are in a sum."""
-    request, part = opened.asked, 1 / opened.divisor
+    request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_vector(request.layout, request.classes, opened.vector)
     whole = running_sum(part for _ in opened.survivors)
     names = model.head.class_names

@@ -87,10 +87,10 @@ class OwnTraining:
             restore_optimizer(self.network, optimizer, optimizer_state)
         frozen = Frozen(norm=self.method.frozen_norm)
         objective = plain(self.method.training_loss(self.train, spec))
-        exercise = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
-        judge = StopCriterion(self.validation, self.method.loss, server.settling)
+        task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
+        criterion = StopCriterion(self.validation, self.method.loss, server.settling)
         with reproducible(seed_of(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads) as generator:
-            done = train_until_settled(self.network, exercise, optimizer, generator, judge)
+            done = train_until_settled(self.network, task, optimizer, generator, criterion)
         record = CoordinatorRound(done.last_loss, done.epochs, time.monotonic() - began)
         state = read_state(self.network)
         refuse_diverged(state, done.last_loss)
@@ -163,7 +163,7 @@ class SequentialCoordinator(Coordinator):
         self.state = replace(self.state, statistics=ranking)
 
     def _after_rounds(self, timeout: float) -> None:
-        """Ask nobody: each round validates its own model."""
+        """Do nothing, because each round has validated its own model."""
 
     def _validation_sites(self) -> list[str]:
         """Return the sites that validate each round's model: a sample is the same in all rounds, to be compared."""
@@ -201,7 +201,7 @@ class SequentialCoordinator(Coordinator):
         return record
 
     def _passed(self, server_round: int, timeout: float) -> Pass:
-        """Send the model through the sites.
+        """Pass the model from site to site.
 
         Raises:
             TooFewSites: As soon as it cannot pass through ``min_sites``.
@@ -225,7 +225,7 @@ class SequentialCoordinator(Coordinator):
         return done
 
     def _note_hop(self, done: Pass, site: str, received: Replies[TrainReply]) -> None:
-        """Move the model by the site's update, if that counts."""
+        """Note a site's reply, and move the model by its update if the update counts."""
         done.absent.update(received.absent)
         done.bytes_down.update(self.requests.bytes_down)
         done.bytes_up.update(received.bytes_up)
@@ -245,7 +245,7 @@ class SequentialCoordinator(Coordinator):
     def _with_own_training(
         self, hospitals: ModelState, server_round: int
     ) -> tuple[ModelState, Moments, CoordinatorRound | None]:
-        """Mix the hospitals' model with what the coordinator makes of the mixed model of the round before."""
+        """Train the model of the round before at the coordinator, and mix the result with the hospitals' model."""
         server, state = self.method.server_training, self.state
         if server is None:
             return hospitals, state.moments, None
@@ -272,6 +272,6 @@ class SequentialCoordinator(Coordinator):
 def coordinator_of(
     method: Method, plan: Plan, participation: ParticipationSection, run: str, **options: Any
 ) -> Coordinator:
-    """Return what leads a run of a method; the arguments are those of :class:`Coordinator`."""
+    """Return the coordinator for a run of a method; the arguments are those of :class:`Coordinator`."""
     engine = SequentialCoordinator if isinstance(method, SequentialMethod) else Coordinator
     return engine(method, plan, participation, run, **options)

@@ -136,7 +136,7 @@ def groups_expected(sent: Groups, method: SiteMethod, annotated: Collection[str]
 def with_absent(
     state: FederationState, where: str, counted: Collection[str], absent: Mapping[str, str]
 ) -> FederationState:
-    """Note why replies of an exchange did not count, for their sites to be told.
+    """Return the state with the reasons why replies did not count, which their sites receive with the next request.
 
     Args:
         state: The state before.
@@ -172,7 +172,7 @@ def after_round(
 
 
 def with_judgement(state: FederationState, validation: FederationValidation, criterion: Criterion) -> FederationState:
-    """Note what sites state of the current model, by the run's criterion; see :func:`with_validation`.
+    """Return the state with the sites' figures of the current model, by the run's criterion.
 
     The first judged model settles the criterion, so that all rounds of a run are compared by one. It is ``loss`` where
     not more than half of the sites that state a loss have an AUROC: their validation parts show one kind of image only,
@@ -194,7 +194,7 @@ def with_judgement(state: FederationState, validation: FederationValidation, cri
 
 
 def with_validation(state: FederationState, losses: Losses) -> FederationState:
-    """Note the current model's losses by the run's criterion, by site, and keep the model where it is the best so far.
+    """Return the state with the losses of the current model by site, which becomes the best model if it is better.
 
     The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Where
     not the same sites judged both models, those that did decide; models that no site judged both cannot be compared,
@@ -228,7 +228,7 @@ def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:
 
 
 def regret(losses: Losses, lowest: Losses) -> float:
-    """Return how many times its lowest loss a model costs a site, at most, for more than half of the sites."""
+    """Return the smallest ratio of loss to lowest loss that more than half of the sites stay within."""
     ratios = sorted([(loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items()])
     return ratios[len(ratios) // 2] if ratios else 1.0
 

@@ -56,8 +56,8 @@ class SecretDropout(nn.Module):
             self.sizes.append(math.prod(shape))
         if self.p == 0:
             return values
-        kept = self.noise.uniform(shape, values.device) >= self.p
-        return values * kept / max(1 - self.p, 1e-12)
+        mask = self.noise.uniform(shape, values.device) >= self.p
+        return values * mask / max(1 - self.p, 1e-12)
 
 
 @contextlib.contextmanager
@@ -250,12 +250,12 @@ def _try(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
         _, longer = gradients(torch.cat([first, second[:1]]), weights)
         if longer != before[1]:
             raise _mixed()
-        # Of two numbers one bit differs: one of the two is kept and the other replaced, then the other way round.
+        # Of two numbers one bit differs: one of the two stays and the other is replaced, then the other way round.
         for bit, value in itertools.product(range((images - 1).bit_length()), (0, 1)):
-            kept = (numbers >> bit) % 2 == value
-            mixed = torch.where(kept.view(-1, *[1] * (first.dim() - 1)), first, second)
+            stays = (numbers >> bit) % 2 == value
+            mixed = torch.where(stays.view(-1, *[1] * (first.dim() - 1)), first, second)
             after, _ = gradients(mixed, weights[:images])
-            if not _alike([one[kept] for one in before[0]], [one[kept] for one in after]):
+            if not _alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
                 raise _mixed()
 
 
@@ -297,7 +297,7 @@ def _mask_sizes(probe: SplitNetwork) -> list[int]:
 def _alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
     """Return whether rows are finite, not zero, and no further from one another than rounding explains."""
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
-    apart = torch.stack([(one - other).norm(dim=1) for one, other in zip(before, after, strict=True)])
+    apart = torch.stack([(rows - others).norm(dim=1) for rows, others in zip(before, after, strict=True)])
     longest, whole = lengths.max(dim=1, keepdim=True).values, lengths.square().sum(dim=0).sqrt()
     near = apart <= NEAR * longest + NEARLY_NOTHING * whole
     there = longest > LEAST * whole.max()

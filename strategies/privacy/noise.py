@@ -79,16 +79,16 @@ def _accepted(count: int, bits: BitStream, scale_bits: int) -> Integers:
     magnitude, positive = _discrete_laplace(count, bits, scale_bits)
     # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
     distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
-    kept = _falls(distance * distance, bits, 2 * scale_bits + 1)
-    return np.where(positive, magnitude, -magnitude)[kept]
+    accepted = _falls(distance * distance, bits, 2 * scale_bits + 1)
+    return np.where(positive, magnitude, -magnitude)[accepted]
 
 
 def _discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
     """Make ``count`` tries at a discrete Laplace of scale s (algorithm 2); return sizes and signs that succeed."""
     words = bits.words(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
-    kept = _falls(fraction, bits, scale_bits)
-    words, fraction = words[kept], fraction[kept]
+    accepted = _falls(fraction, bits, scale_bits)
+    words, fraction = words[accepted], fraction[accepted]
     magnitude = (_runs(words.size, bits) << scale_bits) + fraction.astype(np.int64)
     positive = (words & np.uint64(1)).astype(bool)
     single = positive | (magnitude != 0)  # else 0 would be drawn twice as often

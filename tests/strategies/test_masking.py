@@ -96,14 +96,14 @@ class Ward:
 
     def plain_sum(self, opened: UnmaskedSum) -> np.ndarray:
         """The sum of the survivors' fixed-point numbers, without masks, over what was opened."""
-        result = np.zeros(LAYOUT.size(opened.asked.classes), np.uint32)
+        result = np.zeros(LAYOUT.size(opened.request.classes), np.uint32)
         for seed, (site, rows) in enumerate(self.rows.items()):
             if self.lost_at.get(site, NEVER) > 2:
                 vector = fixed_point(flatten_update(update_of(seed, rows))[2], len(self.rows), 8.0)
                 result[:7] += vector[:7]
                 for place, name in enumerate(rows):
                     if name in opened.rows:
-                        start = 7 + 4 * opened.asked.classes.index(name)
+                        start = 7 + 4 * opened.request.classes.index(name)
                         result[start : start + 4] += vector[7 + 4 * place : 11 + 4 * place]
         return result
 

@@ -77,7 +77,7 @@ class UnmaskedSum:
     """A sum whose masks are taken off.
 
     Attributes:
-        asked: The request for the sum.
+        request: The request for the sum.
         vector: Sum of updates divided by ``divisor``, over the body and all rows; rows that are not opened are zero.
         survivors: The sites whose updates are in the sum, sorted.
         divisor: Number of sites that were asked in the round's first attempt.
@@ -86,7 +86,7 @@ class UnmaskedSum:
         integers: The sum before it was turned into numbers.
     """
 
-    asked: SumRequest
+    request: SumRequest
     vector: NDArray[np.float64]
     survivors: tuple[str, ...]
     divisor: int
@@ -99,7 +99,7 @@ class UnmaskedSum:
 class Summing:
     """One round's masking, stage by stage."""
 
-    asked: SumRequest
+    request: SumRequest
     ask: QueryFn
     _statements: dict[str, Statement] = field(default_factory=dict)
     _members: tuple[str, ...] = ()
@@ -125,15 +125,15 @@ class Summing:
 
     def _keys(self) -> SharesRequest:
         """Have the sites state their keys: those of an earlier attempt at this round, if there was one."""
-        asked = self.asked
-        self._members = tuple(sorted(asked.rows))
+        sum_request = self.request
+        self._members = tuple(sorted(sum_request.rows))
         self._divisor = len(self._members)
         answers = self._stated()
         now = self._members, self._divisor
         earlier = {(statement.members, statement.divisor) for statement in self._statements.values()} - {now}
         if earlier:
             self._members, self._divisor = min(earlier)
-            if missing := sorted(set(self._members) - set(asked.rows)):
+            if missing := sorted(set(self._members) - set(sum_request.rows)):
                 problem = f"this round, or one from the same model, was masked before, among {quoted(self._members)}"
                 raise MaskingFailed(
                     f"{problem}: it can be done again with the same sites, and lacks {quoted(missing)}."
@@ -142,8 +142,8 @@ class Summing:
         self._refuse_fewer(answers, max(self._needed, 2), "stated their keys")
         ordered = [answers[site] for site in sorted(answers)]
         return SharesRequest(
-            asked.run,
-            asked.round,
+            sum_request.run,
+            sum_request.round,
             tuple(answer.statement for answer in ordered),
             tuple(answer.signature for answer in ordered),
             tuple(answer.identity for answer in ordered),
@@ -151,17 +151,17 @@ class Summing:
 
     def _stated(self) -> dict[str, KeysAnswer]:
         """Ask the members for their keys; keep the statements that fit the request."""
-        asked, answers = self.asked, dict[str, KeysAnswer]()
-        request = KeysRequest(asked.run, asked.round, self._members, self._divisor)
+        sum_request, answers = self.request, dict[str, KeysAnswer]()
+        request = KeysRequest(sum_request.run, sum_request.round, self._members, self._divisor)
         self._statements = {}
         for site, answer in self.ask(dict.fromkeys(self._members, request), KeysAnswer, 2):
             try:
                 statement = read_statement(answer.statement)
             except StatementError:
                 continue
-            if (statement.run, statement.round, statement.site) != (asked.run, asked.round, site):
+            if (statement.run, statement.round, statement.site) != (sum_request.run, sum_request.round, site):
                 continue
-            if statement.rows == asked.rows[site]:
+            if statement.rows == sum_request.rows[site]:
                 self._statements[site], answers[site] = statement, answer
         return answers
 
@@ -178,16 +178,16 @@ class Summing:
 
     def _masked(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
         """Return the masked sum, and the sites that are in it."""
-        asked, layout = self.asked, self.asked.layout
-        total = np.zeros(layout.size(asked.classes), np.uint32)
+        sum_request, layout = self.request, self.request.layout
+        total = np.zeros(layout.size(sum_request.classes), np.uint32)
         opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
         requests = {site: self._masked_request(site, letters) for site in letters if not opened or site in opened}
         self._refuse_fewer(requests, self._needed, "are those whose sum was opened before")
         survivors = list[str]()
         for site, answer in self.ask(requests, MaskedAnswer, self._needed):
-            rows = asked.rows[site]
+            rows = sum_request.rows[site]
             if answer.vector.shape == (layout.size(rows),):
-                places = layout.places(asked.classes, rows, body=True)
+                places = layout.places(sum_request.classes, rows, body=True)
                 for place, own in zip(places, layout.places(rows, rows, body=True), strict=True):
                     total[place] += answer.vector[own]
                 survivors.append(site)
@@ -197,8 +197,8 @@ class Summing:
     def _masked_request(self, site: str, letters: Mapping[str, Mapping[str, bytes]]) -> MaskedRequest:
         senders = tuple(sorted(set(letters) - {site}))
         written = tuple(letters[sender][site] for sender in senders)
-        numbers = self.asked.layout.size(self.asked.rows[site])
-        return MaskedRequest(self.asked.run, self.asked.round, senders, written, numbers)
+        numbers = self.request.layout.size(self.request.rows[site])
+        return MaskedRequest(self.request.run, self.request.round, senders, written, numbers)
 
     # ------------------------------------------------------------------ unmasking
 
@@ -207,12 +207,12 @@ class Summing:
     ) -> None:
         """Take off the survivors' own masks, and those that they have in common with sites that are gone."""
         masks, keys = self._revealed(survivors)
-        asked, layout = self.asked, self.asked.layout
+        sum_request, layout = self.request, self.request.layout
         for segment in segments:
             if may_open(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
                     secret = join_shares(masks.get((site, segment.name), [])[: self._needed])
-                    places = layout.places(asked.classes, segment.classes, body=segment.body)
+                    places = layout.places(sum_request.classes, segment.classes, body=segment.body)
                     add_mask(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
@@ -220,14 +220,14 @@ class Summing:
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)
-                places = layout.places(asked.classes, common, body=True)
+                places = layout.places(sum_request.classes, common, body=True)
                 # A survivor subtracted the mask where its name comes last.
                 add_mask(total, places, agree_secret(key, theirs.masking_key), subtract=site < gone)
 
     def _revealed(self, survivors: list[str]) -> tuple[dict[tuple[str, str], list[bytes]], dict[str, list[bytes]]]:
         """Return shares of masks by survivor and segment, and shares of keys by site that is gone."""
-        asked = self.asked
-        request = RevealRequest(asked.run, asked.round, tuple(survivors))
+        sum_request = self.request
+        request = RevealRequest(sum_request.run, sum_request.round, tuple(survivors))
         masks, keys = dict[tuple[str, str], list[bytes]](), dict[str, list[bytes]]()
         answered = set[str]()
         for site, answer in self.ask(dict.fromkeys(survivors, request), RevealAnswer, self._needed):
@@ -242,7 +242,7 @@ class Summing:
     def _checked(
         self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[Segment]
     ) -> UnmaskedSum:
-        asked, left = self.asked, set(survivors)
+        sum_request, left = self.request, set(survivors)
         rows, closed = dict[str, tuple[str, ...]](), list[str]()
         for segment in segments:
             owners = tuple(site for site in segment.owners if site in left)
@@ -250,23 +250,23 @@ class Summing:
                 rows |= dict.fromkeys(segment.classes, owners)
             elif owners:
                 closed += segment.classes
-        unopened = [name for name in asked.classes if name not in rows]
-        for place in asked.layout.places(asked.classes, unopened, body=False):
+        unopened = [name for name in sum_request.classes if name not in rows]
+        for place in sum_request.layout.places(sum_request.classes, unopened, body=False):
             total[place] = 0
         vector, sites = self._numbers(total), tuple(sorted(survivors))
-        return UnmaskedSum(asked, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)
+        return UnmaskedSum(sum_request, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)
 
     def _numbers(self, total: Integers) -> NDArray[np.float64]:
         """Return the sum as it was before it was turned into integers."""
-        grid = self.asked.shares.grid(self._divisor) if self.asked.shares else None
+        grid = self.request.shares.grid(self._divisor) if self.request.shares else None
         if not (grid.plausible(total) if grid else plausible(total, self._divisor)):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
-        return grid.values(total) if grid else from_fixed_point(total, self.asked.largest)
+        return grid.values(total) if grid else from_fixed_point(total, self.request.largest)
 
     @property
     def _needed(self) -> int:
         """Return how many sites must stay to the end, which is how many shares make each site's secrets."""
-        honest = self.asked.shares.honest if self.asked.shares else 0
+        honest = self.request.shares.honest if self.request.shares else 0
         return fewest(
             self._divisor, max((statement.cohort for statement in self._statements.values()), default=0), honest
         )

@@ -48,10 +48,10 @@ class MaskedRound:
         Raises:
             SecretsError: If the site has masked it among others.
         """
-        asked = tuple(sorted(members))
-        if self.members not in ((), asked):
+        masking = tuple(sorted(members))
+        if self.members not in ((), masking):
             raise SecretsError(f"this round was masked among {quoted(self.members)}, and is among no others")
-        return replace(self, members=asked)
+        return replace(self, members=masking)
 
     def opening(self, survivors: Collection[str]) -> "MaskedRound":
         """Return the round as opened for the sum of these sites.

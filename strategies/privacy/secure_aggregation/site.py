@@ -103,7 +103,7 @@ class ParticipationTerms:
         peers: Site -> OpenSSH line of the key that its statement must be signed with; empty trusts the coordinator to
             relay the right statements.
         cohort: Fewest sites whose sum it helps to open.
-        asked: Hashes of the request, which every other site of the round must have received too.
+        digest: Hashes of the request, which every other site of the round must have received too.
         masked: The rounds that it has masked so far.
         shares: The noise that the sites add together; None for none.
         noise: Returns the key for a share of noise from a hash of what the share covers: one key for one hash.
@@ -115,7 +115,7 @@ class ParticipationTerms:
     identity: Identity | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
     cohort: int = 2
-    asked: RequestDigest = field(default_factory=RequestDigest)
+    digest: RequestDigest = field(default_factory=RequestDigest)
     masked: MaskedRounds = field(default_factory=MaskedRounds)
     shares: NoiseShares | None = None
     noise: Callable[[str], bytes] = lambda covered: os.urandom(SECRET_BYTES)
@@ -142,7 +142,7 @@ class SiteRound:
         self._update: NDArray[np.float32] | None = vector
         self.cut = count_out_of_range(vector, terms.largest)
         self._sealing, self._masking = new_key(), new_key()
-        self._done = terms.masked.of(run, server_round, terms.asked.start)
+        self._done = terms.masked.of(run, server_round, terms.digest.start)
         self._members: tuple[str, ...] = ()
         self._divisor = 0
         self._statements: Mapping[str, Statement] = {}
@@ -198,7 +198,7 @@ class SiteRound:
     def rows_of_few(self) -> tuple[str, ...]:
         """Return the rows of this site that too few sites of the round own, once it is known who takes part."""
         own = [segment for segment in self._segments if self.site in segment.owners]
-        few = [one for one in own if len(one.owners) < least_owners(one.owners, self._statements)]
+        few = [segment for segment in own if len(segment.owners) < least_owners(segment.owners, self._statements)]
         return tuple(name for segment in few for name in segment.classes)
 
     def _once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:
@@ -206,14 +206,14 @@ class SiteRound:
         if (request.run, request.round) != (self.run, self.round):
             raise MaskingRefused(f"{self.site} holds an update of round {self.round}, not of {request.round}.")
         if kind in self._answered:
-            asked, given = self._answered[kind]
-            if asked != request:
+            earlier, reply = self._answered[kind]
+            if earlier != request:
                 raise MaskingRefused(f"{self.site} has answered another {type(request).__name__} in this round.")
-            assert isinstance(given, kind)
-            return given
-        given = answer(request)
-        self._answered[kind] = (request, given)
-        return given
+            assert isinstance(reply, kind)
+            return reply
+        reply = answer(request)
+        self._answered[kind] = (request, reply)
+        return reply
 
     # ------------------------------------------------------------------ keys
 
@@ -240,9 +240,9 @@ class SiteRound:
             opened=self._done.opened,
             cohort=self._terms.cohort,
             divisor=self._divisor,
-            plan=self._terms.asked.plan,
-            model=self._terms.asked.model,
-            shared=dict(self._terms.asked.shared),
+            plan=self._terms.digest.plan,
+            model=self._terms.digest.model,
+            shared=dict(self._terms.digest.shared),
             rows=self._rows,
             alone=self._terms.alone,
             sealing_key=public_hex(self._sealing),
@@ -368,15 +368,15 @@ class SiteRound:
         self._done = self._done.opening(survivors)
         self._note()
         openable = [segment for segment in self._segments if may_open(segment, survivors, self._statements)]
-        given = [(site, one.name) for one in openable for site in one.owners if site in survivors]
+        shown = [(site, segment.name) for segment in openable for site in segment.owners if site in survivors]
         gone = tuple(sorted(took_part - survivors))
         answer = RevealAnswer(
             self.run,
             self.round,
             self.site,
-            owners=tuple(site for site, _ in given),
-            segments=tuple(name for _, name in given),
-            shares=tuple(self._letters[site].masks[name] for site, name in given),
+            owners=tuple(site for site, _ in shown),
+            segments=tuple(name for _, name in shown),
+            shares=tuple(self._letters[site].masks[name] for site, name in shown),
             gone=gone,
             key_shares=tuple(self._letters[site].key for site in gone),
         )
@@ -390,7 +390,7 @@ class SiteRound:
         return fewest(self._divisor, self._terms.cohort, honest)
 
     def _note(self) -> None:
-        self._terms.masked.note(self.run, self.round, self._done, self._terms.asked.start)
+        self._terms.masked.note(self.run, self.round, self._done, self._terms.digest.start)
 
     def _forget(self) -> None:
         """Forget the round but for the last answer, which is sent again if its message comes twice."""
