@@ -314,7 +314,7 @@ class Plan(Section):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """True where a site's optimiser goes on with its state; not under masks, where it could hide other updates."""
+        """True where a site's optimiser keeps its state between rounds, which masks do not allow."""
         has_state = self.training.optimizer != "sgd" or self.training.momentum > 0
         return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
 
@@ -341,7 +341,7 @@ def _cached_plan(text: str) -> Plan:
 
 
 def plan_of(experiment: Experiment) -> Plan:
-    """Cut an experiment down to the part that travels; of the weights file only its hash, for sites receive the model.
+    """Return the part of an experiment that hospitals receive, with the hash of the weights file in its place.
 
     Raises:
         BadInput: If the experiment names a plug-in that is not installed.

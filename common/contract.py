@@ -111,7 +111,7 @@ def merge_declarations(declarations: Iterable[Declaration], class_names: Sequenc
 
 
 def declaration_faults(declaration: Declaration) -> list[Fault]:
-    """Return the faults of one site's declaration, without a look at other sites."""
+    """Return the faults that one site's declaration has by itself."""
     where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
     if not PLAIN_NAME.fullmatch(declaration.site):
@@ -152,7 +152,7 @@ def _unknown_classes(ordered: Sequence[Declaration], class_names: Sequence[str])
 
 
 def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
-    """Return a fault for each two names that differ only in case, spaces or punctuation: one class under two names."""
+    """Return a fault for each pair of names that differ only in case, spaces or punctuation."""
     owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:
         for name, local in zip(declaration.canonical, declaration.names, strict=True):

@@ -11,7 +11,7 @@ Cause = Literal["", "column", "patients", "unreadable"]
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong with an input, in the words of the person who has to fix it.
+    """One fault of an input, described for the person who has to fix it.
 
     Attributes:
         where: File and key, e.g. ``"nih.toml: data.path"``.

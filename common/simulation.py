@@ -127,7 +127,7 @@ def _whole_data(data: str, base: Path) -> Splits:
 
 
 def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
-    """Return the images of site ``index``, or of the single pooled site."""
+    """Return labels and images of site ``index``, or of the single site that pools all."""
     if pooling != "no":
         return _pooled(data, pooling)
     part = data.parts[index]

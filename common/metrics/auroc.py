@@ -56,7 +56,7 @@ def metric_value(name: str, metric: Metric, scores: NDArray[np.floating], labels
 
 
 def tolerant_metric(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
-    """Return a metric that is undefined where this metric fails or returns too large a number.
+    """Wrap a metric, so that a failure or too large a number makes it undefined for that class.
 
     Args:
         tell: Called with the reason.

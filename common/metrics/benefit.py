@@ -44,7 +44,7 @@ def direction(interval: Interval) -> Direction:
 
 @dataclass(frozen=True)
 class Benefit:
-    """Four models on one site's test part.
+    """The comparison of four models on one site's test part.
 
     Attributes:
         auroc: Model -> class -> AUROC, of the same classes for all.

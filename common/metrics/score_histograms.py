@@ -86,7 +86,7 @@ def histograms_of(classes: Sequence[str], positives: Counts, negatives: Counts) 
 
 
 def histogram_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
-    """Return the classes, sorted, and one row of counts each: of positives, then of negatives, ``(classes, 2 * BINS)``.
+    """Return the sorted classes, and for each a row of counts of positives and negatives, ``(classes, 2 * BINS)``.
 
     In float32 counts are exact up to 2**24 images in a bin.
     """

@@ -40,7 +40,7 @@ def visible_gpus() -> int:
 
 
 def describe_gpus(gpus: int) -> str:
-    """Return a sentence with the number of GPUs of this machine, for a request of more."""
+    """Return a sentence with this machine's number of GPUs, for somebody who requested more."""
     return f"this machine shows {gpus or 'no'} {'GPU' if gpus <= 1 else 'GPUs'}."
 
 
@@ -51,7 +51,7 @@ def is_data_parallel(backbone: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def on_first_gpu(backbone: nn.Module) -> Iterator[None]:
-    """Keep batches on one GPU inside, so that hooks on the layers see whole batches."""
+    """Keep batches on one GPU inside the ``with`` block, so that hooks on the layers see whole batches."""
     parallel = backbone.__dict__.pop(PARALLEL, None)
     try:
         yield
@@ -85,7 +85,7 @@ class DataParallelBackbone:
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 features.append(torch.func.functional_call(backbone, weights | own, (part.to(device),)))
         if any(module.training for module in backbone.modules()):  # layers of a backbone that is frozen in part, too
-            _take_over(backbone, buffers)
+            _merge_buffers(backbone, buffers)
         return torch.cat([part.to(images.device) for part in features])
 
     def _parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
@@ -130,8 +130,8 @@ class _Copies(torch.autograd.Function):
 
 
 @torch.no_grad()
-def _take_over(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None:
-    """Write the buffers after the forward passes: means of numbers, and other values of the first device."""
+def _merge_buffers(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> None:
+    """Set each buffer to the mean over the devices' copies, or to the first copy where it holds no floats."""
     for name, buffer in backbone.named_buffers():
         values = [own[name].to(buffer.device) for own in copies]
         if buffer.is_floating_point():
@@ -239,7 +239,7 @@ def record_graph(backbone: nn.Module, images: Tensor) -> Step:
 
 
 def _end_recording(device: torch.device) -> None:
-    """Free the random generator, whose next draw torch would take for a part of the failed recording."""
+    """Make an empty recording after a failed one; otherwise torch refuses the next random draw."""
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device=device)
 

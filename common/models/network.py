@@ -221,13 +221,13 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
 
 
 def in_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:
-    """Bring the weights of convolutions into this memory format, in place; images follow them."""
+    """Bring the weights of convolutions into a memory format, in place; torch converts images to it."""
     torch_format = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
     return network.to(memory_format=torch_format)
 
 
 def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
-    """Return the faults for which :func:`build` would fail, without memory for tensors."""
+    """Return the faults for which :func:`build` would fail, without building the network in memory."""
     if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
         return []
     try:
@@ -364,7 +364,7 @@ def features_and_logits(
 
 
 def never_alone(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a network to a batch; a single image is doubled, because some layers fail on one value a channel."""
+    """Apply a network to a batch; double a single image, because some layers fail on one value a channel."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
@@ -384,7 +384,7 @@ def scores_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precisi
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[None]:
-    """Compute inside in the precision of :func:`precision_on`; parameters, losses and steps stay float32."""
+    """Compute in the precision of :func:`precision_on` inside the ``with`` block; parameters stay float32."""
     if (kind := precision_on(device.type, precision)) == "float32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.float16 if kind == "fp16" else torch.bfloat16)

@@ -79,7 +79,7 @@ def merge_low_rank(backbone: nn.Module) -> None:
 
 
 def merged_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by name as after :func:`merge_low_rank`; factors that do not fit together stay as they are."""
+    """Merge low-rank factors among tensors by name; return all unchanged if some factors do not fit together."""
     plain = dict(tensors)
     for name in tensors:
         stem = name.removesuffix("original")

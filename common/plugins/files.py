@@ -127,7 +127,7 @@ def _is_left_out(name: str, owners: Iterable[Distribution]) -> bool:
 
 
 def _other_owners(point: EntryPoint) -> list[Distribution]:
-    """Return the distributions that list an entry point's module, where its own one does not."""
+    """Return the distributions that list an entry point's module if its own distribution does not."""
     assert point.dist is not None
     if point.module in map(_module, _record(point.dist)):
         return []
@@ -149,7 +149,7 @@ def _identity(owner: Distribution) -> tuple[str, str]:
 
 
 def _named_roots(owner: Distribution) -> Iterator[str]:
-    """Return top-level modules that a distribution brings from elsewhere: by its own word, and by its .pth files."""
+    """Return top-level modules that a distribution brings from other folders, by top_level.txt and .pth files."""
     yield from (owner.read_text("top_level.txt") or "").split()
     for name in filter(_is_path_file, _record(owner)):
         path = Path(str(owner.locate_file(name)))

@@ -70,7 +70,7 @@ class Audit:
         written = self._write(line, b"\n" if end.cut else b"")
         now = _End(end.entries + 1, line_sha256(line))
         head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
-        if not _written_over(self.folder / HEAD, head, durable=self.durable):
+        if not _overwrite(self.folder / HEAD, head, durable=self.durable):
             write_atomically(self.folder / HEAD, head, durable=self.durable)
         self._written = written, now
         return end.torn
@@ -113,7 +113,7 @@ class Audit:
             if is_full:
                 active.rename(self.folder / f"audit-{len(audit_files(self.folder)):06d}.jsonl")
         for path in reversed(audit_files(self.folder)):
-            last, behind = _last_in(path)
+            last, behind = _last_entry_of(path)
             if path == active and path.stat().st_size > 0:
                 with path.open("rb") as file:
                     file.seek(-1, os.SEEK_END)
@@ -147,7 +147,7 @@ _TAIL = 2**18
 """Number of bytes in which the last entry is first looked for; an entry has a few thousand."""
 
 
-def _last_in(path: Path) -> tuple[bytes | None, bytes]:
+def _last_entry_of(path: Path) -> tuple[bytes | None, bytes]:
     """Return :func:`last_entry` of a file, which is read from its end in growing steps until an entry is in them.
 
     So the chain continues from a line of any length, for which an outsider's words may be the cause.
@@ -199,7 +199,7 @@ def line_sha256(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def _written_over(path: Path, content: bytes, *, durable: bool) -> bool:
+def _overwrite(path: Path, content: bytes, *, durable: bool) -> bool:
     """Overwrite a file of the same length in place; return False where there is none.
 
     The content is shorter than a disk's sector, so neither a kill nor a power failure leaves half of it. A new file

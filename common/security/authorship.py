@@ -108,7 +108,7 @@ def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, kno
     statements: list[ReplyStatement] = []
     for reply in replies:
         try:
-            statements.append(_stated(receipt["run"], reply, key))
+            statements.append(_signed_statement(receipt["run"], reply, key))
         except SignatureFault as fault:
             what = f"{reply['record']} of round {reply['round']} ({reply['sha256'][:12]}...)"
             findings.faults.append(Fault(where, f"the {what} is not this site's: {fault}."))
@@ -126,7 +126,7 @@ def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, kno
     _check_rounds(findings, receipt, site, replies)
 
 
-def _stated(run: str, reply: Reply, key: str) -> ReplyStatement:
+def _signed_statement(run: str, reply: Reply, key: str) -> ReplyStatement:
     """Return the site's signed statement about a reply.
 
     Raises:

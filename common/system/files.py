@@ -39,7 +39,7 @@ def disk_full_message(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Add the name of this file to errors raised inside without a name, for instance by a full disk."""
+    """Add this file's name to an error of the system inside the ``with`` block that names no file."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def missing_folder(where: str, path: Path) -> list[Fault]:
 
 
 def missing_input_fault(path: Path) -> Fault:
-    """Return the fault of a path, named by a person, that is no file: something else, or missing with a near name."""
+    """Return the fault of a path that is no file: what it is instead, or a file of a similar name."""
     problem = ""
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
@@ -161,7 +161,7 @@ def _open_new(path: Path, mode: int) -> int:
 
 @contextlib.contextmanager
 def atomic_outputs(*outputs: Path) -> Iterator[None]:
-    """Make these files and folders inside; after a failure or a stop, the new ones among them are removed.
+    """Remove these new files and folders if the ``with`` block that makes them fails or is stopped.
 
     An error that names no file gets the name of the first.
     """
@@ -232,7 +232,7 @@ def remove_partial_files(folder: Path, *, below: bool = False) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the names of a folder's files to the disk."""
+    """Flush a folder, with the names of its files, to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -30,7 +30,7 @@ HELD_S, LOOK_S = 900.0, 2.0
 def delayed_exit(
     folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
 ) -> Iterator[None]:
-    """Delay a refusal raised inside until a file of the folder changes, for at most ``HELD_S`` seconds.
+    """Delay a refusal of the ``with`` block until a file of the folder changes, at most ``HELD_S`` seconds.
 
     Otherwise a container that is restarted whenever it ends would try the same again every minute, for ever.
 

@@ -57,7 +57,7 @@ def release_free_memory() -> None:
 
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
-    """Import modules inside without garbage collection, and exclude them from it for good.
+    """Exclude modules that are imported inside the ``with`` block from garbage collection.
 
     Torch alone makes some hundred thousand objects that live as long as the process. Looking through them again and
     again is a fifth of the CPU seconds of a small run. Later objects are collected as usual.

@@ -54,7 +54,7 @@ _closing: list[_Closing] = []
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """End this process, and all that it started, on SIGINT, SIGTERM and SIGHUP inside.
+    """End this process, and all that it started, on SIGINT, SIGTERM or SIGHUP inside the ``with`` block.
 
     A signal that this process was started to ignore stays ignored, as SIGINT in a shell's background job.
     """
@@ -87,7 +87,7 @@ def stop_on_signals() -> Iterator[None]:
 
 @contextmanager
 def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Iterator[None]:
-    """Give the program ``CLOSING_S`` seconds to close after a signal inside; a second signal changes nothing.
+    """Give the ``with`` block ``CLOSING_S`` seconds to close after a signal; a second signal changes nothing.
 
     Args:
         code: The exit code, also of a program that takes longer and is ended.
@@ -120,7 +120,7 @@ def set_resume_hint(line: Callable[[], str]) -> None:
 
 @contextmanager
 def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
-    """Call ``remove`` if the program is stopped inside, so that nothing is left half done."""
+    """Call ``remove`` if the program is stopped inside the ``with`` block, so that nothing stays half done."""
     _to_remove.append(remove)
     try:
         yield
@@ -148,13 +148,13 @@ def end_with_starter() -> None:
 
 
 def _adopt_orphans(adopt: bool) -> None:
-    """Make the children of a child that ends children of this process, on Linux."""
+    """Have Linux make the children of any child that ends children of this process."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, int(adopt), 0, 0, 0)
 
 
 def _is_within() -> bool:
-    """Return True inside :func:`stop_on_signals`."""
+    """Return True while :func:`stop_on_signals` handles signals."""
     return signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
 
 
@@ -183,7 +183,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, 
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """Handle a signal in the main thread, so that Python writes its number to the pipe of the thread.
+    """Handle a signal: Python tells the stopping thread only of signals that have a handler.
 
     Raises:
         SystemExit: In a program with a graceful shutdown.

@@ -160,7 +160,7 @@ def _lossy(stream: Any, descriptor: int) -> Any:
 
 @contextmanager
 def _lossy_streams(*, prints_result: bool) -> Iterator[None]:
-    """Keep output that cannot be written from stopping the program inside; report a full disk at the end.
+    """Drop output that cannot be written inside the ``with`` block; report a full disk at the end.
 
     Raises:
         SystemExit: With 1 for a program that succeeded but could not print its result.

@@ -144,7 +144,7 @@ def bounds_of(record: type) -> dict[str, Bound]:
 
 
 def escape_words(record: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a record's fields, its text for people escaped and cut."""
+    """Return a record's values with its text for people escaped and cut."""
     words = [name for name, bound in bounds_of(record).items() if isinstance(bound, FreeText)]
     return {**values, **{name: printable_lines(values[name]) for name in words}} if words else values
 

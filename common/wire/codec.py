@@ -355,7 +355,7 @@ def pack(values: Float32, form: Form) -> bytes:
 
 
 def unpack(data: bytes, n: int, form: Form) -> Float32:
-    """Invert :func:`pack`.
+    """Return the numbers of which :func:`pack` gives these bytes.
 
     Raises:
         ValueError: If that many numbers take another number of bytes, or a block's scale is no float32.
@@ -386,7 +386,7 @@ def pack_counts(counts: Counts) -> tuple[bytes, int]:
 
 
 def unpack_counts(data: bytes, width: int) -> Counts:
-    """Invert :func:`pack_counts`.
+    """Return the counts of which :func:`pack_counts` gives these bytes.
 
     Raises:
         ValueError: If no count takes so many bytes, or these are not a whole number of counts.
@@ -401,7 +401,7 @@ def _blocks(n: int) -> int:
 
 
 def _exponents(values: Float32) -> NDArray[np.int8]:
-    """Return, for each block, the smallest power of two of which 127 reach its largest number."""
+    """Return for each block the smallest exponent e with ``127 * 2**e`` at least its largest number."""
     if not len(values):
         return np.zeros(0, np.int8)
     largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK)).astype(np.float64)

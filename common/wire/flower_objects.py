@@ -86,7 +86,7 @@ def metadata_of(message: Message) -> dict[str, Any]:
 
 
 def rebuild_message(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
-    """Rebuild a message as it was in another process of the same run.
+    """Rebuild a message of another process of the same run.
 
     Args:
         metadata: The result of :func:`metadata_of` there.

@@ -113,7 +113,7 @@ _CONVOLUTIONS_BY_STAGE = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
 def _convolutions(channels: int) -> nn.Sequential:
-    """Return the convolutional part; layers are numbered as in torchvision's ``vgg11_bn().features``."""
+    """Return the convolutional part of VGG-11; layers are numbered as in torchvision's ``vgg11_bn().features``."""
     layers: list[nn.Module] = []
     for stage in _CONVOLUTIONS_BY_STAGE:
         for width in stage:
@@ -158,7 +158,7 @@ def _convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
 
 
 class _ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """A residual block: two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, narrow: int, wide: int, stride: int) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def _norm(width: int) -> nn.BatchNorm2d:
 
 
 class _Block(nn.Module):
-    """Inverted residual: widen by 1x1, convolve each channel by itself, narrow by 1x1."""
+    """An inverted residual block: widen by 1x1, convolve each channel by itself, narrow by 1x1."""
 
     def __init__(self, narrow: int, wide: int, stride: int, stage: _Stage) -> None:
         super().__init__()
