@@ -66,7 +66,7 @@ def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS
 def signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     """Return the key that signs a run's requests and its certificate (DER); issue new ones where they expire soon.
 
-    The key is not the server's: whoever has the SuperLink's key cannot make requests.
+    The key is not the server's: a person who has the SuperLink's key cannot make requests.
 
     Raises:
         BadInput: If new ones are needed and the authority cannot be read.

@@ -91,7 +91,7 @@ def _departure(coordinator: Coordinator, site: str) -> str:
 def synchronize_registrations(coordinator: Coordinator, control: Control) -> list[Node]:
     """Bring the SuperLink's registrations in line with the folder's admissions; return the registered sites.
 
-    ``admit`` and ``revoke`` only write files, on whatever machine they run; here the files take effect.
+    ``admit`` and ``revoke`` only write files, no matter on which machine they run; here the files take effect.
     """
     nodes = control.nodes()
     admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}

@@ -149,7 +149,7 @@ class _PendingReply:
         names: Of all its objects.
         since: Time at which an object arrived last.
         size: Bytes that have arrived.
-        fault: Reason for refusing the reply, whatever else of it arrives.
+        fault: Reason for refusing the reply, no matter what else of it arrives.
         missing: Objects that have not arrived; the empty name stands for a reply that was not looked at yet.
     """
 
