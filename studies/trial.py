@@ -41,7 +41,7 @@ class Trial:
 
     @cached_property
     def identity(self) -> str:
-        """Return a text that is equal for two trials of the same run, whatever its name."""
+        """Return a text that is equal for two trials of the same run, no matter what its name is."""
         experiment = self.file.experiment.model_dump(mode="json")
         experiment["run"].pop("name")
         return json.dumps(experiment, sort_keys=True)

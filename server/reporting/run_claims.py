@@ -185,7 +185,7 @@ def extremes(accuracies: Mapping[str, float]) -> str:
 
 
 def prominent_limits(run: Run) -> list[str]:
-    """Return the sentences that stand beside the run's result, because they limit it most; the gravest come first."""
+    """Return the sentences that stand beside the run's result, because they limit it; the most severe first."""
     summary, test = run.summary, run.summary.test
     limits = [
         f"{site} harmed the model and was left out for the rest of the run: {reason}."

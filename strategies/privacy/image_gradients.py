@@ -7,7 +7,7 @@ and to clip it would bound nothing. So a network is tried on random images befor
 Nor may images share a dropout mask: with one patient more other images share it, and no clipping bounds that. Where a
 module has parameters beside its layers, Opacus has its whole forward pass run again for all images with one mask.
 
-Whatever else a network draws in private training comes from the site's secret, never from the run's seed.
+All else that a network draws in private training comes from the site's secret, never from the run's seed.
 """
 
 import contextlib

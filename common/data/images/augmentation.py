@@ -23,7 +23,7 @@ from common.errors import BadInput, Fault
 from common.plugins import PLUGIN, TRANSFORMS, load_entry_point
 
 DRAWS = 7
-"""Random numbers that each image uses, whatever is switched on: switching one change off leaves the others the same."""
+"""Random numbers that each image uses in any case: switching one change off leaves the others the same."""
 
 
 def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:

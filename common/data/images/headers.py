@@ -23,7 +23,7 @@ from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
 from common.data.base.image_set import UNKNOWN_PATIENT
 from common.data.images.reading import IN_MEMORY, is_dicom
 
-# pydicom's warnings about a file are texts for programmers; our own checks report whatever matters.
+# pydicom's warnings about a file are texts for programmers; our own checks report all that matters.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
 
 _OF_A_READ = 512
