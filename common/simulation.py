@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import Declaration, LabelContract, merge_declarations
-from common.data.base.image_set import ImageSet, Splits, concatenated, patients_known
+from common.data.base.image_set import ImageSet, Splits, concatenate, patients_known
 from common.data.base.spec import DataSpec
 from common.data.load import load
 from common.data.partition.division import SitePart, site_images
@@ -152,7 +152,7 @@ def _pooled(data: SimulatedData, pooling: Pooling) -> SiteImages:
     own_rows = [part.test for part in data.parts if part.test is not None]
     test = data.splits.test.rows(np.concatenate(own_rows)) if own_rows else data.splits.test
     return SiteImages(
-        Declaration(POOLED, names), concatenated(train), concatenated(validation), test.only_classes(names)
+        Declaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names)
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from common.data.base.image_set import ImageSet, Splits, concatenated
+from common.data.base.image_set import ImageSet, Splits, concatenate
 from common.data.base.spec import (
     ChexpertSpec,
     CompositesSpec,
@@ -128,7 +128,7 @@ def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
     try:
         if isinstance(spec, NpzSpec):
             return load_npz_test(spec, base, IN_MEMORY)
-        return concatenated(load(spec, base).parts)
+        return concatenate(load(spec, base).parts)
     except BadInput as error:
         raise BadInput(_in_external_test(error.faults)) from None
 

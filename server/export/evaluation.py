@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.data.base.image_set import ImageSet, Skipped, concatenated, patients_known
+from common.data.base.image_set import ImageSet, Skipped, concatenate, patients_known
 from common.data.base.spec import FolderSpec, NpzSpec
 from common.data.images.reading import IN_MEMORY
 from common.data.load import load, refuse_other_classes
@@ -113,7 +113,7 @@ def _test_images(network: SplitNetwork, folder: Path, labelled: LabelledInput) -
         return load(own, Path()).test, f"the test part of {data.name}, as the run split it"
     splits = load(_folder_spec(network, of_run, labelled, columns), Path())
     # No row of this table was trained on, so that the loader's split does not count.
-    return concatenated([splits.train, splits.validation, splits.test]), f"all of {data.name}"
+    return concatenate([splits.train, splits.validation, splits.test]), f"all of {data.name}"
 
 
 def _folder_of_pictures(of_run: FolderSpec, labelled: LabelledInput) -> Path:

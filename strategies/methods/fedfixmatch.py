@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.data.images.augmentation import strongly_augmented
+from common.data.images.augmentation import augment_strongly
 from common.models.network import Model
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import Loss, known_entries, positive_weights
@@ -88,7 +88,7 @@ class FedFixMatchSite(SiteMethod):
             labelled = known_entries(weak, batch.labels, batch.annotated, weight)
             if batch.annotated.all():
                 return labelled
-            strong = batch.logits(model, strongly_augmented(batch.view(), batch.generator))
+            strong = batch.logits(model, augment_strongly(batch.view(), batch.generator))
             pseudo = pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
             return labelled + parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)
 

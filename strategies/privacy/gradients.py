@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from common.data.base.spec import AugmentationSpec
-from common.data.images.augmentation import DRAWS, changed
+from common.data.images.augmentation import DRAWS, apply_weak_changes
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
 from strategies.local.objective import Losses
@@ -183,7 +183,8 @@ class PrivateEpochs:
 
         def augmented(images: Tensor) -> Tensor:
             off = task.augmentation == AugmentationSpec()
-            return images if off else changed(images, task.augmentation, self.noise.uniform((DRAWS, len(images))))
+            draws = None if off else self.noise.uniform((DRAWS, len(images)))
+            return images if draws is None else apply_weak_changes(images, task.augmentation, draws)
 
         batch = MiniBatch(rows, examples.images[rows], labels, annotated, augmented, spec.precision, generator)
         return losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)

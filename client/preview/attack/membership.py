@@ -17,7 +17,7 @@ from torch import Tensor
 from client.preview.attack.adversary import Adversary, Attempt, Floats, copy_with
 from client.site.policy import Policy
 from common.config import Plan
-from common.data.base.image_set import ImageSet, concatenated
+from common.data.base.image_set import ImageSet, concatenate
 from common.data.images.pixels import channels_first
 from common.metrics.auroc import mean_auroc
 from common.models.network import SplitNetwork
@@ -79,7 +79,7 @@ class AttackerData:
     def of(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "AttackerData":
         network = at.network(plan)
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
-        site = copy_with(at.site, train=concatenated([at.site.train, strangers]))
+        site = copy_with(at.site, train=concatenate([at.site.train, strangers]))
         images = site.trained_on("train", plan)
         examples = examples_of(images, channels_first(images.images), network.class_names)
         members = np.arange(len(images)) < len(at.site.train)

@@ -30,7 +30,7 @@ from client.preview.attack.adversary import (
 )
 from client.preview.attack.counts import STILL
 from common.config import Plan
-from common.data.base.image_set import ImageSet, concatenated
+from common.data.base.image_set import ImageSet, concatenate
 from common.models.network import SplitNetwork
 from common.models.state import layout_of, read_state
 from common.wire.records import EvaluateReply
@@ -60,7 +60,7 @@ def pictures_to_place(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -
     """List the pictures to look for: those of parts of the site's data, and strangers."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
-    return SoughtPictures(concatenated([images for _, images in kinds]), truth, alike)
+    return SoughtPictures(concatenate([images for _, images in kinds]), truth, alike)
 
 
 def place_pictures(at: Adversary, pictures: SoughtPictures) -> Attempt:

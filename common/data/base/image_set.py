@@ -94,7 +94,7 @@ class ImageSet:
         return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
 
 
-def concatenated(sets: Sequence[ImageSet]) -> ImageSet:
+def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
     """Return the images of all sets, one set after the other; the sets have the same classes, size and colour."""
     return replace(
         sets[0],

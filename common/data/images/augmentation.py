@@ -41,7 +41,7 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
     """
     if spec == AugmentationSpec():
         return images
-    images = changed(images, spec, torch.rand(DRAWS, len(images), generator=generator))
+    images = apply_weak_changes(images, spec, torch.rand(DRAWS, len(images), generator=generator))
     if spec.transform is None:
         return images
     result = load_entry_point(TRANSFORMS, spec.transform.removeprefix(PLUGIN))(images, generator)
@@ -52,7 +52,7 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
     return result.to(images)
 
 
-def changed(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
+def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
     """Apply the weak changes that the random numbers ``draws`` determine.
 
     Args:
@@ -69,7 +69,7 @@ def changed(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
         scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
         linear = rotations(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
         shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
-        images = sampled(images, torch.cat((linear, linear @ shift), 2))
+        images = sample_at(images, torch.cat((linear, linear @ shift), 2))
     elif spec.horizontal_flip:
         images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
     if not spec.contrast:
@@ -87,7 +87,7 @@ def rotations(turns: Tensor, images: Tensor) -> Tensor:
     return torch.stack((cos, -sin * aspect, sin / aspect, cos), 1).reshape(-1, 2, 2)
 
 
-def sampled(images: Tensor, transforms: Tensor) -> Tensor:
+def sample_at(images: Tensor, transforms: Tensor) -> Tensor:
     """Sample images bilinearly at transformed places; ``transforms`` is ``(batch, 2, 3)``."""
     grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
@@ -101,17 +101,17 @@ _DRAWS = 2 * TIMES + 2  # for each change which and how strong, and where the sq
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
-def strongly_augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+def augment_strongly(images: Tensor, generator: torch.Generator) -> Tensor:
     """Apply two strong random changes and a Cutout to float pixels 0..255, ``(batch, channels, height, width)``.
 
     Args:
         images: Float pixels; cut off at 0 and 255.
         generator: On the CPU, wherever the images are.
     """
-    return strongly_changed(images, torch.rand(_DRAWS, len(images), generator=generator))
+    return apply_strong_changes(images, torch.rand(_DRAWS, len(images), generator=generator))
 
 
-def strongly_changed(images: Tensor, draws: Tensor) -> Tensor:
+def apply_strong_changes(images: Tensor, draws: Tensor) -> Tensor:
     """Apply the strong changes that the random numbers ``draws`` determine.
 
     Args:
@@ -164,7 +164,7 @@ def _solarized(images: Tensor, strengths: Tensor) -> Tensor:
     return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
 
 
-def _towards(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
+def _blend(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with another picture, of which 0.05 to 0.95 of the difference remains."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
 
@@ -173,43 +173,43 @@ def _colour(images: Tensor, strengths: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     grey = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
-    return _towards(grey, images, strengths)
+    return _blend(grey, images, strengths)
 
 
 def _sharpness(images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with their smoothed copy, in which a pixel counts five times and its eight neighbours once."""
     sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
-    return _towards(smooth, images, strengths)
+    return _blend(smooth, images, strengths)
 
 
 def _rotated(images: Tensor, strengths: Tensor) -> Tensor:
     """Rotate images by up to 30 degrees either way."""
     linear = rotations((2 * strengths - 1) * 30 / 360, images)
-    return sampled(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
+    return sample_at(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 
 
-def _moved(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
+def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
     """Shear or shift images: move one entry of the identity's ``(2, 3)`` matrix by up to ``most`` either way."""
     transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
     transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
-    return sampled(images, transforms)
+    return sample_at(images, transforms)
 
 
 CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": _autocontrast,
-    "brightness": lambda images, strengths: _towards(torch.zeros_like(images), images, strengths),
+    "brightness": lambda images, strengths: _blend(torch.zeros_like(images), images, strengths),
     "colour": _colour,
-    "contrast": lambda images, strengths: _towards(images.mean((1, 2, 3), keepdim=True), images, strengths),
+    "contrast": lambda images, strengths: _blend(images.mean((1, 2, 3), keepdim=True), images, strengths),
     "equalized": _equalized,
     "identity": lambda images, strengths: images,
     "posterized": _posterized,
     "rotated": _rotated,
     "sharpness": _sharpness,
-    "sheared_x": partial(_moved, place=(0, 1), most=0.3),
-    "sheared_y": partial(_moved, place=(1, 0), most=0.3),
+    "sheared_x": partial(_shear_or_shift, place=(0, 1), most=0.3),
+    "sheared_y": partial(_shear_or_shift, place=(1, 0), most=0.3),
     "solarized": _solarized,
-    "translated_x": partial(_moved, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
-    "translated_y": partial(_moved, place=(1, 2), most=2 * 0.3),
+    "translated_x": partial(_shear_or_shift, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
+    "translated_y": partial(_shear_or_shift, place=(1, 2), most=2 * 0.3),
 }
 """The fourteen changes by name: functions of images ``(batch, channels, height, width)`` and strengths ``(batch,)``."""

@@ -53,7 +53,7 @@ def ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
     return np.cumsum((share * count).astype(np.intp))
 
 
-def ends_of_all(share: Shares, count: int) -> NDArray[np.intp]:
+def ends_without_rest(share: Shares, count: int) -> NDArray[np.intp]:
     """Return the end of each site's part of ``count``; the last part ends at ``count``, so that nothing is left."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
@@ -66,7 +66,7 @@ def deal(classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random) 
     Args:
         classes: ``(n,)`` class of each patient.
         shares: ``(classes, sites)``.
-        ends: :func:`ends_rounded_down` or :func:`ends_of_all`.
+        ends: :func:`ends_rounded_down` or :func:`ends_without_rest`.
 
     Returns:
         The numbers of the patients of each site.
@@ -89,7 +89,7 @@ def by_labels(splits: Splits, spec: LabelPartitionSpec, seed: int) -> Division:
     random: Random
     if isinstance(spec, DirichletSpec):
         random = generator = np.random.default_rng(seed)
-        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), ends_of_all
+        shares, ends = generator.dirichlet(np.full(spec.sites, spec.alpha), classes), ends_without_rest
     else:
         random = legacy = np.random.RandomState(seed % (1 << 32))
         draw = practical_shares if spec.shards == "practical" else pathological_shares

@@ -17,7 +17,7 @@ from common.data.partition.spec import (
     PartitionSpec,
     RandomOwnersSpec,
 )
-from common.data.tables.class_names import NIH_CLASSES, unknown_faults
+from common.data.tables.class_names import NIH_CLASSES, unknown_class_faults
 from common.errors import Fault, quoted
 from common.system.plain_text import counted
 
@@ -34,7 +34,7 @@ def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fa
             faults = [
                 fault
                 for site, names in spec.lists.items()
-                for fault in unknown_faults(f"{where}.{site}", names, class_names)
+                for fault in unknown_class_faults(f"{where}.{site}", names, class_names)
             ]
             return faults + orphan_faults(class_names, spec.lists, where, "Give each class to some site.")
         case ClassTableSpec():
@@ -67,7 +67,7 @@ def _count_faults(spec: ClassSubsetsSpec | RandomOwnersSpec | MissingClassesSpec
 def _subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[Fault]:
     faults = _count_faults(spec)
     if isinstance(spec.shared, tuple):
-        faults += unknown_faults("partition.shared", spec.shared, class_names)
+        faults += unknown_class_faults("partition.shared", spec.shared, class_names)
         shared = len(set(spec.shared))
     else:
         shared = spec.shared

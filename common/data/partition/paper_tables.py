@@ -45,6 +45,6 @@ TABLES: dict[Literal["clients", "shared"], dict[int, Lists]] = {
 }
 
 
-def class_names_of(table: Literal["clients", "shared"], row: int) -> tuple[tuple[str, ...], ...]:
+def paper_class_lists(table: Literal["clients", "shared"], row: int) -> tuple[tuple[str, ...], ...]:
     """Return the class names of each site, sorted."""
     return tuple(tuple(NIH_CLASSES[place] for place in places) for places in TABLES[table][row])

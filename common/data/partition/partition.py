@@ -17,7 +17,7 @@ from common.data.partition.by_label import by_labels
 from common.data.partition.by_task import by_tasks
 from common.data.partition.checks import ClassLists, empty_site_faults, orphan_faults, partition_faults, site_faults
 from common.data.partition.division import Division, SitePart, site_names
-from common.data.partition.paper_tables import TABLES, class_names_of
+from common.data.partition.paper_tables import TABLES, paper_class_lists
 from common.data.partition.spec import (
     ClassListsSpec,
     ClassPartitionSpec,
@@ -140,7 +140,7 @@ def _class_lists(
         case ClassListsSpec():
             return spec.lists
         case ClassTableSpec():
-            return dict(zip(sites, class_names_of(spec.table, spec.row), strict=True))
+            return dict(zip(sites, paper_class_lists(spec.table, spec.row), strict=True))
         case RandomOwnersSpec():
             owned = random_owners(len(sites), len(class_names), random)
         case MissingClassesSpec():

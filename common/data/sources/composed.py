@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, Splits, concatenated, unknown_patients
+from common.data.base.image_set import PARTS, ImageSet, Splits, concatenate, unknown_patients
 from common.data.base.spec import CompositesSpec, MixtureSpec, NpzSpec
 from common.data.images.reading import ImageStore, convert_color, resize_images
 from common.data.sources.npz import load_npz, open_npz
-from common.data.tables.class_names import repeated_faults
+from common.data.tables.class_names import repeated_name_faults
 from common.errors import BadInput, Fault, stop_on
 
 CELLS = 4
@@ -106,7 +106,7 @@ def mixture_faults(spec: MixtureSpec, base: Path) -> list[Fault]:
             names += _names(task, open_npz(file, base)[0])
         except BadInput as bad:
             faults += [_of_task(task, fault) for fault in bad.faults]
-    return faults + repeated_faults("data.tasks", names)
+    return faults + repeated_name_faults("data.tasks", names)
 
 
 def load_mixture(spec: MixtureSpec, base: Path, store: ImageStore) -> Splits:
@@ -125,7 +125,7 @@ def load_mixture(spec: MixtureSpec, base: Path, store: ImageStore) -> Splits:
         tasks.append([_with_task(part, task, spec.color) for part in splits.parts])
     class_names = tuple(name for train, *_ in tasks for name in train.class_names)
     return Splits(
-        *(concatenated([_widened(part, class_names) for part in of_part]) for of_part in zip(*tasks, strict=True))
+        *(concatenate([_widened(part, class_names) for part in of_part]) for of_part in zip(*tasks, strict=True))
     )
 
 

@@ -16,12 +16,12 @@ from common.data.tables.cells import normalized
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.data.tables.labels import (
     LabelTable,
+    assign_parts,
     finding_faults,
     identity_faults,
-    labels_of,
+    parse_labels,
     part_faults,
     required_columns,
-    with_parts,
 )
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.plain_text import counted
@@ -63,7 +63,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     what = "image" if row_kind == "instance" else "study"
     faults = identity_faults(spec, columns, row_key, named[row_key], what)
     stop_on(faults + [fault for key, column in named.items() for fault in _name_faults(key, columns[column])])
-    labels = labels_of(spec, columns)
+    labels = parse_labels(spec, columns)
     archive = open_archive(spec, base)
     rows, images = _images(spec, columns, archive)
     ids = [image.patient for image in images if image]
@@ -87,7 +87,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
         reader=archive,
     )
     # All lines are split by patient, those without an image too; then the latter are left out.
-    table = with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column][rows])
+    table = assign_parts(table, spec, None if spec.split_column is None else columns[spec.split_column][rows])
     stop_on(part_faults("data.split_column", table))
     return OpenedArchive(_with_images_only(table, rows, images, spec), archive, len(labels), by_archive)
 

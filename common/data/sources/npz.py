@@ -26,7 +26,7 @@ from common.data.images.reading import (
     unreadable_reason,
 )
 from common.data.sources.npz_file import Header, NpzArrays, open_arrays, read_headers
-from common.data.tables.class_names import known_classes, repeated_faults, unknown_faults
+from common.data.tables.class_names import public_class_names, repeated_name_faults, unknown_class_faults
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 
 _PREFIXES = ("train", "val", "test")
@@ -204,7 +204,7 @@ def _open_parts(
     """Return the class names and the parts with these prefixes, with the classes of ``spec.keep`` only."""
     stop_on(key_faults(spec, path, headers, prefixes))
     stop_on(shape_faults(spec, headers, prefixes))
-    class_names = spec.classes or known_classes(path.stem)
+    class_names = spec.classes or public_class_names(path.stem)
     stop_on(array_size_faults(spec, path, headers, prefixes, len(class_names)))
     with open_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
@@ -212,9 +212,9 @@ def _open_parts(
         parts = _parts(spec, arrays, labels, len(class_names))
     stop_on(
         [
-            *repeated_faults("data.classes", class_names),
-            *unknown_faults("data.keep", spec.keep, class_names),
-            *repeated_faults("data.keep", spec.keep),
+            *repeated_name_faults("data.classes", class_names),
+            *unknown_class_faults("data.keep", spec.keep, class_names),
+            *repeated_name_faults("data.keep", spec.keep),
             *(shared_patient_faults("data.patient_key", {part.prefix: part.patients for part in parts})),
         ]
     )

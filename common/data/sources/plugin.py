@@ -12,7 +12,7 @@ from common.data.base.image_set import PARTS, ImageSet, Splits, unknown_patients
 from common.data.base.spec import PluginSpec
 from common.data.base.splits import divide, shared_patient_faults, split_by_patient
 from common.data.images.reading import resize_images
-from common.data.tables.class_names import repeated_faults
+from common.data.tables.class_names import repeated_name_faults
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.plugins import DATASETS, load_entry_point, stamp_of
 
@@ -101,7 +101,7 @@ def _problems(pictures: LabelledImages) -> Iterator[str]:
     if not names or not all(isinstance(name, str) and name for name in names):
         yield "class_names must be non-empty texts, at least one."
         return
-    yield from (fault.problem for fault in repeated_faults("class_names", names))
+    yield from (fault.problem for fault in repeated_name_faults("class_names", names))
     if labels.shape != (len(images), len(names)):
         yield f"labels must have the shape {(len(images), len(names))} (images, classes), not {labels.shape}."
     elif labels.dtype.kind not in "biuf" or not (np.isnan(labels.astype(float)) | np.isin(labels, (0, 1))).all():

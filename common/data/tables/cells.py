@@ -75,7 +75,7 @@ def finding_matrix(findings: Names, separator: str, class_names: Sequence[str]) 
     return np.asarray(of_cell[inverse], dtype=np.float32)
 
 
-def part_column(values: Names, where: str) -> Names:
+def parse_parts(values: Names, where: str) -> Names:
     """Read a column that says "train", "val" or "validation", and "test".
 
     Raises:

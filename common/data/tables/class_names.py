@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from common.errors import Fault, did_you_mean, quoted
 
 
-def unknown_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
+def unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
     """Find names that are no class of the data."""
     return [
         Fault(
@@ -22,7 +22,7 @@ def unknown_faults(where: str, names: Sequence[str], class_names: Sequence[str])
     ]
 
 
-def repeated_faults(where: str, names: Sequence[str]) -> list[Fault]:
+def repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:
     """Find names that are given more than once."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     return [Fault(where, f"{quoted(repeated)} stands there more than once.")] if repeated else []
@@ -67,7 +67,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
 }
 
 
-def known_classes(stem: str) -> tuple[str, ...]:
+def public_class_names(stem: str) -> tuple[str, ...]:
     """Return the class names of a public npz file by its stem, such as ``octmnist``, ``octmnist_64``, ``cifar10_jpeg``.
 
     The result is empty for any other file.

@@ -24,7 +24,7 @@ from common.data.base.splits import (
     shared_patient_faults,
 )
 from common.data.images.reading import ImageForm, ImageStore, check_skip_budget, decode_pictures
-from common.data.tables.cells import finding_matrix, findings_in, label_matrix, normalized, part_column
+from common.data.tables.cells import finding_matrix, findings_in, label_matrix, normalized, parse_parts
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.system.files import missing_folder
@@ -99,7 +99,7 @@ def split_table(table: LabelTable, seed: int) -> LabelTable:
     return replace(table, parts=part_of_each(table.patients, split))
 
 
-def with_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable:
+def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable:
     """Hold out some training patients if there is no validation part yet."""
     if "validation" in table.parts:
         return table
@@ -115,7 +115,7 @@ def part_faults(where: str, table: LabelTable) -> list[Fault]:
     return shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
 
 
-def with_files_only(table: LabelTable, spec: PictureSpec) -> LabelTable:
+def drop_missing_files(table: LabelTable, spec: PictureSpec) -> LabelTable:
     """Leave out rows without a file, and count them.
 
     Raises:
@@ -203,15 +203,15 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     files = tuple(base / spec.images / name for name in columns[spec.image_column])
     table = LabelTable(
         files=files,
-        labels=labels_of(spec, columns),
+        labels=parse_labels(spec, columns),
         class_names=spec.label_columns or spec.classes,
         patients=_patients_in_files(files) if spec.patient_column is None else columns[spec.patient_column],
         sources=np.full(len(files), "") if spec.source_column is None else columns[spec.source_column],
         parts=np.full(len(files), "train"),
     )
-    table = with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column])
+    table = assign_parts(table, spec, None if spec.split_column is None else columns[spec.split_column])
     stop_on(part_faults("data.split_column", table))
-    return with_files_only(table, spec)
+    return drop_missing_files(table, spec)
 
 
 def _patients_in_files(files: Sequence[Path]) -> Names:
@@ -272,7 +272,7 @@ def identity_faults(spec: LabelColumnsSpec, columns: Columns, key: str, column: 
     return faults
 
 
-def labels_of(spec: LabelColumnsSpec, columns: Columns) -> NDArray[np.float32]:
+def parse_labels(spec: LabelColumnsSpec, columns: Columns) -> NDArray[np.float32]:
     """Return the labels of each line, float32 ``(n, classes)``, NaN unknown.
 
     Raises:
@@ -285,7 +285,7 @@ def labels_of(spec: LabelColumnsSpec, columns: Columns) -> NDArray[np.float32]:
     )
 
 
-def with_parts(table: LabelTable, spec: LabelColumnsSpec, values: Names | None) -> LabelTable:
+def assign_parts(table: LabelTable, spec: LabelColumnsSpec, values: Names | None) -> LabelTable:
     """Split the table as its column of parts says, or by patient where ``values`` is None.
 
     Raises:
@@ -293,5 +293,5 @@ def with_parts(table: LabelTable, spec: LabelColumnsSpec, values: Names | None) 
     """
     if values is None:
         return split_table(table, spec.split_seed)
-    parted = replace(table, parts=part_column(values, "data.split_column"))
-    return with_validation(parted, spec.validation_fraction, spec.split_seed)
+    parted = replace(table, parts=parse_parts(values, "data.split_column"))
+    return hold_out_validation(parted, spec.validation_fraction, spec.split_seed)

@@ -18,11 +18,11 @@ from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_
 from common.data.tables.csv import Columns
 from common.data.tables.labels import (
     LabelTable,
+    drop_missing_files,
+    hold_out_validation,
     part_faults,
     read_table_and_folder,
     split_table,
-    with_files_only,
-    with_validation,
 )
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.system.plain_text import counted
@@ -49,7 +49,7 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     )
     table = _nih_parts(spec, base, table, names)
     views = columns["View Position"]
-    return with_files_only(table if spec.view is None else table.rows(np.flatnonzero(views == spec.view)), spec)
+    return drop_missing_files(table if spec.view is None else table.rows(np.flatnonzero(views == spec.view)), spec)
 
 
 def _nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
@@ -64,7 +64,7 @@ def _nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> La
         raise BadInput([Fault("data.train_val_list", problem, "Give the lists that belong to the table.")])
     parted = replace(table, parts=np.where(test, "test", "train"))
     stop_on(part_faults("data.test_list", parted))
-    return with_validation(parted, spec.validation_fraction, spec.split_seed)
+    return hold_out_validation(parted, spec.validation_fraction, spec.split_seed)
 
 
 def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
@@ -81,7 +81,7 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
         class_names=CHEXPERT_CLASSES,
         patients=_chexpert_patients(columns["Path"]),
     )
-    return with_files_only(split_table(table, spec.split_seed), spec)
+    return drop_missing_files(split_table(table, spec.split_seed), spec)
 
 
 def _chexpert_file(folder: Path, path: str) -> Path:
@@ -126,7 +126,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
         patients=columns["subject_id"],
     )
     parted = split_table(table, spec.split_seed) if spec.split == "patients" else table
-    return with_files_only(parted, spec)
+    return drop_missing_files(parted, spec)
 
 
 def _columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> Columns:

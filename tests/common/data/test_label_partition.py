@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from common.data.base.image_set import ImageSet, Splits
-from common.data.partition.by_label import deal, ends_of_all, ends_rounded_down, pathological_shares, practical_shares
+from common.data.partition.by_label import (
+    deal,
+    ends_rounded_down,
+    ends_without_rest,
+    pathological_shares,
+    practical_shares,
+)
 from common.data.partition.checks import partition_faults
 from common.data.partition.division import Division
 from common.data.partition.partition import partition
@@ -85,14 +91,14 @@ def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fract
 def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float, of: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     shares = random.dirichlet(np.full(sites, alpha), 4)
-    hands = deal(np.array(of, dtype=np.intp), shares, ends_of_all, random)
+    hands = deal(np.array(of, dtype=np.intp), shares, ends_without_rest, random)
     assert sorted(np.concatenate(hands).tolist()) == list(range(len(of)))
 
 
 def test_what_rounding_leaves_is_dropped() -> None:
     # Of 9 images .5 -> 4, .3 -> 2, .2 -> 1: the hands end at 4, 6 and 7, two images are nobody's.
     assert ends_rounded_down(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 6, 7]
-    assert ends_of_all(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
+    assert ends_without_rest(np.array([0.5, 0.3, 0.2]), 9).tolist() == [4, 7, 9]
 
 
 @pytest.mark.parametrize("keys", SPECS)

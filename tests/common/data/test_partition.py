@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from common.data.base.image_set import Splits
 from common.data.partition.checks import partition_faults
 from common.data.partition.division import SitePart, site_images
-from common.data.partition.paper_tables import class_names_of
+from common.data.partition.paper_tables import paper_class_lists
 from common.data.partition.partition import deal_classes, draw_lists, partition, random_owners
 from common.data.partition.spec import (
     ClassListsSpec,
@@ -49,7 +49,7 @@ def test_the_class_tables_are_the_papers(vectors: Path, sweep: Any) -> None:
     rows = json.loads((vectors / "surgical_class_sets.json").read_text())[f"{sweep}_sweep"]
     numbers = [row["K"] for row in rows] if sweep == "clients" else range(1, 8)
     for number, row in zip(numbers, rows, strict=True):
-        assert [list(names) for names in class_names_of(sweep, number)] == row["local_labels"]
+        assert [list(names) for names in paper_class_lists(sweep, number)] == row["local_labels"]
 
 
 @settings(max_examples=40)
@@ -117,7 +117,7 @@ def test_fixed_lists_go_to_the_sites_they_name() -> None:
 def test_a_row_of_the_papers_table_is_dealt_with_the_papers_patients() -> None:
     splits = Splits(*(replace(part, class_names=NIH_CLASSES) for part in splits_of(60, 14).parts))
     parts = partition(splits, ClassTableSpec(kind="class_table", table="clients", row=4), seed=1337).parts
-    assert tuple(part.class_names for part in parts) == class_names_of("clients", 4)
+    assert tuple(part.class_names for part in parts) == paper_class_lists("clients", 4)
 
 
 def test_a_seed_in_the_spec_wins_over_the_runs() -> None:
