@@ -1,4 +1,4 @@
-"""The public package of Polyclinic: what other people's programs import. Everything else is the product's inside.
+"""The public package of Polyclinic, which other people's programs import. All other packages are internal.
 
 ``import polyclinic as pc``: :func:`simulate`, :func:`load`, :func:`predict`, :func:`compare`.
 :mod:`polyclinic.flower` has the methods as strategies for any Flower app, :mod:`polyclinic.data` what a data set of
@@ -20,12 +20,12 @@ _PLACES = {"LabelledImages": "polyclinic.data"}
 
 
 def __dir__() -> list[str]:
-    """What a person finds by completion."""
+    """Return the public names, for completion."""
     return __all__
 
 
 def __getattr__(name: str) -> Any:
-    """Import the rest when it is first used: it loads numpy, and a run loads torch."""
+    """Import a public name at its first use: it loads numpy, and a run loads torch."""
     if name not in __all__:
         raise AttributeError(f"module 'polyclinic' has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES.get(name, "polyclinic.runs")), name)

@@ -10,42 +10,42 @@ NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart")
 
 
 def write_examples(folder: Path) -> list[Path]:
-    """Copy them into a new or empty place; return the files and folders written.
+    """Copy the examples into a folder; return the files and folders that were written.
 
     Raises:
-        BadInput: If one is there already: nothing is written over.
+        BadInput: If one of them exists already: nothing is written over.
     """
     from common.errors import BadInput, Fault
     from common.system.files import atomic_outputs
 
-    if there := [str(folder / name) for name in NAMES if (folder / name).exists()]:
-        raise BadInput([Fault(path, "is there already, and nothing is written over") for path in there])
+    if existing := [str(folder / name) for name in NAMES if (folder / name).exists()]:
+        raise BadInput([Fault(path, "is there already, and nothing is written over") for path in existing])
     with atomic_outputs(folder, *(folder / name for name in NAMES)):
         copy_examples(_source(), folder)
     return [folder / name for name in NAMES]
 
 
 def example(name: str) -> Path:
-    """The file of an experiment that comes with Polyclinic.
+    """Return the path of an experiment file that comes with Polyclinic.
 
     Args:
-        name: With or without ``.toml``.
+        name: The file's name, with or without ``.toml``.
 
     Raises:
         BadInput: If there is none of that name.
     """
     from common.errors import BadInput, Fault, quoted
 
-    files = [one for one in NAMES if one.endswith(".toml")]
-    wanted = f"{name.removesuffix('.toml')}.toml"
-    if wanted not in files:
-        there = quoted([one.removesuffix(".toml") for one in files])
-        raise BadInput([Fault(name, f"is no file, and no example has this name. Examples are {there}.")])
-    return _source() / wanted
+    files = [file for file in NAMES if file.endswith(".toml")]
+    file = f"{name.removesuffix('.toml')}.toml"
+    if file not in files:
+        examples = quoted([example.removesuffix(".toml") for example in files])
+        raise BadInput([Fault(name, f"is no file, and no example has this name. Examples are {examples}.")])
+    return _source() / file
 
 
 def copy_examples(source: Path, goal: Path) -> None:
-    """Copy them from one folder into another, which is made if it is not there."""
+    """Copy the examples from one folder into another, which is created if it does not exist."""
     for name in NAMES:
         inner = [path for path in (source / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
         for path in inner or [source / name]:
@@ -55,7 +55,7 @@ def copy_examples(source: Path, goal: Path) -> None:
 
 
 def _source() -> Path:
-    """Where they lie: in this package where it was installed from a wheel, in a checkout in ``experiments``."""
+    """Return the folder of the examples: in this package if installed from a wheel, else ``experiments``."""
     package = Path(__file__).parent
     installed = package / "experiments"
     return installed if installed.is_dir() else package.parent / "experiments"

@@ -1,4 +1,4 @@
-"""What a package needs to bring a method of its own: two classes with these bases, the first one as an entry point.
+"""The types of a package that brings a method of its own: two classes with these bases, the first as an entry point.
 
 The entry point stands in the group ``polyclinic.methods``; ``docs/new-method.md`` builds such classes. ``Method`` is
 the coordinator's half, a Flower ``Strategy``; its ``site_class`` names the hospital's half, a ``SiteMethod``.

@@ -1,13 +1,13 @@
-"""Federations from Python: simulate one, read its folder, use its model, compare several.
+"""Federations from Python: simulate a run, read its folder, use its model, compare several experiments.
 
-The same code as ``flwr-sim`` runs them; a run folder that was written by one is read by the other.
+The code is that of ``flwr-sim``: each reads the run folders of the other.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before flwr or ray is imported: nothing of ours calls home.
+# Before flwr or ray is imported: they send no telemetry.
 os.environ.update(
     FLWR_TELEMETRY_ENABLED="0",
     FLWR_DISABLE_UPDATE_CHECK="1",
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 Network = Callable[[int, int], "nn.Module"]
 """``network(channels, image_size)``: images ``(batch, channels, size, size)`` in, features ``(batch, width)`` out."""
 TrainingLoss = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
-"""``loss(logits, labels, annotated)``, see docs/experiments.md."""
+"""``loss(logits, labels, annotated)`` returns a scalar; see docs/experiments.md."""
 ImageTransform = Callable[["Tensor", "torch.Generator"], "Tensor"]
-"""``transform(images, generator)``: float pixels 0..255 ``(batch, channels, height, width)`` in, the like out."""
+"""``transform(images, generator)`` returns changed images: float pixels 0..255 ``(batch, channels, height, width)``."""
 OptimizerFactory = Callable[..., "torch.optim.Optimizer"]
-"""``optimizer(parameters, lr=..., weight_decay=...)``."""
+"""``optimizer(parameters, lr=..., weight_decay=...)`` returns a ``torch.optim.Optimizer``."""
 RateSchedule = Callable[[int, int], float]
-"""``schedule(server_round, rounds)``: a factor of 0 or more; rounds count from 1."""
+"""``schedule(server_round, rounds)`` returns a factor of 0 or more; rounds count from 1."""
 ClassMetric = Callable[[NDArray[Any], NDArray[Any]], float]
-"""``metric(scores, labels)`` of one class."""
+"""``metric(scores, labels)`` returns the value of one class."""
 
 
 def simulate(
@@ -78,7 +78,7 @@ def simulate(
     resume: bool = False,
     quiet: bool = True,
 ) -> FinishedRun:
-    """Run a federation on this machine; return its folder, read.
+    """Run a federation on this machine; return the finished run.
 
     Args:
         experiment: A TOML file, the name of an example (``"digits_surgical"``), or the tables themselves.
@@ -90,11 +90,11 @@ def simulate(
         optimizer: An optimiser of your own in the place of ``[training] optimizer``.
         schedule: A schedule of your own in the place of ``[training] schedule``.
         metrics: Metrics of your own beside ``[evaluation] metrics``.
-        out: New folder for the run; ``runs/NAME`` where None, with a number where that is taken.
-        resume: Go on with the run in ``out`` from its last checkpoint; one that is done is only read.
+        out: New folder for the run; ``runs/NAME`` where None, with a number where that exists.
+        resume: Go on with the run in ``out`` from its last checkpoint; a finished run is only read.
         quiet: Show no progress bar.
 
-    What is given as an object is known to this process alone: such a run is ``inline``, not on Ray.
+    An object of your own exists in this process only: such a run is ``inline``, not on Ray.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is trained.
@@ -111,14 +111,14 @@ def simulate(
         "training.optimizer": (OPTIMIZERS, optimizer),
         "training.schedule": (SCHEDULES, schedule),
     }
-    given: dict[str, Any] = {
+    replaced: dict[str, Any] = {
         key: PLUGIN + register_local(group, part) for key, (group, part) in own.items() if part is not None
     }
     if dataset is not None:
         read = _returning(dataset) if isinstance(dataset, LabelledImages) else dataset
-        given["data"] = {"kind": "plugin", "name": register_local(DATASETS, read)}
-    file = _experiment(experiment, {**(settings or {}), **given}, dataset is not None, metrics)
-    _refuse_ray(file, given, metrics)
+        replaced["data"] = {"kind": "plugin", "name": register_local(DATASETS, read)}
+    file = _experiment(experiment, {**(settings or {}), **replaced}, dataset is not None, metrics)
+    _refuse_ray(file, replaced, metrics)
     folder = Path(out) if out is not None else _free_folder(file)
     run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
     return load(folder)
@@ -138,7 +138,7 @@ def load(folder: str | Path) -> FinishedRun:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run folder, read.
+    """A finished run in its folder.
 
     Tables are pandas frames (``pip install 'polyclinic[notebook]'``), figures are matplotlib axes.
     """
@@ -147,7 +147,7 @@ class FinishedRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """``summary.json``."""
+        """The content of ``summary.json``."""
         return dict(json.loads((self.folder / "summary.json").read_text(encoding="utf-8")))
 
     @property
@@ -163,16 +163,16 @@ class FinishedRun:
 
     @property
     def report(self) -> Path:
-        """The page that explains the run."""
+        """The path of the page that explains the run."""
         return self.folder / "report.html"
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """A row a round: losses, validation AUROC, sites, seconds, bytes."""
+        """A table with a row for each round: losses, validation AUROC, sites, seconds, bytes."""
         lines = (self.folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-        kept = ("round", "train_loss", "validation_loss", "validation_auroc", "seconds")
+        columns = ("round", "train_loss", "validation_loss", "validation_auroc", "seconds")
         rows = [
-            {key: line[key] for key in kept}
+            {key: line[key] for key in columns}
             | {"sites": len(line["sites"]), "absent": len(line["absent"])}
             | {way: line[way] for way in ("bytes_up", "bytes_down")}
             for line in map(json.loads, lines)
@@ -181,44 +181,44 @@ class FinishedRun:
 
     @property
     def classes(self) -> pd.DataFrame:
-        """A row a class of the test: AUROC with its 95 % interval, average precision, positives, owners."""
+        """A table with a row for each tested class: AUROC with 95 % interval, average precision, positives, owners."""
         test, sites = self.summary["test"], self.summary["sites"]
         between = (test["intervals"] or {}).get("per_class", {})
         rows = [
             {
                 "class": name,
                 "owners": sum(name in site["classes"] for site in sites.values()),
-                **{key: one[key] for key in ("auroc", "average_precision", "positives", "negatives")},
+                **{key: result[key] for key in ("auroc", "average_precision", "positives", "negatives")},
                 "low": between.get(name, (None, None))[0],
                 "high": between.get(name, (None, None))[1],
             }
-            for name, one in test["per_class"].items()
+            for name, result in test["per_class"].items()
         ]
         return _pandas().DataFrame(rows).set_index("class")
 
     @property
     def sites(self) -> pd.DataFrame:
-        """A row a site: its classes, images, bytes and seconds, and the AUROC on its own test images."""
+        """A table with a row for each site: classes, images, bytes, seconds, and AUROC on its own test images."""
         results = self.summary["per_site"]
-        kept = ("classes", "train_samples", "bytes_up", "bytes_down", "seconds")
+        columns = ("classes", "train_samples", "bytes_up", "bytes_down", "seconds")
         rows = [
-            {"site": name, **{key: one[key] for key in kept}, "mean_auroc": results.get(name, {}).get("mean_auroc")}
-            for name, one in self.summary["sites"].items()
+            {"site": name, **{key: site[key] for key in columns}, "mean_auroc": results.get(name, {}).get("mean_auroc")}
+            for name, site in self.summary["sites"].items()
         ]
         return _pandas().DataFrame(rows).set_index("site")
 
     def network(self) -> nn.Module:
-        """The trained model: uint8 or float pixels 0..255 ``(batch, channels, height, width)`` in, logits out.
+        """Return the trained model: uint8 or float pixels 0..255 ``(batch, channels, height, width)`` in, logits out.
 
         Raises:
-            BadInput: If the run has no model of its own, as where each site has one, or its files are damaged.
+            BadInput: If the run has no model because each site has its own, or its files are damaged.
         """
         from common.models.saved import load_model
 
         return load_model(self.folder)
 
     def predict(self, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
-        """Probabilities: a row an image, a column a class; NaN for a picture that cannot be read.
+        """Return probabilities, a row for each image and a column for each class; NaN for an unreadable picture.
 
         Args:
             images: uint8 ``(n, height, width[, 3])``; or an npz file, a folder of pictures, one picture, or several.
@@ -237,9 +237,9 @@ class FinishedRun:
             return pandas.DataFrame(picture_scores(network, values), index=index, columns=columns)
         files = [images] if isinstance(images, str | Path) else _checked_paths(images)
         form = form_for(self.folder, network)
-        found = [scores_of_files(network, Path(file), form) for file in files]
-        names = [name for pictures, _ in found for name in (*pictures.names, *pictures.unreadable)]
-        rows = [part for pictures, scores in found for part in (scores, _unknown(len(pictures.unreadable), columns))]
+        results = [scores_of_files(network, Path(file), form) for file in files]
+        names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
+        rows = [part for pictures, scores in results for part in (scores, _unknown(len(pictures.unreadable), columns))]
         return pandas.DataFrame(np.concatenate(rows), index=pandas.Index(names, name="image"), columns=columns)
 
     def plot_rounds(self, axes: Axes | None = None) -> Axes:
@@ -255,14 +255,14 @@ class FinishedRun:
     def plot_classes(self, axes: Axes | None = None) -> Axes:
         """Draw the AUROC of every class on the test images, with its interval; return the axes."""
         axes = axes if axes is not None else _new_axes()
-        known = self.classes.dropna(subset=["auroc"])
-        places = np.arange(len(known))
-        if known["low"].notna().all():
-            axes.hlines(places, known["low"], known["high"], alpha=0.5)
-        axes.plot(known["auroc"], places, "o")
-        axes.set_yticks(places, list(known.index))
+        defined = self.classes.dropna(subset=["auroc"])
+        places = np.arange(len(defined))
+        if defined["low"].notna().all():
+            axes.hlines(places, defined["low"], defined["high"], alpha=0.5)
+        axes.plot(defined["auroc"], places, "o")
+        axes.set_yticks(places, list(defined.index))
         axes.axvline(0.5, linestyle=":", color="grey")
-        axes.set(xlabel="AUROC (test)", ylim=(len(known) - 0.5, -0.5))
+        axes.set(xlabel="AUROC (test)", ylim=(len(defined) - 0.5, -0.5))
         return axes
 
     def __repr__(self) -> str:
@@ -276,10 +276,11 @@ class FinishedRun:
 
 
 def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
-    """Probabilities of a saved model, see :meth:`FinishedRun.predict`.
+    """Return the probabilities of a saved model, as :meth:`FinishedRun.predict` does.
 
     Args:
-        folder: With ``model.safetensors`` and ``model.json``: a run's, or a site's own.
+        folder: A folder of a run or of a site, with ``model.safetensors`` and ``model.json``.
+        images: Images as of :meth:`FinishedRun.predict`.
     """
     return FinishedRun(Path(folder)).predict(images)
 
@@ -298,8 +299,8 @@ def compare(
     Args:
         experiments: Files or names of examples; the first is the reference of the tests in ``out/report.html``.
         seeds: Seeds 0, 1, ... for every experiment; at least three make a verdict.
-        out: Folder for all runs and the report; runs found there are kept.
-        jobs: Runs at a time; None for what fits.
+        out: Folder for all runs and the report; runs that exist there are not run again.
+        jobs: Number of runs at a time; None for as many as fit.
 
     Raises:
         BadInput: With the faults of all experiments, before anything runs.
@@ -313,7 +314,7 @@ def compare(
         raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])
     if seeds < 1:
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
-    files = [_found(one) for one in experiments]
+    files = [_path_of(experiment) for experiment in experiments]
     run_comparison(
         files, Path(out), range(seeds), jobs, _as_overrides(settings or {}), Console(quiet=quiet, emoji=False)
     )
@@ -336,7 +337,7 @@ def _mean_of(test: Mapping[str, Any], subset: str) -> float | None:
 
 
 def _returning(images: LabelledImages) -> DatasetPlugin:
-    """A data set that is there already, as a plug-in; its name follows from the values that it captures."""
+    """Return a data set of this process as a plug-in, whose name follows from the captured values."""
 
     def given(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
         return images
@@ -363,21 +364,21 @@ def _experiment(
     if isinstance(experiment, Mapping):
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
         return experiment_of(tree, Path("experiment.toml"), overrides, method_faults)
-    return read_experiment(_found(experiment), overrides, method_faults)
+    return read_experiment(_path_of(experiment), overrides, method_faults)
 
 
 def _is_own(value: object) -> bool:
     return isinstance(value, str) and value.startswith(PLUGIN) and is_local_name(value)
 
 
-def _refuse_ray(file: ExperimentFile, given: Mapping[str, Any], metrics: Sequence[ClassMetric]) -> None:
-    if (given or metrics) and file.experiment.simulation.backend == "ray":
+def _refuse_ray(file: ExperimentFile, replaced: Mapping[str, Any], metrics: Sequence[ClassMetric]) -> None:
+    if (replaced or metrics) and file.experiment.simulation.backend == "ray":
         problem = "ray: its workers are other processes, which do not know what was given to this one."
         raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
 
 
-def _found(experiment: str | Path) -> Path:
-    """The file, or the example of that name."""
+def _path_of(experiment: str | Path) -> Path:
+    """Return the path of an experiment file, or of the example of that name."""
     from polyclinic.examples import example
 
     path = Path(experiment)
@@ -389,11 +390,11 @@ def _as_overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML, on one line; numpy's numbers are numbers."""
+    """Return a value as TOML on one line; numpy's numbers are numbers."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     try:
@@ -406,12 +407,12 @@ def _toml(value: Any) -> str:
 def _free_folder(file: ExperimentFile) -> Path:
     run = file.experiment.run
     name = "".join(letter if letter.isalnum() else "-" for letter in run.name or run.method)
-    tried = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
-    return next(path for path in tried if not path.exists())
+    paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
+    return next(path for path in paths if not path.exists())
 
 
 def _checked_paths(images: object) -> Sequence[str | Path]:
-    if isinstance(images, Sequence) and images and all(isinstance(one, str | Path) for one in images):
+    if isinstance(images, Sequence) and images and all(isinstance(path, str | Path) for path in images):
         return images
     problem = f"must be a uint8 array, or the path of a file or folder, or several paths, not {type(images).__name__}."
     raise BadInput([Fault("images", problem)])
@@ -442,7 +443,7 @@ def _pandas() -> Any:
 
 
 def _new_axes() -> Axes:
-    """Axes of a new figure, which a notebook shows by itself."""
+    """Return axes of a new figure, which a notebook shows by itself."""
     from matplotlib import pyplot
 
     return pyplot.subplots(layout="constrained")[1]

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from common.config import TrainingSection
-from common.data.base.image_set import ImageSet, Splits
 from common.data.base.spec import AugmentationSpec, PluginSpec
 from common.data.images.augmentation import augment
 from common.data.load import load
@@ -122,10 +121,10 @@ def check_method(name: str, parameters: Mapping[str, Any] | None = None) -> None
     settings |= {f"method.{key}": value for key, value in (parameters or {}).items()}
     with TemporaryDirectory() as folder:
         runs = [simulate("digits_surgical", settings=settings, out=Path(folder, out)) for out in ("first", "second")]
-        for one in runs:
-            absent = one.rounds["absent"].sum()
-            assert not absent, f"{name}: {absent} replies did not count; {one.folder}/rounds.jsonl says why"
-        hashes = {one.model_sha256 for one in runs}
+        for run in runs:
+            absent = run.rounds["absent"].sum()
+            assert not absent, f"{name}: {absent} replies did not count; {run.folder}/rounds.jsonl says why"
+        hashes = {run.model_sha256 for run in runs}
     assert len(hashes) == 1, f"{name}: two runs of one seed end in two models; draw from the batch's generator"
 
 
@@ -141,9 +140,9 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
     spec, generator = AugmentationSpec(transform=PLUGIN + name), torch.Generator().manual_seed(1)
     images = 255 * torch.rand(batch, channels, image_size, image_size, generator=generator)
     before = images.clone()
-    one, other = (augment(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
-    assert one.isfinite().all(), f"{name}: some pixels are not finite"
-    assert torch.equal(one, other), f"{name}: two runs of one seed differ; draw from the generator that it is given"
+    first, second = (augment(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
+    assert first.isfinite().all(), f"{name}: some pixels are not finite"
+    assert torch.equal(first, second), f"{name}: two runs of one seed differ; draw from the generator that it is given"
     assert torch.equal(images, before), f"{name}: changes the images that it is given"
 
 
@@ -184,8 +183,8 @@ def check_schedule(name: str, rounds: int = 20) -> None:
     """
     spec = TrainingSection(schedule=PLUGIN + name)
     for each in range(1, rounds + 1):
-        one, other = rate_factor(spec, each, rounds), rate_factor(spec, each, rounds)
-        assert one == other, f"{name}: says something else the second time, for round {each} of {rounds}"
+        first, second = rate_factor(spec, each, rounds), rate_factor(spec, each, rounds)
+        assert first == second, f"{name}: says something else the second time, for round {each} of {rounds}"
     assert any(rate_factor(spec, each, rounds) for each in range(1, rounds + 1)), f"{name}: no round trains"
 
 
@@ -205,10 +204,16 @@ def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = N
     spec = PluginSpec.model_validate({"kind": "plugin", "name": name, "options": dict(options or {})})
     first, second = load(spec, folder), load(spec, folder)
     for part in ("train", "validation", "test"):
-        one, other = getattr(first, part), getattr(second, part)
-        assert len(one), f"{name}: there is no image in the {part} part"
-        assert _same_images(one, other), f"{name}: the {part} part differs when it is read again"
-    assert _any_of_both_kinds(first), f"{name}: no class has a positive and a negative training image"
+        images, again = getattr(first, part), getattr(second, part)
+        same = all(
+            np.array_equal(getattr(images, key), getattr(again, key), equal_nan=key == "labels")
+            for key in ("images", "labels", "patients")
+        )
+        assert len(images), f"{name}: there is no image in the {part} part"
+        assert same, f"{name}: the {part} part differs when it is read again"
+    labels = first.train.labels
+    both_kinds = ((labels == 1).any(axis=0) & (labels == 0).any(axis=0)).any()
+    assert both_kinds, f"{name}: no class has a positive and a negative training image"
 
 
 def check_metric(name: str, images: int = 50) -> None:
@@ -225,28 +230,16 @@ def check_metric(name: str, images: int = 50) -> None:
     labels = np.arange(images) % 2.0
     for scores in (random.random(images), np.full(images, 0.5), labels.copy(), 1 - labels):
         order = random.permutation(images)
-        one, other = metric_value(key, metric, scores, labels), metric_value(key, metric, scores[order], labels[order])
-        same = one == other or (one is not None and other is not None and np.isclose(one, other))
-        assert same, f"{name}: is {one}, and {other} with the images in another order"
+        first = metric_value(key, metric, scores, labels)
+        second = metric_value(key, metric, scores[order], labels[order])
+        same = first == second or (first is not None and second is not None and np.isclose(first, second))
+        assert same, f"{name}: is {first}, and {second} with the images in another order"
     for count in (1, 2):  # fewest images that a class can be tested on
         metric_value(key, metric, np.array([0.2, *[0.7] * count]), np.array([0.0, *[1.0] * count]))
 
 
-def _any_of_both_kinds(splits: Splits) -> bool:
-    """Whether a class has a positive and a negative training image."""
-    return bool(((splits.train.labels == 1).any(axis=0) & (splits.train.labels == 0).any(axis=0)).any())
-
-
 def _sha256(network: SplitNetwork) -> str:
     return state_sha256(read_state(network), layout_of(network))
-
-
-def _same_images(one: ImageSet, other: ImageSet) -> bool:
-    return (
-        np.array_equal(one.images, other.images)
-        and np.array_equal(one.labels, other.labels, equal_nan=True)
-        and np.array_equal(one.patients, other.patients)
-    )
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The methods by name: one line each; an experiment with a wrong one is refused before torch is imported."""
+"""The methods by name, one line each; an unknown method is refused before torch is imported."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -41,15 +41,15 @@ TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 
 
 def unknown_method(name: str) -> Fault:
-    """The fault of a name that is not among :data:`CLASSES`."""
+    """Return the fault of a method that is not among :data:`CLASSES`."""
     remedy = did_you_mean(name, CLASSES) or f"Methods: {quoted(CLASSES, limit=len(CLASSES))}."
     return Fault("run.method", f'"{name}" is not a method.', remedy)
 
 
 def faults_known_early(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Find an unknown method beside other faults of the file.
+    """Return the fault of an unknown method, for a file that has other faults.
 
-    What else is wrong with a method's own keys is found with torch, once the rest of the file is right.
+    Faults of a method's own keys are found later, by code that imports torch, once the rest of the file is right.
     """
     run = tree.get("run")
     name = run.get("method") if isinstance(run, dict) else None
@@ -57,7 +57,7 @@ def faults_known_early(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
 
 
 def read_with_faults(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
-    """An experiment, and what is wrong with its method; of a file with other faults there is no experiment.
+    """Read an experiment, and find the fault of an unknown method.
 
     Raises:
         BadInput: With every fault of the file and of the overrides.
@@ -76,13 +76,13 @@ def read_planned(path: Path) -> ExperimentFile:
     Raises:
         BadInput: With every fault that is known without torch.
     """
-    file, found = read_with_faults(path)
-    stop_on(found)
+    file, faults = read_with_faults(path)
+    stop_on(faults)
     return file
 
 
 def in_file(file: ExperimentFile, fault: Fault) -> Fault:
-    """A fault of a key, with the file that it stands in."""
+    """Return a fault of a key with the name of its file."""
     return replace(fault, where=f"{file.path.name}: {fault.where}")
 
 

@@ -1,12 +1,13 @@
 """The methods' classes by name, read on both sides of the wire; the list is in :mod:`strategies.method_list`."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config import EvaluationSection, Experiment, Plan
+from common.config import LONGEST_KEPT, EvaluationSection, Experiment, Plan, plan_of_text
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.models.zoo.spec import ModelSpec, Task
 from common.plugins import METHODS, PLUGIN, load_entry_point
@@ -27,10 +28,10 @@ def _imported(place: str) -> type[Method]:
 
 
 STRATEGIES: Mapping[str, type[Method]] = {name: _imported(place) for name, place in CLASSES.items()}
-"""The coordinator's halves; each names its hospital's half."""
+"""Name -> the coordinator's half of a method, which names the hospital's half."""
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
-"""Keys of ``[method]`` that are tables."""
+"""Keys of ``[method]`` that are tables, and their schemas."""
 
 
 def strategy_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
@@ -44,16 +45,16 @@ def strategy_named(name: str, parameters: Mapping[str, Any], task: Task = "multi
         method = kind(parameters, task)
     except ValidationError as error:
         table = kind.site_class.table
-        raise BadInput([_explain(dict(one), table) for one in error.errors(include_url=False)]) from None
+        raise BadInput([_explain(dict(detail), table) for detail in error.errors(include_url=False)]) from None
     stop_on(method.site.config_faults())
     return method
 
 
 def _class_named(name: str) -> type[Method]:
-    """The class of a method: of :data:`STRATEGIES`, or of a package that is installed here.
+    """Return the class of a method, from :data:`STRATEGIES` or from a package that is installed here.
 
     Raises:
-        BadInput: If there is none, or a package's is no subclass of :class:`Method`.
+        BadInput: If there is none, or the package's class is no subclass of :class:`Method`.
     """
     if name.startswith(PLUGIN):
         kind = load_entry_point(METHODS, name.removeprefix(PLUGIN))
@@ -67,7 +68,7 @@ def _class_named(name: str) -> type[Method]:
 
 
 def statistics_sent() -> dict[str, str]:
-    """Return the statistics that sites send in any method: name -> meaning, and the methods in brackets."""
+    """Return the statistics that sites send: name -> meaning, with the methods in brackets."""
     sent: dict[str, tuple[str, list[str]]] = {}
     for method in (strategy.site_class for strategy in STRATEGIES.values()):
         for statistic in method.declared.statistics:
@@ -76,7 +77,7 @@ def statistics_sent() -> dict[str, str]:
 
 
 def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Return the faults of the method in an experiment file that has other faults, as far as they can be found."""
+    """Return the faults of the method of an experiment file that has other faults; none where it cannot be read."""
     run, parameters, model = (tree.get(name, {}) for name in ("run", "method", "model"))
     if not all(isinstance(table, dict) for table in (run, parameters, model)) or not isinstance(run.get("method"), str):
         return ()
@@ -95,6 +96,25 @@ def method_of(experiment: Experiment | Plan) -> SiteMethod:
         BadInput: As :func:`strategy_of`.
     """
     return strategy_of(experiment).site
+
+
+def site_method(site: str, plan_text: str) -> SiteMethod:
+    """Return the hospital's half of a plan's method for one site, built once for all requests of a run.
+
+    Args:
+        plan_text: The plan as it travels, JSON.
+
+    Raises:
+        BadInput: As :func:`strategy_of`.
+    """
+    if len(plan_text) > LONGEST_KEPT:
+        return method_of(plan_of_text(plan_text))
+    return _site_method(site, plan_text)
+
+
+@lru_cache(maxsize=256)
+def _site_method(site: str, plan_text: str) -> SiteMethod:
+    return method_of(plan_of_text(plan_text))
 
 
 def strategy_of(experiment: Experiment | Plan) -> Method:
@@ -119,7 +139,7 @@ def strategy_of(experiment: Experiment | Plan) -> Method:
 
 
 def _faults_of_alone(method: SiteMethod, evaluation: EvaluationSection) -> list[Fault]:
-    """Where no site can compare the run's model with one that it trains alone: there is no other, or no site."""
+    """Return the fault of a comparison with a model that a site trains alone, where there is none to compare."""
     if not evaluation.compare_local or (method.pooled == "no" and not method.shares_nothing):
         return []
     why = "every site trains alone already" if method.pooled == "no" else "all images are in one place"
@@ -127,7 +147,7 @@ def _faults_of_alone(method: SiteMethod, evaluation: EvaluationSection) -> list[
 
 
 def _standardising_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
-    """Where the layer that standardises features would never learn their mean and variance."""
+    """Return the fault of a layer that standardises features and would never learn their mean and variance."""
     if not (model.backbone_frozen and model.norm == "batch" and method.frozen_norm):
         return []
     problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
@@ -135,7 +155,7 @@ def _standardising_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
 
 
 def _untrained_norm_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
-    """Where batch normalisation would be frozen as a random network has it: mean 0 and variance 1 on any images.
+    """Return the fault of batch normalisation that is frozen as initialised, with mean 0 and variance 1.
 
     A plug-in may bring a network with weights in it.
     """
@@ -148,23 +168,24 @@ def _untrained_norm_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
 
 
 def _sample_faults(method: SiteMethod, sites: int | None) -> list[Fault]:
-    """A sample of sites is asked to test where each site's own test makes its model."""
+    """Return the fault of a test on a sample of sites, where each site's own test chooses its model."""
     if not sites or method.has_global_model:
         return []
     problem = f"is {sites}, but in this run each site ends with a model of its own, which its own test chooses."
     return [Fault("evaluation.sites", problem, "Leave it out: all sites are asked.")]
 
 
-def _explain(one: dict[str, Any], schema: type[BaseModel]) -> Fault:
-    key = ".".join(str(step) for step in one["loc"])
-    if one["type"] == "extra_forbidden":
+def _explain(detail: dict[str, Any], schema: type[BaseModel]) -> Fault:
+    """Return a fault of the ``[method]`` table, from pydantic's detail of it."""
+    key = ".".join(str(step) for step in detail["loc"])
+    if detail["type"] == "extra_forbidden":
         table, _, below = key.partition(".")
-        known = TABLES[table].model_fields if below else schema.model_fields
+        valid_keys = TABLES[table].model_fields if below else schema.model_fields
         return Fault(
             f"method.{key}",
             "is not a parameter of this method.",
-            did_you_mean(key.rpartition(".")[2], known) or f"Known: {quoted(known)}.",
+            did_you_mean(key.rpartition(".")[2], valid_keys) or f"Known: {quoted(valid_keys)}.",
         )
     if not key:  # of the table as a whole
-        return Fault("[method]", f"{one['msg'].removeprefix('Value error, ').rstrip('.')}.")
-    return Fault(f"method.{key}", error_text(one), near_literal(one))
+        return Fault("[method]", f"{detail['msg'].removeprefix('Value error, ').rstrip('.')}.")
+    return Fault(f"method.{key}", error_text(detail), near_literal(detail))

@@ -1,4 +1,4 @@
-"""A frozen backbone sees each image once: its features are kept, and rounds train on them.
+"""Features of a frozen backbone, which are computed once for each image; rounds train on them.
 
 Features are those of evaluation, in batches of :data:`BATCH` images in the site's own order: the same numbers in every
 round and after every restart of the same machine.
@@ -30,11 +30,11 @@ from strategies.local.site_method import SiteMethod
 
 NONCE_BYTES = 12
 BATCH = 32
-"""A foundation model at 224 pixels takes 30 MB and more an image."""
+"""Images of a batch; a foundation model at 224 pixels takes 30 MB and more an image."""
 
 
 class NetworkOnFeatures(SplitNetwork):
-    """Neck and head of a network, which receive a backbone's features ``(batch, width)`` in the place of images."""
+    """Neck and head of a network, with a backbone's features ``(batch, width)`` as inputs in the place of images."""
 
     def __init__(self, whole: SplitNetwork) -> None:
         super().__init__(whole.spec, whole.class_names, backbone=nn.Identity(), neck=whole.neck, head=whole.head)
@@ -44,7 +44,7 @@ class NetworkOnFeatures(SplitNetwork):
 
 
 def trains_on_features(plan: Plan, method: SiteMethod) -> bool:
-    """Check whether all that this plan does to an image can be done to its features."""
+    """Check that nothing in this plan needs an image once its features are computed."""
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 
 
@@ -53,8 +53,9 @@ class Features:
     """A site's features of the newest frozen part, in memory and, where it has a key, encrypted on its disk.
 
     Attributes:
-        folder: Where the files lie.
-        key: Of AES-256, 32 bytes; None keeps nothing on disk.
+        folder: Folder of the files.
+        key: Key of AES-256, 32 bytes; None keeps nothing on disk.
+        durable: Flush files to the disk.
     """
 
     folder: Path
@@ -85,8 +86,8 @@ class Features:
             return self._computed(network, pixels, plan)
         name = hashlib.sha256(f"{self._frozen} {part} {_sha256_of(pixels)}".encode()).hexdigest()
         path = self.folder / f"{part}.features"
-        if (kept := self._decrypted(path, name)) is not None:
-            return kept.to(pixels.device)
+        if (stored := self._decrypted(path, name)) is not None:
+            return stored.to(pixels.device)
         features = self._computed(network, pixels, plan)
         self._write(path, name, features.cpu().numpy())
         return features
@@ -94,11 +95,11 @@ class Features:
     @staticmethod
     def _computed(network: SplitNetwork, pixels: Pixels, plan: Plan) -> Tensor:
         network.backbone.eval()
-        found = []
+        parts = []
         for batch in pixels.batches(BATCH):
             with autocast(batch.device, plan.training.precision):
-                found.append(never_alone(network.backbone, network.backbone_input(batch.float())).float())
-        return torch.cat(found)
+                parts.append(never_alone(network.backbone, network.backbone_input(batch.float())).float())
+        return torch.cat(parts)
 
     def _write(self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
         assert self.key is not None, "checked before"
@@ -107,7 +108,7 @@ class Features:
         write_atomically(path, nonce + sealed, durable=self.durable, private=True)
 
     def _decrypted(self, path: Path, name: str) -> Tensor | None:
-        """Read the features of a file; None where it is missing, damaged, of other images or of another model."""
+        """Read the features of a file; None where the file is missing, damaged, of other images or of another model."""
         assert self.key is not None, "checked before"
         try:
             content = path.read_bytes()
@@ -119,11 +120,10 @@ class Features:
 
 
 def features_of(site: Site) -> Features:
-    """Return a site's features; in memory they last as long as its images do."""
-    kept = site.identity is not None and site.policy.keep_features
-    key = _derived_key(site.identity.key) if kept and site.identity else None
-    found: Features = site.in_memory.setdefault("features", Features(site.folder / "features", key, site.durable))
-    return found
+    """Return the cache of a site's features, which lasts in memory as long as the site's images."""
+    key = _derived_key(site.identity.key) if site.identity is not None and site.policy.keep_features else None
+    features: Features = site.in_memory.setdefault("features", Features(site.folder / "features", key, site.durable))
+    return features
 
 
 def _derived_key(key: ec.EllipticCurvePrivateKey) -> bytes:

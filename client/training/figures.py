@@ -1,9 +1,8 @@
-"""Figures of a model on a site's own images: exact and complete, or only those that may leave.
+"""Figures of a model on a site's own images: all of them, or those that a policy lets out.
 
-:class:`Figures` computes everything that a request asks for: that is a simulation without limits.
-:class:`LimitedFigures` holds the site's policy. Nothing leaves of classes of few patients
-(:mod:`client.site.disclosure`), and nothing of a model with parts that never leave the site where masks or noise cover
-what is sent.
+:class:`Figures` computes everything that a request asks for, in a simulation without limits. :class:`LimitedFigures`
+follows the site's policy: no figure leaves of classes of few patients (:mod:`client.site.disclosure`), and none of a
+model with parts that never leave the site where masks or noise cover the update.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,7 +34,7 @@ Histograms = Mapping[str, ScoreHistogram]
 def scored(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
     images, network = getattr(task.site, part), task.network
-    scores = scores_of(network, task.seen(part), task.plan.training.precision)
+    scores = scores_of(network, task.inputs(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
     names = tuple(network.class_names[row] for row in rows)
     return scores[:, rows], label_matrix(images, names).numpy(), names
@@ -44,10 +43,10 @@ def scored(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...
 def histograms(
     policy: Policy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
-    """Count scores ``(n, classes)`` by labels ``(n, classes)``, but not of ``hidden`` classes.
+    """Return histograms of scores ``(n, classes)`` by labels ``(n, classes)``, without ``hidden`` classes.
 
     Returns:
-        Nothing where the policy does not allow it, or where a network that diverged has no scores.
+        An empty mapping where the policy does not allow histograms, or a network that diverged has no scores.
     """
     if not policy.score_histograms or not np.isfinite(scores).all():
         return {}
@@ -57,13 +56,13 @@ def histograms(
 
 @dataclass(frozen=True)
 class ReceivedFigures:
-    """How good the received model is.
+    """Figures of the received model.
 
     Attributes:
-        own: On the validation part; the site chooses its best round by it.
-        sent: The validation figures that leave.
-        test_images, test_correct: Images of the test part, and how many the model puts into the right class; None where
-            the plan does not ask.
+        own: Validation figures by which the site chooses its best round.
+        sent: Validation figures that leave.
+        test_images: Number of images of the test part; None where the plan does not ask.
+        test_correct: How many of them the model puts into the right class; None where the plan does not ask.
     """
 
     own: Validation = field(default_factory=Validation)
@@ -73,29 +72,33 @@ class ReceivedFigures:
 
 
 class Figures:
-    """All figures that a request asks for, exact, of all images."""
+    """Computes all figures that a request asks for, exactly, on all images."""
 
-    def judged(self, task: "LocalTask", judge: Callable[[], T], nothing: Nothing) -> T | Nothing:
-        """Return the figures that ``judge`` makes; what it raises is an error of the round."""
-        return judge()
+    def computed(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
+        """Return the figures that ``compute`` computes; its exception is an error of the round."""
+        return compute()
 
     def of_received(self, task: "LocalTask") -> ReceivedFigures:
-        """Return the figures of a model that is about to be trained."""
+        """Return the figures of a received model before training."""
         own = task.validated()
         # Where the model goes from site to site it is no model of a round.
         counts = (None, None) if task.method.sequential else self.test_counts(task)
         return ReceivedFigures(own, self.validation(task, own), *counts)
 
     def validation(self, task: "LocalTask", own: Validation) -> Validation:
-        """Return the validation figures that leave, given those over all labels that the site chooses by."""
+        """Return the validation figures that leave.
+
+        Args:
+            own: The figures over all labels, by which the site chooses.
+        """
         return own
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return how many test images there are and how many are put into the right class; None where not asked."""
+        """Return the number of test images, and of those in the right class; None where the plan does not ask."""
         return self._counts(task, task.site.test) if task.plan.evaluation.test_each_round else (None, None)
 
     def test(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
-        """Return each class's metrics on the test part, and how its scores are spread."""
+        """Return each class's metrics and score histogram on the test part."""
         if not len(task.site.test):
             return {}, {}
         scores, labels, names = scored(task, "test")
@@ -103,13 +106,13 @@ class Figures:
         return metrics, histograms(task.site.policy, scores, labels, names) if task.plan.evaluation.pooled else {}
 
     def validation_histograms(self, task: "LocalTask") -> Histograms:
-        """Return how scores on the validation part are spread, on which the coordinator chooses thresholds."""
+        """Return score histograms of the validation part, from which the coordinator chooses thresholds."""
         if not task.plan.evaluation.pooled or not len(task.site.validation):
             return {}
         return histograms(task.site.policy, *scored(task, "validation"))
 
     def model_sha256(self, task: "LocalTask", request: Request) -> str:
-        """Return the hash of the judged model."""
+        """Return the hash of the evaluated model."""
         return state_sha256(read_state(task.network), layout_of(task.network))
 
     def _plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
@@ -121,23 +124,23 @@ class Figures:
         labelled = labels.any(axis=1)
         if not labelled.any():
             return 0, 0
-        scores = scores_of(task.network, task.seen("test"), task.plan.training.precision)
+        scores = scores_of(task.network, task.inputs("test"), task.plan.training.precision)
         right = scores.argmax(axis=1) == labels.argmax(axis=1)
         return int(labelled.sum()), int((right & labelled).sum())
 
 
 class LimitedFigures(Figures):
-    """The figures that a site's policy lets out, exactly or not at all."""
+    """Computes the figures that a site's policy lets out."""
 
-    def judged(self, task: "LocalTask", judge: Callable[[], T], nothing: Nothing) -> T | Nothing:
-        """Return the figures that ``judge`` makes; none where that fails, which can depend on one patient's image.
+    def computed(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
+        """Return the figures that ``compute`` computes; none where that fails, which can depend on one patient's image.
 
         Raises:
             BadInput, WireError: If the request cannot be answered, no matter on which images.
-            Exception: What judging raised, in a simulation without masks and noise.
+            Exception: The exception of ``compute``, in a simulation without masks and noise.
         """
         try:
-            return judge()
+            return compute()
         except (BadInput, WireError):
             raise
         except Exception as error:
@@ -147,23 +150,23 @@ class LimitedFigures(Figures):
             return nothing
 
     def of_received(self, task: "LocalTask") -> ReceivedFigures:
-        """Return the figures of a model that is about to be trained; none where it cannot be judged."""
+        """Return the figures of a received model before training; none where it cannot be evaluated."""
         received = super().of_received
-        return self.judged(task, lambda: received(task), ReceivedFigures())
+        return self.computed(task, lambda: received(task), ReceivedFigures())
 
     def validation(self, task: "LocalTask", own: Validation) -> Validation:
-        """Return the validation figures that leave: the loss is over classes that are not hidden."""
+        """Return the validation figures that leave, over classes that are not hidden."""
         site, network, plan = task.site, task.network, task.plan
         if not site.reports("validation") or not validation_figures_leave(task):
             return Validation()
         if not site.hides("validation") or site.trained_on("validation", plan) is not site.validation:
             return own  # no label of a hidden class is in it
         images = site.without_hidden("validation", plan.model.task)
-        examples = examples_of(images, task.seen("validation"), network.class_names)
+        examples = examples_of(images, task.inputs("validation"), network.class_names)
         return validate(network, examples, task.method.loss, plan.training, site.hides("validation"))
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the two counts, without images that show nothing but hidden classes."""
+        """Return the two counts, without images that show hidden classes only."""
         site = task.site
         if not task.plan.evaluation.test_each_round or not test_figures_leave(task) or not site.reports("test"):
             return None, None
@@ -171,7 +174,7 @@ class LimitedFigures(Figures):
         return rounded_down(images, site.policy), rounded_down(correct, site.policy)
 
     def test(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
-        """Return the metrics of classes that are not hidden, and how their scores are spread.
+        """Return the metrics and score histograms of classes that are not hidden.
 
         Under secure aggregation there are none: they leave in a sum (:func:`histograms_of_sum`).
         """
@@ -195,9 +198,9 @@ class LimitedFigures(Figures):
         return {name: spread for name, spread in super().validation_histograms(task).items() if name not in hidden}
 
     def model_sha256(self, task: "LocalTask", request: Request) -> str:
-        """Return the hash of the judged model; of the parts that were sent where masks or noise cover and others stay.
+        """Return the hash of the evaluated model, or of the received parts where masks or noise cover the update.
 
-        A coordinator could try all values that training can give to a part that stays.
+        From a hash of parts that stay at the site a coordinator could find their values by trial.
         """
         if task.method.keeps_local_parts and task.plan.privacy.covers and not task.site.simulated:
             return arrays_sha256(*(part for _, part in sorted(request.model.named().items())))
@@ -215,37 +218,37 @@ ALL_FIGURES, LIMITED_FIGURES = Figures(), LimitedFigures()
 
 
 def covers_local_parts(task: "LocalTask") -> bool:
-    """Check whether parts of the model never leave and masks or noise on updates cover what is sent.
+    """Check if parts of the model never leave, and masks or noise cover the update.
 
-    Such parts are trained on bare data. Behind a trunk that the coordinator chooses, each figure of the model says
-    something of them.
+    Such parts are trained without noise. Behind a trunk that the coordinator chooses, each figure reveals something
+    about them.
     """
     covered = task.plan.privacy.secure_aggregation or task.plan.privacy.level == "update"
     return covered and task.method.keeps_local_parts and not task.site.simulated
 
 
 def validation_figures_leave(task: "LocalTask") -> bool:
-    """Check whether figures of the validation part may leave: only then the site chooses an epoch by that part.
+    """Check if figures of the validation part may leave; only then that part decides which epoch is kept.
 
-    The update depends on which epoch was chosen, and so says something of these images.
+    The update depends on the chosen epoch, and so reveals something about these images.
     """
     return task.site.policy.training_figures and not stays_for_noise(task) and not covers_local_parts(task)
 
 
 def test_figures_leave(task: "LocalTask") -> bool:
-    """Check whether figures of the test part may leave."""
+    """Check if figures of the test part may leave."""
     return task.site.policy.test_metrics and not stays_for_noise(task) and not covers_local_parts(task)
 
 
 def stays_for_noise(task: "LocalTask") -> bool:
-    """Check whether the plan has noise, which does not cover figures, and the policy lets only covered things out."""
+    """Check if figures must stay because the plan has noise, which does not cover them, by the site's policy."""
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 
 def histograms_of_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
-    """Return how scores on the test part are spread, for a sum over sites under secure aggregation.
+    """Return score histograms of the test part, for a sum over sites under secure aggregation.
 
-    Counts of a model that cannot be judged are zero: whether it can may depend on one patient's image.
+    All counts are zero for a model that cannot be evaluated, which can depend on one patient's image.
     """
     site, policy = task.site, task.site.policy
     allowed = policy.score_histograms and task.plan.evaluation.pooled and not stays_for_noise(task)
@@ -255,4 +258,4 @@ def histograms_of_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: score_histogram(np.zeros(0), np.zeros(0)) for name in names}
     judge = lambda: histograms(policy, *scored(task, "test"), hidden)  # noqa: E731
-    return LIMITED_FIGURES.judged(task, judge, nothing) or nothing
+    return LIMITED_FIGURES.computed(task, judge, nothing) or nothing

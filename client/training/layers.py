@@ -9,7 +9,7 @@ import numpy as np
 from client.site.disclosure import few_of_rows, released_statistics
 from client.site.site import Site
 from client.training.figures import LIMITED_FIGURES, validation_figures_leave
-from client.training.local_round import evaluated_reply, situation_of, trained_reply, update_of
+from client.training.local_round import client_context, evaluated_reply, trained_reply, update_of
 from client.training.privacy import PrivacyBudget
 from client.training.secure_aggregation import Masks, SecureAggregation
 from client.training.task import LocalResult, LocalTask, RoundLayer, Train
@@ -20,7 +20,7 @@ from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Form, Re
 from strategies.local.optimisation import optimizer_for
 from strategies.local.site_method import SiteMethod
 from strategies.local.updates import clipped, compressed
-from strategies.registry import method_of
+from strategies.registry import site_method
 
 
 def train_round(site: Site, request: TrainRequest, masks: Masks | None = None) -> TrainReply:
@@ -30,7 +30,7 @@ def train_round(site: Site, request: TrainRequest, masks: Masks | None = None) -
         masks: Holds updates back until they are masked; None where no plan may ask for secure aggregation.
     """
     plan = plan_of_text(request.plan)
-    layers = layers_of(site, plan, method_of(plan), masks)
+    layers = layers_of(site, plan, site_method(site.name, request.plan), masks)
     answer: Callable[[TrainRequest], TrainReply] = partial(trained_reply, site, layers=layers)
     for layer in reversed(layers):
         answer = partial(layer.answer, answer)
@@ -38,9 +38,9 @@ def train_round(site: Site, request: TrainRequest, masks: Masks | None = None) -
 
 
 def evaluate_round(site: Site, request: EvaluateRequest, masks: Masks | None = None) -> EvaluateReply:
-    """Answer a request to evaluate; arguments as of :func:`train_round`."""
+    """Answer a request to evaluate, through the same layers as :func:`train_round`."""
     plan = plan_of_text(request.plan)
-    return evaluated_reply(site, request, layers_of(site, plan, method_of(plan), masks))
+    return evaluated_reply(site, request, layers_of(site, plan, site_method(site.name, request.plan), masks))
 
 
 def layers_of(site: Site, plan: Plan, method: SiteMethod, masks: Masks | None) -> list[RoundLayer]:
@@ -79,7 +79,7 @@ class Clipping(RoundLayer):
 
 @dataclass(frozen=True)
 class Compression(RoundLayer):
-    """Rounds the update's trunk; what is lost goes with the site's next update."""
+    """Rounds the update's trunk; the rounding error is added to the site's next update."""
 
     form: Form
 
@@ -91,14 +91,14 @@ class Compression(RoundLayer):
 
 
 class DisclosureLimits(RoundLayer):
-    """Holds what a reply says of few patients, of the validation part and of the test part to the site's policy."""
+    """Limits a reply to what the site's policy lets out about few patients, the validation part and the test part."""
 
     def prepare(self, task: LocalTask, request: Request) -> LocalTask:
         """Compute only the figures that may leave."""
         return replace(task, figures=LIMITED_FIGURES, validation_chooses=validation_figures_leave(task))
 
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Take out of the statistics what rests on few patients."""
+        """Remove the statistics that rest on few patients."""
         result, policy = train(task, request), task.site.policy
         few = few_of_rows(task.site.train, task.network.class_names, policy)
         statistics = released_statistics(result.statistics, task.method.traffic.statistics, few, policy)
@@ -108,16 +108,16 @@ class DisclosureLimits(RoundLayer):
 
 @dataclass(frozen=True)
 class HiddenFailures(RoundLayer):
-    """Answers a training that failed by no change, where masks or noise have to hide that it failed.
+    """Sends an update of zero after a failed training, where masks or noise have to hide the failure.
 
-    A reply that fails names this site, and a model can be made that diverges on one patient's images alone, or whose
-    change is longer than a number can be. A change of zero disappears in the sum.
+    A failure names this site, and a coordinator could make a model that diverges on one patient's images alone, or
+    whose update is longer than a number can be. An update of zero disappears in the sum.
     """
 
     hidden: type[Exception]
 
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Train, and return what stands for it where that failed.
+        """Train; return an update of zero where that failed.
 
         Raises:
             BadInput, WireError: If the request cannot be trained by, no matter on which images.
@@ -139,7 +139,7 @@ def _without_change(task: LocalTask, request: TrainRequest) -> LocalResult:
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     statistics: Arrays = {}
     if task.method.traffic.statistics:  # of the received model; noise is on them, as on all that leaves
-        local = task.method.local_round(situation_of(task, request))
+        local = task.method.local_round(client_context(task, request))
         statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
     return LocalResult(
         state=received,

@@ -49,17 +49,15 @@ from strategies.local.training import (
     validate,
 )
 
-NO_LAYERS: Sequence[RoundLayer] = ()
 
-
-def trained_reply(site: Site, request: TrainRequest, layers: Sequence[RoundLayer] = NO_LAYERS) -> TrainReply:
+def trained_reply(site: Site, request: TrainRequest, layers: Sequence[RoundLayer] = ()) -> TrainReply:
     """Take part in one round; the site's memory of it is on disk before the answer leaves.
 
     Args:
-        layers: The layers around the training, the outermost first.
+        layers: Layers around the training, the outermost first.
     """
     began = time.monotonic()
-    task = prepared(site, request, layers)
+    task = prepare_task(site, request, layers)
     with reproducible(seed_of(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
         received = task.figures.of_received(task)
     step: Train = train_locally
@@ -86,14 +84,6 @@ def trained_reply(site: Site, request: TrainRequest, layers: Sequence[RoundLayer
     )
 
 
-def prepared(site: Site, request: Request, layers: Sequence[RoundLayer]) -> LocalTask:
-    """Return what a request asks, as the layers change it."""
-    task = prepare_task(site, request)
-    for layer in layers:
-        task = layer.prepare(task, request)
-    return task
-
-
 def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
     """Train the received model; every random number is drawn from the round's own seed.
 
@@ -104,7 +94,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
     plan, network = task.plan, task.network
     with reproducible(seed_of(plan.run.seed, request.round, task.site.name), plan.training.threads) as generator:
         validation = task.examples("validation") if task.validation_chooses else None  # see StopCriterion
-        local = task.method.local_round(situation_of(task, request))
+        local = task.method.local_round(client_context(task, request))
         if task.warms_up:
             warm_up(task, validation, generator)
         trained, optimizer = fine_tune(task, request, local, validation, generator)
@@ -125,14 +115,14 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
     )
 
 
-def situation_of(task: LocalTask, request: TrainRequest) -> ClientContext:
-    """Return what the method's half of this round is made for."""
+def client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
+    """Return the context from which the method makes its half of this round."""
     examples, notes = task.examples("train"), task.memory.notes
     return ClientContext(task.network, examples, request.statistics, notes, request.round, task.plan.training)
 
 
-def exercise_of(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
-    """Return what is trained on, and how."""
+def training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
+    """Return the data and settings of a training."""
     frozen, plan = Frozen(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
     return TrainingTask(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
 
@@ -144,7 +134,7 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
         return
     optimizer = optimizer_for(network, spec, method.warm_up.lr)
     minimised = method.training_loss(task.examples("train"), spec)
-    exercise = exercise_of(task, LocalRound(plain(minimised)), backbone_frozen=True)
+    exercise = training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_state(network), float("inf")
     for _ in range(method.warm_up.epochs):
         losses = train_epoch(network, exercise, optimizer, generator)
@@ -157,19 +147,19 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
 def fine_tune(
     task: LocalTask, request: TrainRequest, local: LocalRound, validation: Examples | None, generator: torch.Generator
 ) -> tuple[Trained, torch.optim.Optimizer]:
-    """Train the local epochs of a round: as many as the plan says, until the loss settles, or one."""
+    """Train the local epochs of a round: the plan's number, or until the loss settles, or one to rank sites."""
     spec, method, network = task.plan.training, task.method, task.network
     unfreeze(network)
     factor = local.lr_factor * rate_factor(spec, request.round, task.plan.run.rounds)
     optimizer = optimizer_for(network, spec, spec.lr * factor)
     if task.plan.keeps_optimizer:
         restore_optimizer(network, optimizer, task.memory.optimizer)
-    exercise = exercise_of(task, local)
+    exercise = training_task(task, local)
     if request.ranks:
         exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
     elif method.settling is not None:
-        judge = StopCriterion(validation, method.loss, method.settling)
-        return train_until_settled(network, exercise, optimizer, generator, judge), optimizer
+        criterion = StopCriterion(validation, method.loss, method.settling)
+        return train_until_settled(network, exercise, optimizer, generator, criterion), optimizer
     return train(network, exercise, optimizer, generator), optimizer
 
 
@@ -195,7 +185,7 @@ def difference(trained: ModelState, received: ModelState, method: SiteMethod, an
 # ---------------------------------------------------------------------- evaluation
 
 
-def evaluated_reply(site: Site, request: EvaluateRequest, layers: Sequence[RoundLayer] = NO_LAYERS) -> EvaluateReply:
+def evaluated_reply(site: Site, request: EvaluateRequest, layers: Sequence[RoundLayer] = ()) -> EvaluateReply:
     """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part.
 
     Args:
@@ -204,16 +194,16 @@ def evaluated_reply(site: Site, request: EvaluateRequest, layers: Sequence[Round
     step: Evaluate = evaluate_locally
     for layer in reversed(layers):
         step = partial(layer.evaluate, step)
-    return step(prepared(site, request, layers), request)
+    return step(prepare_task(site, request, layers), request)
 
 
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-    """StopCriterion the received model; for a test, the best one that the site holds."""
-    reply = task.figures.judged(task, partial(_judged, task, request), None)
+    """Evaluate the received model; for a test, the best one that the site holds."""
+    reply = task.figures.computed(task, partial(_evaluated, task, request), None)
     return reply or _evaluation(task, request, Validation(), {})
 
 
-def _judged(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+def _evaluated(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     site, plan, figures = task.site, task.plan, task.figures
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         own = task.validated()
@@ -242,7 +232,7 @@ def _judged(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
 def _evaluation(
     task: LocalTask, request: EvaluateRequest, validation: Validation, metrics: Mapping[str, ClassMetrics]
 ) -> EvaluateReply:
-    """Write figures into a reply; NaN stands for a metric that is not defined."""
+    """Return a reply with these figures; NaN for a metric that is not defined."""
     rows = metrics.values()
     plugin_metrics = tuple(next((row.more for row in rows), ()))
 
@@ -274,7 +264,7 @@ def _evaluation(
 
 
 def local_parts(state: ModelState, method: SiteMethod) -> Groups:
-    """Return the groups that never leave the site and do change there."""
+    """Return the groups that are trained at the site and never leave it."""
     return Groups(
         None if method.traffic.trunk else state.trunk,
         None if method.sends_norm or method.frozen_norm else state.norm,
@@ -286,7 +276,7 @@ def remember(task: LocalTask, request: TrainRequest, received: Validation, resul
     """Write the site's memory of this round, if the method or the optimiser has any.
 
     Args:
-        received: How good the model was as received.
+        received: Validation figures of the received model.
     """
     method, memory = task.method, task.memory
     keeps_optimizer = task.plan.keeps_optimizer
@@ -317,7 +307,7 @@ def load_best_parts(task: LocalTask, request: Request, last: Validation) -> None
     """Put this site's own parts of the best round into the network.
 
     Args:
-        last: How good the network is with the parts of the last round.
+        last: Validation figures of the network with the parts of the last round.
     """
     memory = task.memory
     if task.method.selection == "site":
@@ -330,9 +320,12 @@ def load_best_parts(task: LocalTask, request: Request, last: Validation) -> None
 
 
 def parts_in_best_round(memory: Memory, request: Request, now: Groups) -> Groups | None:
-    """Return the site's own parts as they were in the federation's best round; None where a lost disk held them.
+    """Return the site's own parts of the federation's best round; None where a lost disk held them.
 
-    They change only in rounds in which the site counted, so from the last of these on they are what they are ``now``.
+    The parts change only in rounds in which the site counted: after the last of these they are the present parts.
+
+    Args:
+        now: The present parts.
     """
     if memory.round == request.counted <= request.best:
         return now
@@ -340,9 +333,9 @@ def parts_in_best_round(memory: Memory, request: Request, now: Groups) -> Groups
 
 
 def selection_loss(task: LocalTask, validation: Validation) -> float | None:
-    """Return what counts as a model's loss where the site chooses by itself; None where the model cannot be judged.
+    """Return the loss by which a site chooses its own best round; None without validation labels.
 
-    It is 1 minus the AUROC if that is the run's criterion and the site's validation part shows both kinds of image.
+    The loss is 1 minus the AUROC where that is the run's criterion and the validation part defines it.
     """
     auroc = validation.mean_auroc if task.method.chosen_by(task.plan.evaluation) == "auroc" else None
     return validation.loss if auroc is None else 1 - auroc

@@ -1,8 +1,8 @@
-"""A site's privacy budget: what its noisy replies have cost, on its own disk, and the noise of a round.
+"""A site's privacy budget: the cost of its noisy replies, on its own disk, and the noise of a round.
 
-One ledger for all runs, for they see the same patients. A reply is written to the disk first, then what it cost, then
-it leaves. A site that is killed in between finds both: the same request gets the same reply again, and what has left
-twice alike has cost once. Any other request is answered anew, with new noise, and costs anew.
+All runs share one ledger, for they use the same patients. The reply is written to the disk, then its cost, and only
+then it leaves. After a kill in between the same request gets the same reply again, which costs nothing more. Any other
+request is answered with new noise, at a new cost.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ FOLDER = "privacy"
 
 @dataclass(frozen=True)
 class BudgetEntry:
-    """One reply that may have left.
+    """The cost of one reply that may have left.
 
     Attributes:
         request: The :func:`fingerprint` of the request that it answers.
@@ -49,12 +49,12 @@ class BudgetEntry:
 
     @property
     def steps(self) -> Steps:
-        """Return the steps whose cost it counts."""
+        """Return the noisy steps of the reply."""
         return Steps(self.noise_multiplier, self.sample_rate, self.count)
 
 
 def fingerprint(request: TrainRequest) -> str:
-    """Return the SHA-256 of everything that a request says."""
+    """Return the SHA-256 of a request's content."""
     digest = hashlib.sha256()
     plain = (request.run, request.round, request.plan, request.contract, request.counted, request.best)
     digest.update(json.dumps([*plain, list(request.class_names)]).encode())
@@ -65,10 +65,10 @@ def fingerprint(request: TrainRequest) -> str:
 
 
 class PaidReply(NamedTuple):
-    """A reply that is on the disk.
+    """A reply on the disk, whose cost is in the ledger.
 
     Attributes:
-        left: :meth:`MemoryFolder.digest` of the memory that its training left.
+        left: :meth:`MemoryFolder.digest` of the site's memory after its training.
     """
 
     reply: TrainReply
@@ -76,7 +76,7 @@ class PaidReply(NamedTuple):
 
 
 class PrivacyBudgetLedger:
-    """The ledger in a site's folder."""
+    """The ledger of costs in a site's folder."""
 
     def __init__(self, site: Path, *, durable: bool = True) -> None:
         self._folder, self._durable = site / FOLDER, durable
@@ -89,16 +89,16 @@ class PrivacyBudgetLedger:
         return tuple(BudgetEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
 
     def epsilon(self, delta: float, more: Sequence[Steps] = ()) -> float:
-        """Return what all runs have cost, with ``more`` steps on top."""
+        """Return the cost of all runs, with ``more`` steps on top."""
         return epsilon_of(_joined([*(entry.steps for entry in self.entries), *more]), delta, "prv")
 
     def epsilon_of_run(self, run: str, delta: float, accountant: Accountant, more: Sequence[Steps] = ()) -> float:
-        """Return what one run has cost, with ``more`` steps on top."""
+        """Return the cost of one run, with ``more`` steps on top."""
         steps = [*(entry.steps for entry in self.entries if entry.run == run), *more]
         return epsilon_of(_joined(steps), delta, accountant)
 
     def reply_to(self, request: str) -> PaidReply | None:
-        """Return the reply to this very request, if it was the last to be answered."""
+        """Return the reply to this request, if it is the last one that was answered."""
         if not self._reply_path.exists():
             return None
         with safe_open(self._reply_path, framework="numpy") as file:
@@ -111,15 +111,15 @@ class PrivacyBudgetLedger:
         return PaidReply(TrainReply(**facts, update=update, statistics=arrays_under("statistics", arrays)), left)
 
     def note_reply(self, entry: BudgetEntry, paid: PaidReply) -> None:
-        """Write down a reply and what it costs, before it leaves."""
+        """Write down a reply and its cost, before the reply leaves."""
         write_atomically(self._reply_path, _saved(paid, entry.request), durable=self._durable)
         self.note(entry)
 
     def note(self, entry: BudgetEntry, *, once: bool = False) -> None:
-        """Write down a cost: of an error in the place of an answer, too, since it can depend on the noise.
+        """Write down the cost of a reply, or of an error in its place, which can depend on the noise.
 
         Args:
-            once: The reply lies on the disk; its cost may have been written down before a kill.
+            once: Write nothing if the cost of this reply is the last entry, as after a kill.
         """
         entries = self.entries
         if once and entries and entries[-1].request == entry.request:
@@ -137,7 +137,7 @@ class PrivacyBudgetLedger:
 
 
 def _joined(steps: Sequence[Steps]) -> list[Steps]:
-    """Add steps of one kind up, which an accountant counts at once."""
+    """Add up steps of equal noise and sample rate, which an accountant counts at once."""
     counts: dict[tuple[float, float], int] = {}
     for step in steps:
         kind = (step.noise_multiplier, step.sample_rate)
@@ -169,7 +169,7 @@ def ledger_of(site: Site) -> PrivacyBudgetLedger:
 
 
 def privacy_status(site: Site) -> dict[str, float | None]:
-    """Return what all runs have cost, for the site's status."""
+    """Return the cost of all runs, for the site's status."""
     ledger, policy = ledger_of(site), site.policy
     if not ledger.entries and policy.epsilon is None:
         return {}
@@ -195,7 +195,7 @@ def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
 
 @dataclass(frozen=True)
 class PrivacyBudget(RoundLayer):
-    """Adds a plan's noise, and answers within the site's budget."""
+    """Adds a plan's noise to a round, and answers within the site's budget."""
 
     site: Site
     plan: Plan
@@ -203,21 +203,21 @@ class PrivacyBudget(RoundLayer):
 
     @cached_property
     def protection(self) -> Protection:
-        """How every round of the run is made private here."""
+        """Return the protection of every round of the run at this site."""
         protection = protection_of(self.plan, self.method, self.site.train_samples)
         assert protection is not None, "this layer is on for plans with privacy only"
         return protection
 
     def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
-        """Answer if the budget allows it; a request that was answered last gets the same reply again.
+        """Answer if the budget allows it; a repetition of the last request gets the same reply again.
 
         Raises:
             BadInput: If the round would cost more than the site's policy allows.
         """
         site, plan, cost = self.site, self.plan, self.protection.cost
-        ledger, asked, section = ledger_of(site), fingerprint(request), plan.privacy
-        entry = BudgetEntry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
-        if (paid := ledger.reply_to(asked)) is not None:
+        ledger, digest, section = ledger_of(site), fingerprint(request), plan.privacy
+        entry = BudgetEntry(request.run, request.round, digest, cost.noise_multiplier, cost.sample_rate, cost.count)
+        if (paid := ledger.reply_to(digest)) is not None:
             ledger.note(entry, once=True)
         else:
             self._refuse_more_answers(ledger, request)
@@ -242,7 +242,7 @@ class PrivacyBudget(RoundLayer):
         return paid.reply
 
     def prepare(self, task: LocalTask, request: Request) -> LocalTask:
-        """Add noise to each step of training, where the plan says so."""
+        """Add noise to each step of training, in a plan with noise in the steps."""
         if self.plan.privacy.level == "update" or not isinstance(request, TrainRequest):
             return task
         site = self.site
@@ -251,7 +251,7 @@ class PrivacyBudget(RoundLayer):
         return replace(task, epoch=self.protection.private_epochs(self.method, self._noise(request), patients))
 
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Add noise to update and statistics, where the plan says so."""
+        """Add noise to update and statistics, in a plan with noise on updates."""
         result = train(task, request)
         if self.plan.privacy.level != "update":  # the noise is in the steps
             return result
@@ -265,7 +265,7 @@ class PrivacyBudget(RoundLayer):
         return seeded(seed) if site.simulated else from_the_system()
 
     def _refuse_more_answers(self, ledger: PrivacyBudgetLedger, request: TrainRequest) -> None:
-        """Hold a run to the epsilon that its plan states: noise is drawn for so many answers, of any rounds."""
+        """Raise if the run has had all answers for which its plan's noise was computed, of any rounds."""
         answers = sum(entry.run == request.run for entry in ledger.entries)
         most = self.plan.run.rounds + self.method.ranks_sites
         if self.plan.privacy.epsilon is not None and answers >= most:

@@ -1,4 +1,4 @@
-"""Updates, and score histograms of the test part, that a site holds back until it has masked them."""
+"""Updates, and score histograms of the test part, which a site holds back until it has masked them."""
 
 import hashlib
 import hmac
@@ -49,10 +49,11 @@ SMALLEST_DIFFERENCE = 2
 
 @dataclass(frozen=True)
 class HeldUpdate:
-    """An update, or counts of test scores, that wait to be masked.
+    """An update, or counts of test scores, that wait for their masks.
 
     Attributes:
-        left: :meth:`MemoryFolder.digest` of the memory that its training left; None where nothing was trained.
+        round: The site's part in the round of secure aggregation.
+        left: :meth:`MemoryFolder.digest` of the site's memory after training; None where nothing was trained.
     """
 
     round: SiteRound
@@ -63,7 +64,7 @@ class Masks:
     """The updates that the sites of this process hold until they are masked: one a site, in memory only.
 
     Args:
-        tell: Receives, in words, what a site's people should know.
+        tell: Receives messages to a site's staff.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -71,7 +72,7 @@ class Masks:
         self.tell = tell
 
     def forget(self, site: Site) -> None:
-        """Forget the update that is held: a training that begins may write over what it left in the memory."""
+        """Forget the held update, because a new training may overwrite the memory that belongs to it."""
         self._updates.pop(site.name, None)
 
     def hold(self, site: Site, update: HeldUpdate) -> None:
@@ -79,11 +80,11 @@ class Masks:
         self._updates[site.name] = update
 
     def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
-        """State this site's keys for the round."""
+        """Return this site's keys for the round."""
         return self._of(site).round.keys(request)
 
     def shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
-        """Make this site's shares; tell the hospital which of its head rows no other site's can hide."""
+        """Return this site's shares; warn the hospital of head rows that no other site's rows can hide."""
         masking = self._of(site).round
         answer = masking.shares(request)
         if masking.rows_of_few:
@@ -93,11 +94,11 @@ class Masks:
         return answer
 
     def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
-        """Mask the update that is held."""
+        """Return the held update, masked."""
         return self._of(site).round.masked(request)
 
     def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
-        """Open the sum; only after that the site goes on from what this round left in its memory."""
+        """Return the shares that open the sum; only then later rounds go on from this round's memory."""
         update = self._of(site)
         answer = update.round.reveal(request)
         if update.left is not None:
@@ -120,7 +121,7 @@ class SecureAggregation(RoundLayer):
     method: SiteMethod
 
     def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
-        """Train, and answer without the update.
+        """Train, hold the update back, and answer without it.
 
         Raises:
             MaskingRefused: If the site's policy does not allow the update, masked or not.
@@ -142,7 +143,7 @@ class SecureAggregation(RoundLayer):
         return replace(reply, update=Groups())
 
     def prepare(self, task: LocalTask, request: Request) -> LocalTask:
-        """Warm up in round 1 only: sites that mask together do the same, no matter which rounds are said to count."""
+        """Warm up in round 1 only, so that all sites of a masked round do the same."""
         return replace(task, warms_up=request.round == 1)
 
     def evaluate(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
@@ -181,10 +182,10 @@ def _terms(
 
 
 def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
-    """Return what makes the key of a share of noise, from what that share covers.
+    """Return a function that returns the key of a share of noise, given a description of what the share covers.
 
-    The key follows from a secret of the site, made when it is needed first: a round that is masked again after a kill
-    is covered by the same noise, which tells no more than once. In simulation it follows from the run's seed.
+    The key follows from a secret of the site, which is drawn at first use: a round that is masked again after a kill
+    gets the same noise, so that two sums reveal no more than one. In simulation it follows from the run's seed.
     """
     if site.simulated:
         seed = seed_of(plan.run.seed, server_round, site.name, "noise shares")
@@ -197,27 +198,27 @@ def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], byt
 
 
 def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRounds:
-    """Return the rounds that a site has masked; none where its policy lets the coordinator learn any difference."""
+    """Return the record of rounds that a site has masked; an empty one where its policy allows any difference."""
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRounds()
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 
 
 def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
-    """Return what the sites agreed on in the round whose memory a site trained from; empty for none.
+    """Return the agreement of the sites in the round whose memory a site trained from; empty for none.
 
-    With the same model the updates of others could vanish, whose parts are of another model. The number of the round is
-    not enough: of two attempts at it, each can be opened by other sites.
+    Sites whose local parts belong to other rounds must not be summed. The number of a round is not enough: of two
+    attempts at a round, each can be opened by other sites.
     """
     agreed = site.memory(request.run).settled_as(request.counted)
     return "" if agreed is None else f"round {request.counted}: {agreed}"
 
 
 def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> RequestDigest:
-    """Digest what a request asks, as the sites of a round compare it before they mask.
+    """Return hashes of a request, which the sites of a round compare before they mask.
 
-    The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two
-    sites compare those of the classes that both receive. What only one of them receives cannot be compared.
+    The trunk must be the same at all sites. Head rows and statistics by class are compared for classes that two sites
+    both receive; rows that only one of them receives cannot be compared.
     """
     rows = request.class_names if method.traffic.rows == "all" else ()
     statistics = request.statistics if isinstance(request, TrainRequest) else NO_ARRAYS

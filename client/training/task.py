@@ -1,6 +1,6 @@
-"""A request of a round as the site works on it: the network with the received model in it, images, memory."""
+"""A request of a round, prepared for work at a site: the network with the received model, images, and memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -22,21 +22,23 @@ from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, 
 from strategies.local.objective import Examples, examples_of
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import Epoch, Validation, validate
-from strategies.registry import method_of
+from strategies.registry import site_method
 
 
 @dataclass(frozen=True)
 class LocalTask:
-    """One request, unpacked: who does what with which network.
+    """One request with all that a site needs to answer it.
 
     Attributes:
         network: The network that is trained: the whole, or the part behind its frozen backbone.
         whole: The network from pixels to logits, around the same neck and head.
-        received: The model as sent, with the parts that never left this site put back.
-        warms_up: Warm-up epochs come first: the site takes part for the first time.
-        figures: What is computed of a model, and so what leaves.
-        validation_chooses: The validation part decides which epoch is kept, in warm-up and where a method trains until
-            its loss settles; else the loss in training does.
+        received: The received model, with the parts that never left this site.
+        folder: The run's memory on the site's disk.
+        memory: The site's memory of the last round that counted.
+        warms_up: True if warm-up epochs come first, because the site takes part for the first time.
+        figures: Computes the figures of a model that may leave.
+        validation_chooses: True if the validation part decides which epoch is kept, in warm-up and where a method
+            trains until its loss settles; else the loss in training decides.
         epoch: Trains one epoch in the place of the usual loop; None for the usual loop.
     """
 
@@ -57,21 +59,21 @@ class LocalTask:
     def examples(self, part: str) -> Examples:
         """Return the images of ``train`` or ``validation`` with the labels of the network's rows."""
         if part not in self._examples:
-            images, seen = self.site.trained_on(part, self.plan), self.seen(part)
+            images, inputs = self.site.trained_on(part, self.plan), self.inputs(part)
             if part == "train" and (rows := self.site.kept_rows(images)) is not None:
-                images, seen = images.rows(rows), at_rows(seen, rows)
-            self._examples[part] = examples_of(images, seen, self.network.class_names)
+                images, inputs = images.rows(rows), at_rows(inputs, rows)
+            self._examples[part] = examples_of(images, inputs, self.network.class_names)
         return self._examples[part]
 
-    def seen(self, part: str) -> Tensor | Pixels:
-        """Return what the network receives of each image of one part: its pixels, or its features."""
+    def inputs(self, part: str) -> Tensor | Pixels:
+        """Return the network's inputs for one part of the data: pixels, or features of a frozen backbone."""
         pixels = self.site.pixels(part)
         if self.network is self.whole:
             return pixels
         return features_of(self.site).of(self.whole, part, pixels, self.plan)
 
     def validated(self) -> Validation:
-        """Validate the network as it is now; no class of few patients counts in the AUROC."""
+        """Validate the network in its present state; classes of few patients do not count in the AUROC."""
         validation, spec = self.examples("validation"), self.plan.training
         return validate(self.network, validation, self.method.loss, spec, self.site.hides("validation"))
 
@@ -81,10 +83,11 @@ class LocalResult:
     """The outcome of a site's training in one round.
 
     Attributes:
-        train_loss: Mean over the batches of the last epoch; None where it does not leave.
-        notes: What the method keeps at this site for its next round.
-        statistics: What the method sends beside the update.
-        unsent: What compression took off this update, to go with the next one.
+        train_loss: Mean loss of the batches of the last epoch; None where it does not leave.
+        notes: Arrays that the method stores at this site for its next round.
+        statistics: Arrays that the method sends beside the update.
+        update: New minus received.
+        unsent: The rounding error of this update, which is added to the next one.
     """
 
     state: ModelState
@@ -102,9 +105,10 @@ Evaluate = Callable[[LocalTask, EvaluateRequest], EvaluateReply]
 
 
 class RoundLayer:
-    """One thing around a site's round, such as noise or masks; what is off is not in the list of layers.
+    """A layer around a site's round, such as noise or masks, which changes nothing in this base class.
 
-    A method that wraps a step receives that step and calls it, as Flower's mods do. This class changes nothing.
+    A method that wraps a step receives that step and calls it, as Flower's mods do. A run has only the layers that its
+    plan and the site's policy turn on.
     """
 
     def answer(self, answer: Callable[[TrainRequest], TrainReply], request: TrainRequest) -> TrainReply:
@@ -116,7 +120,7 @@ class RoundLayer:
         return task
 
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
-        """Wrap the training: what comes out is not in the site's memory yet."""
+        """Wrap the training, whose result is not in the site's memory yet."""
         return train(task, request)
 
     def evaluate(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
@@ -124,8 +128,11 @@ class RoundLayer:
         return evaluate(task, request)
 
 
-def prepare_task(site: Site, request: Request) -> LocalTask:
-    """Fill the network with a request's model and with the parts of it that never left this site.
+def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()) -> LocalTask:
+    """Fill the network with a request's model and with the parts of the model that never left this site.
+
+    Args:
+        layers: Layers that change how the request is worked on, the outermost first.
 
     Raises:
         BadInput: If the site has too few patients to take part.
@@ -134,7 +141,7 @@ def prepare_task(site: Site, request: Request) -> LocalTask:
     """
     site.refuse_few()
     plan = site.in_its_arithmetic(plan_of_text(request.plan))
-    method, own = method_of(plan), site.declaration.canonical
+    method, own = site_method(site.name, request.plan), site.declaration.canonical
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = site.memory(request.run)
@@ -149,7 +156,10 @@ def prepare_task(site: Site, request: Request) -> LocalTask:
     received = replace(whole, head=whole.head.rows(request.class_names))
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     trained = NetworkOnFeatures(network) if trains_on_features(plan, method) else network
-    return LocalTask(site, plan, method, trained, network, received, folder, memory, warms_up=request.counted == 0)
+    task = LocalTask(site, plan, method, trained, network, received, folder, memory, warms_up=request.counted == 0)
+    for layer in layers:
+        task = layer.prepare(task, request)
+    return task
 
 
 # ---------------------------------------------------------------------- the network of this process
@@ -157,11 +167,11 @@ def prepare_task(site: Site, request: Request) -> LocalTask:
 
 @dataclass
 class CachedNetworks:
-    """Networks by their head's rows, all around one backbone.
+    """Networks by their head's rows, which share one backbone.
 
     Attributes:
-        frozen_sha256: Of the frozen part that the backbone holds; empty where it is not filled yet.
-        memory_format: Of all their convolutions; a new network's to begin with.
+        frozen_sha256: Hash of the frozen part that the backbone holds; empty where it is not filled yet.
+        memory_format: Memory format of all convolutions.
     """
 
     by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
@@ -171,7 +181,7 @@ class CachedNetworks:
 
 @lru_cache(maxsize=1)
 def cached_networks(spec: ModelSpec, device: str) -> CachedNetworks:
-    """Return the networks of the newest model; older ones would fill the memory of a process of many runs."""
+    """Return the networks of the newest model; those of older models would fill the memory of a long process."""
     return CachedNetworks({(): on_device(build(spec, ("",), seed=0), device)})
 
 
@@ -182,13 +192,13 @@ def empty_network(
     memory_format: MemoryFormat | None = None,
     gpus: int = 1,
 ) -> SplitNetwork:
-    """Return a network whose values mean nothing yet; its backbone and neck are those of the request before.
+    """Return a network whose values must still be written; its backbone and neck are those of the last request.
 
     Drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
 
     Args:
-        memory_format: None where it does not matter.
-        gpus: How many GPUs each batch is split across, where the device is ``cuda``.
+        memory_format: Memory format of convolutions; None to leave it.
+        gpus: Number of GPUs that share each batch, where the device is ``cuda``.
     """
     cache = cached_networks(spec, device)
     networks = cache.by_rows
@@ -205,18 +215,18 @@ def empty_network(
 
 
 def with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
-    """Return a network of the same backbone and neck whose head has a row for each class, not filled yet."""
+    """Return a network around the same backbone and neck whose head has a row for each class, without values yet."""
     rows, features = len(class_names), network.head.in_features
     head = head_of(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
     return SplitNetwork(network.spec, class_names, backbone=network.backbone, neck=network.neck, head=head).to(device)
 
 
 def fill_frozen_part(network: SplitNetwork, site: Site, sent: Groups) -> None:
-    """Fill what nobody trains of a network of :func:`empty_network`: from the request, or from the site's disk.
+    """Fill the frozen part of a network of :func:`empty_network`, from the request or from the site's disk.
 
     Raises:
-        WireError: If it is neither here nor there, or another one than the plan names.
-        ValueError: If it is not of this network.
+        WireError: If the part is in neither, or the plan names another one.
+        ValueError: If the part is of another network.
     """
     if (sha256 := network.spec.frozen_sha256) is None:
         if network.frozen or sent.trunk is not None:

@@ -275,8 +275,8 @@ class LabelledSites(FedAvg):
             return []
         self._call_the_roll(grid)
         statistics_for = self.method.statistics_for(self.round_context())
-        known = [message for message in messages if _destination(message) in self.roll_call.answers]
-        return [self._for_site(message, statistics_for(site_name(_destination(message)))) for message in known]
+        answered = [message for message in messages if _destination(message) in self.roll_call.answers]
+        return [self._for_site(message, statistics_for(site_name(_destination(message)))) for message in answered]
 
     def _call_the_roll(self, grid: Grid) -> None:
         """Ask every new node; once some sites are known, one that cannot answer is left out with the reason."""
@@ -314,7 +314,7 @@ class LabelledSites(FedAvg):
         return Message(content, message_type=message.metadata.message_type, dst_node_id=node)
 
     def _with_owners_rows(self, arrays: ArrayRecord, replies: Sequence[Message]) -> ArrayRecord:
-        """Average the rows that not every site labels over their owners, where the method says so."""
+        """Return the model with rows that not every site labels averaged over their owners, if the method does so."""
         owned = {_node(reply): self.roll_call.answers[_node(reply)].classes for reply in replies}
         partial = [name for name in self.classes if not all(name in classes for classes in owned.values())]
         if self.method.head_mean is WholeHeadMean or not partial:
@@ -390,7 +390,7 @@ class FedSLD(LabelledSites):
 
 
 class FedMLP(LabelledSites):
-    """FedAvg; sites learn to detect the classes that they do not label from everybody's prototypes.
+    """FedAvg; sites learn to detect the classes that they do not label from the prototypes of all sites.
 
     Sun et al., "FedMLP: Federated Multi-label Medical Image Classification under Task Heterogeneity", MICCAI 2024.
 

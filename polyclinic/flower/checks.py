@@ -186,14 +186,14 @@ def whole_numbers_kept(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> Arra
     model that loads it into int64 takes for 2. A tensor on which all agree keeps its type, too.
     """
 
-    def kept(name: str, array: Array) -> Array:
+    def with_whole_numbers(name: str, array: Array) -> Array:
         first, *others = (model[name].numpy() for model in models)
         if np.issubdtype(first.dtype, np.inexact):
             return array
         same = np.all([first == other for other in (first, *others)], axis=0)
         return Array(first if same.all() else np.where(same, first, array.numpy()))
 
-    return ArrayRecord({name: kept(name, array) for name, array in mean.items()})
+    return ArrayRecord({name: with_whole_numbers(name, array) for name, array in mean.items()})
 
 
 def metric_means(contents: Sequence[RecordDict], key: str) -> MetricRecord:

@@ -97,15 +97,15 @@ class Site:
             expected, hint = (shape[0] if shape else 0, rows), one_hot if len(shape) == 1 else ""
             raise ValueError(f"targets must be (batch, classes), {expected} here, got {shape}{hint}")
         annotated = self.annotated.to(targets.device)
-        known = torch.where(annotated, targets.float(), torch.nan)
-        if (wrong := known[~((known == 0) | (known == 1) | known.isnan())]).numel():
+        labelled = torch.where(annotated, targets.float(), torch.nan)
+        if (wrong := labelled[~((labelled == 0) | (labelled == 1) | labelled.isnan())]).numel():
             raise ValueError(f"targets must be 1, 0, or NaN for unknown, got {wrong[0].item():g}")
         if self.method.task == "multi_class":
-            if int(most := (known == 1).sum(dim=1).max() if len(known) else 0) > 1:
+            if int(most := (labelled == 1).sum(dim=1).max() if len(labelled) else 0) > 1:
                 raise ValueError(f"classes exclude one another (task multi_class), got an image of {int(most)} classes")
-            if (nothing := int((known == 0).all(dim=1).sum())) and annotated.all():
+            if (nothing := int((labelled == 0).all(dim=1).sum())) and annotated.all():
                 raise ValueError(f"{nothing} images show no class (task multi_class): mark an unknown class by NaN")
-        return known
+        return labelled
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of one batch, a scalar: that of the coordinator's method, over the site's own classes.
@@ -125,22 +125,22 @@ class Site:
         if tensor("targets", targets).ndim == 2 and len(targets) != len(logits):
             shape = tuple(logits.shape)
             raise ValueError(f"targets must be (batch, classes), {shape} here, got {tuple(targets.shape)}")
-        known, annotated = self.targets(targets), self.annotated.to(logits.device)
+        labelled, annotated = self.targets(targets), self.annotated.to(logits.device)
         if "prior" in self._statistics:
-            self._refuse_uncounted(known)
-        loss = self.method.local_loss(self._statistics, Examples(logits, known, annotated), TrainingSection())
-        return loss(logits, known, annotated)
+            self._refuse_uncounted(labelled)
+        loss = self.method.local_loss(self._statistics, Examples(logits, labelled, annotated), TrainingSection())
+        return loss(logits, labelled, annotated)
 
-    def _refuse_uncounted(self, known: Tensor) -> None:
+    def _refuse_uncounted(self, labelled: Tensor) -> None:
         """Raise for labels that no site counted: they would weigh nothing, and the class be trained on the others only.
 
         Raises:
             ValueError: With the classes.
         """
-        prior = torch.from_numpy(self._statistics["prior"]).to(known.device)
-        uncounted = {"positives": ((known == 1) & (prior == 0)).any(dim=0)}
+        prior = torch.from_numpy(self._statistics["prior"]).to(labelled.device)
+        uncounted = {"positives": ((labelled == 1) & (prior == 0)).any(dim=0)}
         if self.method.task == "multi_label":
-            uncounted["negatives"] = ((known == 0) & (prior == 1)).any(dim=0)
+            uncounted["negatives"] = ((labelled == 0) & (prior == 1)).any(dim=0)
         for sign, columns in uncounted.items():
             if names := [name for name, is_wrong in zip(self.classes, columns.tolist(), strict=True) if is_wrong]:
                 raise ValueError(f"targets hold {sign} of {names}, of which the sites' SiteLabels count none")
@@ -306,13 +306,10 @@ class HeadedModel(nn.Module):
         """
         key, weight = f"{head}.weight", self.head.weight.detach().cpu()
         (sent,) = (record[key].numpy() for record in message.content.array_records.values() if key in record)
-        if weight.shape != sent.shape:
-            shape = tuple(weight.shape)
-            raise ValueError(f"{self._name!r} is not the coordinator's head {head!r}: {shape}, not {sent.shape}")
         if not torch.equal(weight, torch.from_numpy(sent.copy()).to(weight.dtype)):
             raise ValueError(
-                f"the weight of {self._name!r} is not the one that came for {head!r}: it is another layer, or the "
-                "received model was not loaded before FedMLPSite was made"
+                f"the weight of {self._name!r} is not the one of the coordinator's head {head!r}: it is another layer, "
+                "or the received model was not loaded before FedMLPSite was made"
             )
 
 

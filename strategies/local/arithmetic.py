@@ -1,4 +1,4 @@
-"""How a site computes: the format of its numbers and their order in memory, chosen by measurement where a plan says so.
+"""The format of a site's numbers and their order in memory, chosen by measurement where a plan says so.
 
 What is fastest depends on CPU and network: bfloat16 halves a ResNet-18's step on a CPU that has instructions for it and
 doubles an EfficientNet-Lite0's. Equal choices give equal bits, so a site keeps its choice for as long as machine,
@@ -31,14 +31,14 @@ from common.models.network import (
 from common.system.files import write_atomically
 from strategies.local.training import reproducible
 
-Asked = TypeVar("Asked", Plan, Experiment)
+Request = TypeVar("Request", Plan, Experiment)
 FILE = "arithmetic.json"
 STEPS = 2
 """Steps of each choice that are timed, after one that is not."""
 MOST_IMAGES = 64
-"""In a timed step: more say nothing new."""
+"""Images of a timed step at most: more take longer and measure the same."""
 WORTH_IT = 0.9
-"""A choice has to take at most so much of the default's time: measured again, it would win again."""
+"""A choice has to take at most this part of the default's time, so that a second measurement would choose it too."""
 MOST_KEPT = 100
 
 
@@ -57,12 +57,12 @@ DEFAULT = Arithmetic("float32", "channels_last")
 
 
 def arithmetic_in(training: TrainingSection, device: str) -> Arithmetic:
-    """Return what is asked for on ``cpu`` or ``cuda``; of ``fastest`` what nobody has measured."""
+    """Return the arithmetic of these settings on ``cpu`` or ``cuda``, without a measurement for ``fastest``."""
     return Arithmetic(precision_on(device, training.precision), training.memory_format)
 
 
 def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmetic:
-    """Return what a plan asks for on ``cpu`` or ``cuda``; on a CPU ``fastest`` is measured, once for a network.
+    """Return the arithmetic of a plan on ``cpu`` or ``cuda``; on a CPU ``fastest`` is measured, once for a network.
 
     Args:
         folder: Where the choice is kept, in ``arithmetic.json``.
@@ -70,22 +70,22 @@ def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmeti
     """
     if plan.training.precision != "fastest" or device != "cpu":
         return arithmetic_in(plan.training, device)
-    kept, about = _kept(folder / FILE), _about(plan)
-    if about not in kept:
-        kept[about] = fastest(step_seconds(plan, choices()))
-        newest = dict(list(kept.items())[-MOST_KEPT:])
+    stored, about = _kept(folder / FILE), _about(plan)
+    if about not in stored:
+        stored[about] = fastest(step_seconds(plan, choices()))
+        newest = dict(list(stored.items())[-MOST_KEPT:])
         text = json.dumps({name: vars(arithmetic) for name, arithmetic in newest.items()}, indent=1)
         write_atomically(folder / FILE, text.encode(), durable=durable)
-    return kept[about]
+    return stored[about]
 
 
-def in_arithmetic(request: Asked, arithmetic: Arithmetic) -> Asked:
-    """Return a plan or an experiment that asks for this."""
+def in_arithmetic(request: Request, arithmetic: Arithmetic) -> Request:
+    """Return a copy of a plan or an experiment with this arithmetic."""
     return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 
 
 def choices() -> Sequence[Arithmetic]:
-    """Return what this CPU can do, the default first."""
+    """Return all choices of this CPU, the default first."""
     precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_has_bf16() else ("float32",)
     formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")
     return [Arithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
@@ -127,7 +127,7 @@ def _step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -
 
 
 def _kept(path: Path) -> dict[str, Arithmetic]:
-    """Earlier choices; none where the file is damaged, for they can be measured again."""
+    """Read earlier choices; none where the file is damaged, for they can be measured again."""
     try:
         return {name: Arithmetic(**fields) for name, fields in json.loads(path.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
@@ -135,7 +135,7 @@ def _kept(path: Path) -> dict[str, Arithmetic]:
 
 
 def _about(plan: Plan) -> str:
-    """Hash what a choice depends on: the network, the batch, the threads, torch and the CPU."""
+    """Return a hash of all that a choice depends on: the network, the batch, the threads, torch and the CPU."""
     training, (name, flags) = plan.training, cpu_facts()
     spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
     facts = (

@@ -21,11 +21,11 @@ from common.models.zoo.spec import Task
 from common.plugins import PLUGIN, load_entry_point
 
 Missing = Literal["masked", "negative"]
-"""How a class that a site does not annotate counts: left out of the loss, or as absent."""
+"""How a class counts that a site does not annotate: left out of the loss (``masked``), or absent (``negative``)."""
 
 
 class Loss(Protocol):
-    """A scalar to minimise."""
+    """A function of logits, labels and annotated rows that returns a scalar to minimise."""
 
     def __call__(self, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor: ...
 
@@ -36,40 +36,40 @@ def loss_for(task: Task, missing: Missing) -> Loss:
 
 
 def known_entries(logits: Tensor, labels: Tensor, annotated: Tensor, positive_weight: Tensor | None = None) -> Tensor:
-    """Binary cross-entropy, mean over the known entries (specs 1.4; 1.6 "partial loss").
+    """Return the binary cross-entropy as a mean over the known entries (specs 1.4; 1.6 "partial loss").
 
     With no uncertain labels this is the mean over the batch of ``(1/|C_k|) sum over the site's classes``. A batch
     without any known entry gives 0 and no gradient.
 
     Args:
-        positive_weight: What a positive of each class weighs in the sum, ``(rows,)``; 1 where left out.
+        positive_weight: Weight of a positive of each class in the sum, ``(rows,)``; 1 where None.
     """
-    known = ~labels.isnan()
+    is_known = ~labels.isnan()
     entries = binary_cross_entropy_with_logits(
         logits, labels.nan_to_num(), reduction="none", pos_weight=positive_weight
     )
-    return torch.where(known, entries, 0.0).sum() / known.sum().clamp(min=1)
+    return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
 
 
 def filled(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
-    """Return the labels ``(batch, rows)``, with what the site does not annotate as ``missing`` says."""
+    """Return the labels ``(batch, rows)``; where missing counts as negative, rows that are not annotated are 0."""
     return torch.where(annotated, labels, 0.0) if missing == "negative" else labels
 
 
 def positive_weights(labels: Tensor) -> Tensor:
-    """Known entries of each class over its positives, ``(rows,)``; 1 where there is no positive.
+    """Return the known entries of each class over its positives, ``(rows,)``; 1 where there is no positive.
 
     FedMLP's authors weigh positives so in all their baselines (specs 3.6).
 
     Args:
         labels: A whole site's, ``(n, rows)``, NaN for unknown.
     """
-    known, positives = (~labels.isnan()).sum(dim=0), (labels == 1).sum(dim=0)
-    return torch.where(positives > 0, known / positives.clamp(min=1), 1.0)
+    is_known, positives = (~labels.isnan()).sum(dim=0), (labels == 1).sum(dim=0)
+    return torch.where(positives > 0, is_known / positives.clamp(min=1), 1.0)
 
 
 def missing_as_negative(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Binary cross-entropy with every class the site does not annotate taken as absent (specs 1.6 "vanilla FL").
+    """Return the binary cross-entropy with each class absent that the site does not annotate (specs 1.6 "vanilla FL").
 
     An uncertain label of a class that the site does annotate stays unknown.
     """
@@ -77,23 +77,23 @@ def missing_as_negative(logits: Tensor, labels: Tensor, annotated: Tensor) -> Te
 
 
 def among_all(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Cross-entropy, softmax over all rows: other sites' classes count as absent; mean over images of known class."""
+    """Return the mean cross-entropy of images of known class, with a softmax over all rows."""
     return mean_where(class_of_known(labels), image_losses(logits, labels))
 
 
 def among_known(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Cross-entropy, softmax over the classes that are known of an image: of the others nothing is said."""
+    """Return the mean cross-entropy of images of known class, with a softmax over the classes known of an image."""
     return among_all(only_known(logits, labels), labels, annotated)
 
 
 def only_known(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits without the unknown entries; an image of which nothing is known keeps all."""
+    """Set the logits of unknown entries to minus infinity, except of images without any known entry."""
     unknown = labels.isnan()
     return logits.masked_fill(unknown & ~unknown.all(dim=1, keepdim=True), -torch.inf)
 
 
 def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every image ``(batch,)``; meaningless where its class is not known."""
+    """Return the cross-entropy of every image ``(batch,)``; it has no meaning where the class is not known."""
     return cross_entropy(logits, labels.nan_to_num().argmax(dim=1), reduction="none")
 
 
@@ -103,7 +103,7 @@ def class_of_known(labels: Tensor) -> Tensor:
 
 
 def mean_where(chosen: Tensor, values: Tensor) -> Tensor:
-    """Mean of the chosen values; 0 without gradient where there is none."""
+    """Return the mean of the chosen values; 0 without gradient where none is chosen."""
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
 
@@ -120,8 +120,8 @@ def chosen_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing
 
     Args:
         plain: The method's loss, for experiments that choose none.
-        missing: What a class counts as that the site does not annotate.
-        labels: Of the site's whole training part, ``(n, rows)``, NaN for unknown: ``class_weights`` counts them.
+        missing: How a class counts that the site does not annotate.
+        labels: Labels of the site's whole training part, ``(n, rows)``, NaN for unknown, for ``class_weights``.
 
     Raises:
         BadInput: If a plug-in is named that is not installed, or does not return a scalar.
@@ -136,11 +136,11 @@ def chosen_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing
 
 
 def loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
-    """Where another loss than the method's plain one makes no sense.
+    """Return the faults of a chosen loss or of class weights that make no sense in this run.
 
     Args:
-        chooses_loss: Whether the method lets ``[training]`` choose.
-        level: Of differential privacy.
+        chooses_loss: True if the method lets ``[training]`` choose.
+        level: Level of differential privacy.
     """
     named = {"loss": training.loss != "plain", "class_weights": training.class_weights}
     chosen = [f"training.{key}" for key, is_set in named.items() if is_set]
@@ -164,7 +164,7 @@ def loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level
 
 
 def class_weights(labels: Tensor) -> Tensor:
-    """Known images over the number of classes present and each class's images, ``(rows,)``; 1 for an absent class.
+    """Return images of known class over present classes and over each class's images, ``(rows,)``; 1 where absent.
 
     The weights of all images of a site then add up to their number.
 
@@ -184,23 +184,23 @@ def _by_entry(
     labels: Tensor,
     annotated: Tensor,
 ) -> Tensor:
-    """Mean over the known entries of a multi-label task; a batch without any gives 0 and no gradient."""
+    """Return the mean loss over the known entries of a multi-label task; 0 without gradient where there are none."""
     targets = filled(labels, annotated, missing)
-    known, present = ~targets.isnan(), targets.nan_to_num()
+    is_known, present = ~targets.isnan(), targets.nan_to_num()
     entries = _asymmetric(spec, logits, present) if spec.loss == "asymmetric" else _binary(spec, logits, present)
     if positive_weight is not None:
         entries = entries * torch.where(present > 0, positive_weight, 1.0)
-    return torch.where(known, entries, 0.0).sum() / known.sum().clamp(min=1)
+    return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
 
 
 def _binary(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
-    """Binary cross-entropy; with ``focal``, times ``(1 - p_t) ** gamma`` (Lin et al., ICCV 2017, eq. 4)."""
+    """Return the binary cross-entropy; with ``focal``, times ``(1 - p_t) ** gamma`` (Lin et al., ICCV 2017, eq. 4)."""
     entries = binary_cross_entropy_with_logits(logits, present, reduction="none")
     return entries * (1 - torch.exp(-entries)) ** spec.focal_gamma if spec.loss == "focal" else entries
 
 
 def _asymmetric(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
-    """Focal loss with an exponent for positives and one for negatives, whose probability is lowered by a margin.
+    """Return a focal loss with two exponents, for positives and for negatives of a probability lowered by a margin.
 
     Ridnik et al., ICCV 2021, eq. 7; ``p_m = max(p - margin, 0)``.
     """
@@ -215,13 +215,15 @@ def _asymmetric(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tenso
 def _among_classes(
     spec: TrainingSection, missing: Missing, weights: Tensor | None, logits: Tensor, labels: Tensor, annotated: Tensor
 ) -> Tensor:
-    """Weighted mean over the images whose class is known; cross-entropy, or focal loss of the class's probability."""
+    """Return the weighted mean of cross-entropy or focal loss over the images whose class is known."""
     losses = image_losses(only_known(logits, labels) if missing == "masked" else logits, labels)
     if spec.loss == "focal":
         losses = losses * (1 - torch.exp(-losses)) ** spec.focal_gamma
-    known = class_of_known(labels)
-    weighs = known.float() if weights is None else torch.where(known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)
-    return torch.where(known, losses * weighs, 0.0).sum() / weighs.sum().clamp(min=torch.finfo(torch.float32).tiny)
+    is_known = class_of_known(labels)
+    weighs = (
+        is_known.float() if weights is None else torch.where(is_known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)
+    )
+    return torch.where(is_known, losses * weighs, 0.0).sum() / weighs.sum().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _of_plugin(name: str, loss: Loss, missing: Missing, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The optimiser of a site's local training, its learning rate over the rounds, and what of it a site remembers."""
+"""The optimiser of a site's local training, its learning rate over the rounds, and its state on the site's disk."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from common.models.network import Precision, SplitNetwork
 from common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, load_entry_point
 
 FIRST_SCALE = 1024.0
-"""Of each epoch. Torch's 65536 overflows in an epoch's first steps, and a small site has no others."""
+"""The scale at the start of each epoch. Torch's 65536 overflows in the first steps, and a small site has few others."""
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
@@ -38,9 +38,9 @@ _ADAMW = _never_compiled(torch.optim.AdamW)
 
 
 def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
-    """The optimiser over the parameters that learn; Adam with Keras' epsilon, as in specs 1.4.
+    """Return an optimiser of the parameters that are trained; Adam has Keras' epsilon, as in specs 1.4.
 
-    Fused into one pass over each tensor. One of a plug-in is called with parameters, ``lr`` and ``weight_decay``.
+    A step is fused into one pass over each tensor. A plug-in's factory gets parameters, ``lr`` and ``weight_decay``.
 
     Raises:
         BadInput: If it is a plug-in's that is not installed, or makes no optimiser of these parameters.
@@ -84,9 +84,9 @@ def gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.Gra
 
 
 def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
-    """The optimiser's state as ``parameter/key`` arrays, for the site's memory.
+    """Return the optimiser's state as ``parameter/key`` arrays, for the site's memory.
 
-    A parameter whose state is not all scalars and tensors of its own shape, as a plug-in's may be, is left out: half a
+    A parameter is left out if its state is not all scalars and tensors of its own shape, as a plug-in's may be: half a
     state would be worse than a fresh one.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
@@ -102,7 +102,7 @@ def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) ->
 def restore_optimizer(
     network: SplitNetwork, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[np.float32]]
 ) -> None:
-    """Put :func:`optimizer_arrays` back, for the parameters that still are there and of that shape."""
+    """Restore the state of :func:`optimizer_arrays`, for the parameters that still exist in the same shape."""
     parameters = dict(network.named_parameters())
     for path, array in arrays.items():
         name, _, key = path.rpartition("/")

@@ -1,7 +1,7 @@
-"""The hospital's half of a method: what a site trains, sends and keeps; and what both sides read of it beforehand.
+"""The hospital's half of a method: the training at a site, and the declaration of all that leaves it.
 
-A method is two classes. This one is all that a hospital runs; it knows no coordinator. What it declares is data, so
-that a hospital's policy can judge it before a round, and the coordinator knows what to expect in a reply.
+A method is two classes. This one is all that a hospital runs; it knows no coordinator. Its declaration is data, so that
+a hospital's policy can judge it before a round, and the coordinator can check replies by it.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,21 +32,25 @@ TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """
 
 Criterion = Literal["auroc", "loss"]
-"""The figure by which the best round is chosen; see :mod:`strategies.engine.state`."""
+"""The figure by which the best round is chosen: mean AUROC, or loss."""
 
 Pooled = Literal["no", "negative", "masked", "known"]
-"""How one pseudo-site that trains on everybody's images takes missing labels; ``no`` where there is none."""
+"""How a pseudo-site with all images of a simulation counts missing labels; ``no`` where there is no such site."""
 
 
 class Parameters(BaseModel):
-    """The ``[method]`` table that every averaging method shares: its wrappers are here.
+    """The keys of the ``[method]`` table that every averaging method has.
 
     Attributes:
-        proximal_mu: Keeps a site near the model it received (FedProx), in addition to the method's own loss.
-        clip_update: Longest Euclidean length of what a site sends.
-        compress_update: Form in which the trunk of an update travels; what rounding loses is added to the next one.
-        server_optimizer: Takes the mean update for a gradient (FedAdam, FedYogi, momentum).
-        mean: A mean that a few wrong updates cannot move far, in the place of the plain one.
+        trunk: How the trunk is averaged.
+        weighting: A site's weight in every mean.
+        warm_up_epochs: Local epochs with a frozen backbone before round 1.
+        warm_up_lr: Learning rate of these epochs.
+        proximal_mu: Strength of the pull to the received model (FedProx), in addition to the method's own loss.
+        clip_update: The largest Euclidean length of a site's update.
+        compress_update: Form in which the trunk of an update travels; the rounding error is added to the next update.
+        server_optimizer: Optimiser that takes the mean update for a gradient (FedAdam, FedYogi, momentum).
+        mean: A robust mean in the place of the plain one: a few wrong updates cannot move it far.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -71,8 +75,8 @@ class WarmUp:
 
 
 About = Literal["images", "signs", "positives", "counts"]
-"""Whom a statistic is about: all training images; of each head row's class the negatives and the positives (its first
-two axes), or the positives (its first axis); or it counts each class's images."""
+"""The images that a statistic describes: all training images; the negatives and positives of each class (its first two
+axes); the positives of each class (its first axis); or it counts the images of each class."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,9 @@ class Statistic:
     """A statistic that a site's reply may hold beside its update.
 
     Attributes:
-        name: In the record; part of the wire.
-        about: Whom it is about: a site sends nothing about few patients.
-        meaning: For hospitals, in plain words.
+        name: Its name in records.
+        about: The images that it describes: a site sends nothing that describes few patients.
+        meaning: Description for hospitals in plain words.
     """
 
     name: str
@@ -95,12 +99,12 @@ class Payload:
     """The model parts and statistics that pass between both sides: data that a policy judges before a round.
 
     Attributes:
-        trunk: Whether the trunk is averaged; else each site trains its own.
-        head: Whether head rows are averaged over the sites that hold them.
-        rows: Head rows a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
-        sends_rows: Of those it sends ``all``, or only its ``own``, so that a class's row is made by its owners.
-        statistics: What a reply may hold beside the update; nothing else leaves a site.
-        label_counts: Whether the roll call asks how many images show each class.
+        trunk: True if the trunk is averaged; else each site trains its own.
+        head: True if head rows are averaged over the sites that hold them.
+        rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
+        sends_rows: Head rows that a site sends: ``all`` that it holds, or only its ``own``.
+        statistics: Statistics that a reply may hold beside the update; nothing else leaves a site.
+        label_counts: True if the roll call asks how many images show each class.
     """
 
     trunk: bool = True
@@ -112,38 +116,37 @@ class Payload:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the statistics."""
+        """Return the names of the statistics."""
         return tuple(statistic.name for statistic in self.statistics)
 
 
 class SiteMethod:
-    """The hospital's half of a method; a method overrides what differs from FedAvg.
+    """The hospital's half of FedAvg, the base of all methods: each overrides the members in which it differs.
 
     Args:
         parameters: The ``[method]`` table.
-        task: Of the model.
+        task: The model's task.
 
     Raises:
         pydantic.ValidationError: For a table that does not fit.
         BadInput: Where the method does not serve the task.
 
     Attributes:
-        name: As in experiment files.
+        name: Name in experiment files.
         table: Schema of the ``[method]`` table.
         declared: The traffic, as far as no parameter changes it.
-        missing: What a class counts as in the loss that a site does not annotate, where no parameter says so.
-        plain_client: Whether a site minimises the mean loss of each image alone; False where :meth:`client` does more.
-        looks_at_images: Whether :meth:`client` looks at images, or draws views of them, beside the network's features;
-            then a frozen backbone sees them in every batch.
-        weighs_updates: Whether the coordinator weighs sites by what their updates are; then all of them are kept until
-            the round is decided.
-        full_coverage: Refuse a run in which a site does not annotate every class.
-        multi_class: Whether the method serves tasks in which classes exclude one another.
+        missing: How a class counts in the loss that a site does not annotate, where no parameter decides it.
+        plain_client: True if a site minimises the mean of a loss of each image by itself.
+        looks_at_images: True if :meth:`client` reads images, or draws views of them, beside the model's features; then
+            a frozen backbone computes the features of every batch anew.
+        weighs_updates: True if the coordinator computes weights from updates; then it holds all updates of a round.
+        full_coverage: True if every site must annotate every class.
+        multi_class: True if the method serves tasks in which classes exclude one another.
         selection: Who picks the best round: the federation by the sites' mean, or each site for itself.
-        sequential: Whether the model goes from hospital to hospital instead of being averaged.
-        hospitals_train: Whether hospitals train at all.
-        ranks_sites: Whether every site trains once before round 1, to be put into an order.
-        chooses_loss: Whether ``[training]`` may choose another loss; False where the method's own is part of it.
+        sequential: True if the model passes from hospital to hospital instead of being averaged.
+        hospitals_train: True if hospitals train at all.
+        ranks_sites: True if every site trains once before round 1, for the order of the sites.
+        chooses_loss: True if ``[training]`` may choose another loss; False where the loss is part of the method.
         needs_global_norm: Why batch normalisation cannot stay at the sites; empty where it can.
     """
 
@@ -185,12 +188,12 @@ class SiteMethod:
 
     @property
     def traffic(self) -> Payload:
-        """Return what travels with these parameters."""
+        """Return the declared traffic, with these parameters."""
         return self.declared
 
     @property
     def counts_missing_as(self) -> Missing:
-        """Return what a class that a site does not annotate counts as in the loss."""
+        """Return how a class counts in the loss that a site does not annotate."""
         return getattr(self.parameters, "missing", self.missing)
 
     @property
@@ -199,7 +202,7 @@ class SiteMethod:
         return loss_for(self.task, self.counts_missing_as)
 
     def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
-        """Return the loss that a plain client minimises: see :mod:`strategies.local.losses`.
+        """Return the loss that a plain client minimises, as ``[training]`` chooses it.
 
         Raises:
             BadInput: If a plug-in is named that is not installed.
@@ -208,10 +211,10 @@ class SiteMethod:
 
     @property
     def criterion(self) -> Criterion:
-        """Return the criterion of the best round where the experiment names none: ranking, if classes are yes or no.
+        """Return the criterion of the best round where the experiment names none: AUROC in a multi-label task.
 
-        Several methods train adjusted or weighted logits, of which the plain loss says little; and ranking is what
-        the papers compare. Where classes exclude one another it is the loss, as in UniFed (specs 2.4).
+        The papers compare AUROC, and the plain loss says little of adjusted or weighted logits. In a multi-class task
+        it is the loss, as in UniFed (specs 2.4).
         """
         return "auroc" if self.task == "multi_label" else "loss"
 
@@ -221,16 +224,17 @@ class SiteMethod:
 
     @property
     def pooled(self) -> Pooled:
-        """Return how a pseudo-site with everybody's images takes missing labels (simulation only); ``no`` for none."""
+        """Return how a pseudo-site with all images of a simulation counts missing labels; ``no`` for none."""
         return "no"
 
     @property
     def settling(self) -> EarlyStopping | None:
-        """Return when a site stops training in a round; None trains the experiment's number of epochs."""
+        """Return the rule by which a site stops training in a round; None for the experiment's number of epochs."""
         return None
 
     @property
     def warm_up(self) -> WarmUp:
+        """Return the epochs before round 1, and their learning rate."""
         return WarmUp(self.parameters.warm_up_epochs, self.parameters.warm_up_lr)
 
     @property
@@ -279,11 +283,11 @@ class SiteMethod:
         return self.training_loss(examples, spec)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return what a site minimises in this round, sends beside its update, and keeps for the next."""
+        """Return the objective of this round, and the makers of what the site sends and keeps beside its update."""
         return LocalRound(plain(self.local_loss(context.statistics, context.examples, context.spec)))
 
     def local_round(self, context: ClientContext) -> LocalRound:
-        """:meth:`client`, with the pull back to the received model where ``proximal_mu`` is set."""
+        """Return the round of :meth:`client`, with a pull to the received model where ``proximal_mu`` is set."""
         mu = self.parameters.proximal_mu
         if not mu:
             return self.client(context)
@@ -292,7 +296,7 @@ class SiteMethod:
     # ------------------------------------------------------------------ what does not fit
 
     def config_faults(self) -> list[Fault]:
-        """Return what in this method's parameters makes no sense together."""
+        """Return the faults of parameters that contradict one another."""
         faults, reason = list[Fault](), self.no_averaging_reason()
         if self.needs_global_norm and self.parameters.trunk == "fedbn":
             problem = f'makes no sense in {self.name}: {self.needs_global_norm}, and with "fedbn" there is none.'
@@ -308,16 +312,9 @@ class SiteMethod:
         return faults
 
     def averaging_options(self) -> list[str]:
-        """Return the parameters that are set and mean something only where updates are averaged."""
-        given = self.parameters
-        set_here = {
-            "proximal_mu": bool(given.proximal_mu),
-            "clip_update": given.clip_update is not None,
-            "compress_update": given.compress_update != "float32",
-            "server_optimizer": given.server_optimizer is not None,
-            "mean": given.mean is not None,
-        }
-        return [key for key, is_set in set_here.items() if is_set]
+        """Return the parameters that are set and have an effect only where updates are averaged."""
+        keys = ("proximal_mu", "clip_update", "compress_update", "server_optimizer", "mean")
+        return [key for key in keys if getattr(self.parameters, key) != Parameters.model_fields[key].default]
 
     def no_averaging_reason(self) -> str:
         """Return why nothing is averaged; an empty string where updates are."""
@@ -333,19 +330,17 @@ class SequentialSite(SiteMethod):
     missing = "negative"
 
     def averaging_options(self) -> list[str]:
-        """A pass hands every site a model to stay near, too; and it has no weights and no warm-up."""
-        given, options = self.parameters, super().averaging_options()
-        if self.hospitals_train:
-            options = [key for key in options if key != "proximal_mu"]
-        options += ["weighting"] if given.weighting != "uniform" else []
-        return options + (["warm_up_epochs"] if given.warm_up_epochs else [])
+        """Return also weights and warm-up; the pull to a received model works where hospitals train."""
+        options = [key for key in super().averaging_options() if key != "proximal_mu" or not self.hospitals_train]
+        options += ["weighting"] if self.parameters.weighting != "uniform" else []
+        return options + (["warm_up_epochs"] if self.parameters.warm_up_epochs else [])
 
     def no_averaging_reason(self) -> str:
         """Return why nothing is averaged."""
         return "the model is passed on, not averaged"
 
     def config_faults(self) -> list[Fault]:
-        """Return also that batch normalisation cannot stay at a site: the whole network is passed on."""
+        """Return the faults, batch normalisation at the sites among them: the whole network is passed on."""
         faults = super().config_faults()
         if self.parameters.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
@@ -354,5 +349,5 @@ class SequentialSite(SiteMethod):
 
 
 def most_epochs(method: SiteMethod, plan: Plan) -> int:
-    """Return the most local epochs of a round; a site that trains until its loss settles may go on to the cap."""
+    """Return the largest number of local epochs of a round, which is the cap where training stops by itself."""
     return max(plan.training.epochs, method.settling.cap if method.settling else 0, 1)

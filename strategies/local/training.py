@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Frozen:
-    """The parts that do not learn: batch normalisation, and the backbone during warm-up."""
+    """The parts that are not trained: batch normalisation, or the backbone during warm-up."""
 
     norm: bool = False
     backbone: bool = False
@@ -63,10 +63,10 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """The data and settings of a training; the same for all epochs of a round.
+    """The data and settings of a training, which are the same for all epochs of a round.
 
     Attributes:
-        epoch: In the place of :func:`train_epoch`.
+        epoch: Trains one epoch in the place of :func:`train_epoch`; None for that function.
     """
 
     examples: Examples
@@ -78,7 +78,7 @@ class TrainingTask:
 
 
 class Epoch(Protocol):
-    """Another way to train over all examples once."""
+    """A function that trains over all examples once, in the place of :func:`train_epoch`."""
 
     def __call__(
         self,
@@ -94,13 +94,14 @@ def train_epoch(
 ) -> Losses:
     """Train over all examples once, reshuffled; return the loss of every batch.
 
-    ``generator`` lives on the CPU and draws order and augmentation, so that these do not depend on the device.
+    Args:
+        generator: Generator on the CPU that draws order and augmentation, so that these do not depend on the device.
     """
     examples, spec, frozen = exercise.examples, exercise.spec, exercise.frozen
     train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     augmented = partial(augment, spec=exercise.augmentation, generator=generator)
     device = examples.images.device
-    losses, parts = [], moved(batches(len(examples), spec.batch_size, generator), device)
+    losses, parts = [], batches(len(examples), spec.batch_size, generator, device)
     scaler = gradient_scaler(device, spec.precision)
     # The graph of an outside network would repeat what its Python code decided once; and gradients that are summed
     # over batches, or kept by an optimiser that is not ours, may lie where the next batch's graph writes.
@@ -125,7 +126,7 @@ def train_epoch(
 def step(
     network: SplitNetwork, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, spec: TrainingSection
 ) -> None:
-    """Change the weights by their gradients, clipped where the experiment says so."""
+    """Change the weights by their gradients, which are clipped if the experiment sets a bound."""
     if spec.clip_gradients is not None:
         scaler.unscale_(optimizer)
         clip_grad_norm_(network.parameters(), spec.clip_gradients)
@@ -138,8 +139,9 @@ class Trained:
     """Figures of a round's local training.
 
     Attributes:
-        losses: Of every batch of all epochs.
-        last_loss: Mean over the batches of the last epoch, or of the one whose weights were kept.
+        losses: Losses of every batch of all epochs.
+        last_loss: Mean loss of the batches of the last epoch, or of the epoch whose weights are returned.
+        epochs: Number of epochs.
     """
 
     losses: Losses
@@ -158,11 +160,13 @@ def train(
 
 @dataclass(frozen=True)
 class StopCriterion:
-    """The data and the rule by which training is judged to have settled.
+    """The data and the rule that decide when training has settled.
 
     Attributes:
-        validation: None to judge by each epoch's training loss: which epoch is kept then says nothing of other images
-            than the update itself.
+        validation: The validation part; None to decide by each epoch's training loss, so that the choice of an epoch
+            reveals nothing about validation images.
+        loss: The loss of the validation part.
+        settling: The rule.
     """
 
     validation: Examples | None
@@ -171,11 +175,11 @@ class StopCriterion:
 
     @property
     def has_none(self) -> bool:
-        """Return whether there is nothing to judge by."""
+        """Return true if the validation part decides and has no labels."""
         return self.validation is not None and not self.validation.any_known
 
     def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
-        """Return the loss of the model after an epoch with these losses of its batches; NaN where it is no number."""
+        """Return the loss that decides after an epoch, given the losses of its batches; NaN where there is none."""
         if self.validation is None:
             return float(losses.mean())
         loss = validate(network, self.validation, self.loss, spec).loss
@@ -187,47 +191,40 @@ def train_until_settled(
     exercise: TrainingTask,
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
-    judge: StopCriterion,
+    criterion: StopCriterion,
 ) -> Trained:
-    """Train until the judged loss settles; the weights of its lowest point are put back (specs 2.4, step 4).
+    """Train until the loss settles, and restore the weights of its lowest point (specs 2.4, step 4).
 
-    Where there is nothing to judge by it trains the experiment's number of epochs.
+    Without validation labels the training lasts the experiment's number of epochs.
     """
-    if judge.has_none:
+    if criterion.has_none:
         return train(network, exercise, optimizer, generator)
-    every, settling, best = list[Losses](), judge.settling, read_state(network)
+    every, settling, best = list[Losses](), criterion.settling, read_state(network)
     while not settling.stopped:
         every.append(train_epoch(network, exercise, optimizer, generator))
-        settling = settling.after(judge.loss_after(network, every[-1], exercise.spec))
+        settling = settling.after(criterion.loss_after(network, every[-1], exercise.spec))
         if settling.best_epoch == settling.epochs - 1:
             best = read_state(network)
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
-    if not np.isfinite(every[-1]).all():  # it diverged after its best point: momentum from there would stay so for ever
+    if not np.isfinite(every[-1]).all():  # diverged after its best point: momentum would never be finite again
         optimizer.state.clear()
     return Trained(np.concatenate(every), float(every[settling.best_epoch].mean()), len(every))
 
 
-def batches(n: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    """Shuffled rows in batches; a last batch of one joins its neighbour, for batch normalisation needs two."""
+def batches(n: int, size: int, generator: torch.Generator, device: torch.device = CPU) -> Sequence[Tensor]:
+    """Return shuffled rows in batches; a last batch of one joins its neighbour, for batch normalisation needs two."""
     parts = list(torch.split(torch.randperm(n, generator=generator), size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         last = parts.pop()
         parts[-1] = torch.cat([parts[-1], last])
-    return parts
-
-
-def moved(rows: list[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """Move rows to a device, all in one transfer: each one would wait for the GPU."""
-    return (
-        rows
-        if device.type == "cpu" or not rows
-        else torch.split(torch.cat(rows).to(device), [len(part) for part in rows])
-    )
+    if device.type == "cpu" or not parts:
+        return parts
+    return torch.split(torch.cat(parts).to(device), [len(part) for part in parts])  # each transfer waits for the GPU
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How good a network is on the validation part; None where there are no images, no labels, or one kind only."""
+    """Loss and mean AUROC of a network on the validation part; None where no labels define them."""
 
     loss: float | None = None
     mean_auroc: float | None = None
@@ -240,22 +237,22 @@ def validate(
     spec: TrainingSection,
     but: Collection[str] = (),
 ) -> Validation:
-    """The loss over all examples, and the mean AUROC over the classes the site annotates, ``but`` some of them."""
+    """Return the loss over all examples, and the mean AUROC over the annotated classes without those in ``but``."""
     if not examples.any_known:
         return Validation()
     logits = logits_of(network, examples.images, spec.precision)
     value = float(loss(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
         return Validation(value)
-    judged = torch.tensor([name not in but for name in network.class_names], device=logits.device)
-    rows = (examples.annotated & judged).nonzero().flatten()
+    counted = torch.tensor([name not in but for name in network.class_names], device=logits.device)
+    rows = (examples.annotated & counted).nonzero().flatten()
     scores = probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
     return Validation(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
 
 
 @contextlib.contextmanager
 def reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
-    """Fixed threads and seeds inside, the process's own state outside; yields a CPU generator."""
+    """Fix threads and seeds inside, and restore the process's state after; yield a CPU generator."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -271,7 +268,7 @@ def reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
 
 
 def refuse_diverged(trained: ModelState, loss: float) -> None:
-    """Raise if training left values that are not finite: this round must not become anybody's memory.
+    """Raise if training left values that are not finite: such a round must not be stored at the site.
 
     Raises:
         FloatingPointError: Naming what would help.

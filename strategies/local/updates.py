@@ -18,12 +18,12 @@ from common.wire.records import Form, Groups
 
 
 def norm_of(update: Groups) -> float:
-    """Euclidean length of all groups together."""
+    """Return the Euclidean length of all groups together."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.named().values())))
 
 
 def clipped(update: Groups, bound: float) -> Groups:
-    """The update, shortened to ``bound`` where it is longer; its direction stays."""
+    """Return the update, shortened to the length ``bound`` where it is longer; its direction stays."""
     length = norm_of(update)
     if length <= bound:
         return update
@@ -31,21 +31,21 @@ def clipped(update: Groups, bound: float) -> Groups:
 
 
 def times(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
-    """The product. As a float32 a very small factor is too coarse: what is shortened by it would be too long."""
+    """Return the product; a tiny factor stays float64, for rounding to float32 could make the result too long."""
     if factor < np.finfo(np.float32).tiny:
         return (array * np.float64(factor)).astype(np.float32)
     return array * np.float32(factor)
 
 
 def compressed(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, Groups]:
-    """The update as it is sent, and what is left for the next one.
+    """Return the rounded update, and the rounding error, which is added to the next update.
 
     Args:
         update: New minus received.
-        unsent: What earlier rounds left.
+        unsent: The rounding error of earlier rounds.
     """
     if form == "float32" or update.trunk is None:
         return update, Groups()
-    wanted = update.trunk if unsent.trunk is None else update.trunk + unsent.trunk
-    sent = round_to_form(wanted, form)
-    return replace(update, trunk=sent, form=form), Groups(trunk=wanted - sent)
+    exact = update.trunk if unsent.trunk is None else update.trunk + unsent.trunk
+    sent = round_to_form(exact, form)
+    return replace(update, trunk=sent, form=form), Groups(trunk=exact - sent)

@@ -1,4 +1,4 @@
-"""The coordinator's half of a method: which sites' rows are averaged, by which weights, and what is learned besides."""
+"""The coordinator's half of a method: the mean of head rows, the weights of sites, and statistics beside the model."""
 
 import math
 import warnings
@@ -33,10 +33,12 @@ class RoundContext:
     """The knowledge of the coordinator when a round begins or ends: all that a method's rules may look at.
 
     Attributes:
-        answers: To the roll call, by site.
-        statistics: Those that the method aggregated so far; part of the coordinator's state.
-        round: The round that begins or has just ended.
-        seed: The run's.
+        task: The model's task.
+        contract: The run's classes, and which of them each site annotates.
+        answers: Answers to the roll call, by site.
+        statistics: Statistics that the method aggregated so far; part of the coordinator's state.
+        round: Number of the round that begins or has just ended.
+        seed: Seed of the run.
     """
 
     task: Task
@@ -66,20 +68,20 @@ class SiteReply(Protocol):
 class Method(Strategy):
     """FedAvg (McMahan et al., AISTATS 2017), the base of all methods: each overrides the rules in which it differs.
 
-    All rules are pure, so that a run can be added up again from the updates that it kept. As a Flower ``Strategy`` it
+    All rules are pure, so that a run can be added up again from stored updates. As a Flower ``Strategy`` a method
     hands every call to a :class:`strategies.engine.coordinator.Coordinator`: call :meth:`prepare`, then :meth:`start`.
 
     Args:
         parameters: The ``[method]`` table.
-        task: Of the model.
+        task: The model's task.
 
     Raises:
         pydantic.ValidationError: For a table that does not fit.
         BadInput: Where the method does not serve the task.
 
     Attributes:
-        site_class: The hospital's half.
-        site: The hospital's half with these parameters; what it declares, both sides read.
+        site_class: Class of the hospital's half.
+        site: The hospital's half with these parameters; both sides read what it declares.
     """
 
     site_class: ClassVar[type[SiteMethod]] = SiteMethod
@@ -93,22 +95,23 @@ class Method(Strategy):
 
     @property
     def head_mean(self) -> HeadMean:
-        """How head rows are averaged: in FedAvg over all sites."""
+        """Return the class of the mean of head rows: in FedAvg the mean over all sites."""
         return WholeHeadMean
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Called once an exchange; returns what gives the statistics that one site receives with the model."""
+        """Return a function of a site's name that returns the statistics which the site receives with the model."""
         return lambda site: NO_ARRAYS
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return names and shapes of the statistics in one site's reply, given the width of a head row."""
+        """Return the names and shapes of the statistics in a site's reply, given the width of a head row."""
         return {}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
         """Return the coordinator's statistics after a round.
 
         Args:
-            replies: Those that count, in the order of site names.
+            context: The knowledge when the round began.
+            replies: Replies that count, in the order of site names.
         """
         return context.statistics
 
@@ -116,27 +119,27 @@ class Method(Strategy):
         """Turn each site's plain weight into the weight that it has in this round's means.
 
         Args:
-            context: When the round began.
-            replies: Those that count, in the order of site names.
-            weights: One a site; they need not sum to one, nor need those returned.
+            context: The knowledge when the round began.
+            replies: Replies that count, in the order of site names.
+            weights: One weight a site; neither these nor the returned ones need to sum to one.
         """
         return weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Return the global model after a round, from the model that the means make.
+        """Return the global model after a round, given the model that the means make.
 
-        What must last goes into the moments, which are part of the coordinator's state.
+        A method stores what must last in the moments, which are part of the coordinator's state.
         """
         return model, moments
 
     # ------------------------------------------------------------------ figures, and what does not fit
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return what the statistics after a round say, for ``rounds.jsonl``; None for a number that is not known."""
+        """Return figures of the statistics after a round for ``rounds.jsonl``; None for an unknown number."""
         return {}
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return what the statistics after the last round say, for ``summary.json``."""
+        """Return figures of the statistics after the last round for ``summary.json``."""
         return {}
 
     def contract_faults(self, contract: LabelContract) -> list[Fault]:
@@ -153,18 +156,18 @@ class Method(Strategy):
         return [Fault("run.method", problem, remedy)]
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return what the answers to the roll call lack for this method."""
+        """Return the faults of the answers to the roll call, for this method."""
         return []
 
     # ------------------------------------------------------------------ a Flower strategy
 
     def prepare(self, plan: Plan, participation: ParticipationSection, run: str, **options: Any) -> Self:
-        """Make ready to coordinate one run.
+        """Prepare the coordination of one run.
 
         Args:
             plan: The part of the experiment that hospitals receive.
             run: Identifier of the run.
-            options: As of :class:`strategies.engine.coordinator.Coordinator`.
+            options: Options of :class:`strategies.engine.coordinator.Coordinator`.
         """
         from strategies.engine.sequential import coordinator_of  # here: a hospital's process loads no engine
 
@@ -189,7 +192,7 @@ class Method(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message a site; the model is the coordinator's."""
+        """Return one message a site, with the coordinator's model."""
         return self._coordinator.configure_train(server_round, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
@@ -200,17 +203,17 @@ class Method(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask for the validation loss of the model as it stands after the last round."""
+        """Return messages that ask for the validation loss of the model after the last round."""
         return self._coordinator.configure_evaluate()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Note what sites state of the last model."""
+        """Note the sites' validation figures of the last model; return their mean loss."""
         self._coordinator.aggregate_evaluate(replies)
         mean = self._coordinator.last_validation.mean_loss
         return None if mean is None else MetricRecord({"validation-loss": mean})
 
     def summary(self) -> None:
-        """Print nothing: the run folder and the progress bar have it all."""
+        """Print nothing: the run folder and the progress bar show all figures."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ class ServerTraining:
     """The coordinator trains on images of its own, and mixes the result with the hospitals' model (UniFed).
 
     Attributes:
-        settling: When it stops, each round.
+        settling: The rule by which training stops in a round.
         alpha: Weight of the hospitals' model in the mixture.
         patience: Rounds without a better model on the coordinator's validation part after which the run ends.
     """
@@ -235,7 +238,7 @@ class SequentialMethod(Method):
 
     @property
     def server_training(self) -> ServerTraining | None:
-        """How the coordinator trains; None where it does not."""
+        """Return how the coordinator trains; None where it does not."""
         return None
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
@@ -243,25 +246,25 @@ class SequentialMethod(Method):
         return sites
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return what a round would end with after one more hop: the model as it was passed on.
+        """Return the result of a round that would end after this hop: here the model that was passed on.
 
         Args:
-            left: Rounds that follow this one.
-            hops: In this round, this one included.
-            result: The same after the hop before; the model that the round began with before the first.
+            left: Number of rounds that follow this one.
+            hops: Number of hops in this round, this one included.
+            result: Result after the hop before; at the first hop the model that the round began with.
             passed: The model after this hop.
         """
         return passed
 
 
 def finite_by_name(values: Mapping[str, NDArray[np.floating]]) -> dict[str, float | None]:
-    """Return single numbers as JSON has them: None for NaN and infinity."""
+    """Return arrays of one number each as numbers for JSON: None for NaN and infinity."""
     numbers = {name: float(value.item()) for name, value in values.items()}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
 def image_faults(method: Method, own: Splits | None) -> list[Fault]:
-    """Return what the coordinator's own images lack: one that trains needs images for it, and others to validate."""
+    """Return the fault of a method that trains at the coordinator without training and validation images there."""
     if not isinstance(method, SequentialMethod) or method.server_training is None:
         return []
     if own and len(own.train) and len(own.validation):

@@ -1,6 +1,6 @@
-"""The baselines that the papers compare to (specs 1.6, 2.3, 3.6, 4.2), each one choice away from another method.
+"""The baselines that the papers compare to (specs 1.6, 2.3, 3.6, 4.2); each differs from FedAvg in a single choice.
 
-The coordinator's half of all of them is FedAvg's; the choice is in what the hospital's half declares.
+The coordinator's half of all of them is FedAvg's; the hospital's half declares the choice.
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ from strategies.methods.base import Method
 
 
 class FedAvgParameters(Parameters):
-    """FedAvg's own default is to weigh a site by its images."""
+    """The ``[method]`` table of ``fedavg``, whose default is to weigh a site by its images."""
 
     weighting: Weighting = "samples"
 
@@ -28,17 +28,18 @@ class FedBNPlusParameters(FedAvgParameters):
 
 
 class FedProxParameters(FedAvgParameters):
-    """``proximal_mu``: specs 4.2; UniFed's authors take 0.3."""
+    """The ``[method]`` table of ``fedprox``; UniFed's authors take ``proximal_mu`` 0.3 (specs 4.2)."""
 
     proximal_mu: float = Field(0.01, gt=0)
     missing: Missing = "masked"
 
 
 class CentralisedParameters(Parameters):
-    """``missing``: what an unannotated class of an image counts as.
+    """The ``[method]`` table of ``centralised``.
 
-    ``negative`` as in the paper; ``masked`` leaves the entry out; ``known`` uses the true label that the site does not
-    have: no rival but the upper bound.
+    Attributes:
+        missing: How a class counts that an image's site does not annotate. ``negative`` is the paper's; ``masked``
+            leaves the entry out; ``known`` uses the true label, which no site has: an upper bound.
     """
 
     missing: Literal["negative", "masked", "known"] = "negative"
@@ -50,7 +51,7 @@ class VanillaSite(SiteMethod):
 
 
 class Vanilla(Method):
-    """Every site has every row; a class it does not annotate counts as absent."""
+    """Every site has every head row; a class that a site does not annotate counts as absent."""
 
     site_class = VanillaSite
 
@@ -60,9 +61,9 @@ class PartialLossSite(SiteMethod):
 
 
 class PartialLoss(Method):
-    """Every site has every row and learns from its own classes; the whole head is averaged over all sites.
+    """Every site has every head row and learns from its own classes; the whole head is averaged over all sites.
 
-    The authors' warm-up takes missing as negative, a handicap; here it uses the partial loss too (specs 1.6).
+    In the authors' warm-up a missing label is negative, a handicap; here warm-up uses the partial loss (specs 1.6).
     """
 
     site_class = PartialLossSite
@@ -86,7 +87,7 @@ class IndividualSite(SiteMethod):
 
 
 class Individual(Method):
-    """Each site alone, for the same number of epochs; nothing but losses is exchanged."""
+    """Each site trains alone, for the same number of epochs; only losses are exchanged."""
 
     site_class = IndividualSite
 
@@ -98,17 +99,17 @@ class CentralisedSite(SiteMethod):
 
     @property
     def counts_missing_as(self) -> Missing:
-        """Entries that stay unknown when the images are pooled are left out."""
+        """Return that entries are left out which stay unknown when images are pooled."""
         return "masked"
 
     @property
     def pooled(self) -> Pooled:
-        """Return what an unannotated class of an image counts as."""
+        """Return how a class counts that an image's site does not annotate."""
         return self.parameters.missing
 
 
 class Centralised(Method):
-    """All images in one place, which no hospital allows: what federation is measured against."""
+    """All images in one place, which no hospital allows: the upper bound of a federation."""
 
     site_class = CentralisedSite
 
@@ -120,7 +121,7 @@ class FedAvgSite(SiteMethod):
 
 
 class FedAvg(Method):
-    """McMahan et al., AISTATS 2017: every site annotates every class and everything is averaged."""
+    """McMahan et al., AISTATS 2017: every site annotates every class, and all parts of the model are averaged."""
 
     site_class = FedAvgSite
 
@@ -153,6 +154,6 @@ class FedProxSite(SiteMethod):
 
 
 class FedProx(Method):
-    """Li et al., MLSys 2020: FedAvg with a pull back to the received model; here it takes partial labels too."""
+    """Li et al., MLSys 2020: FedAvg with a pull back to the received model; here with partial labels too."""
 
     site_class = FedProxSite

@@ -56,12 +56,14 @@ class CBAFedParameters(Parameters):
     """The ``[method]`` table.
 
     Attributes:
-        stage_one_rounds: Rounds before the first pseudo labels.
-        threshold_base: Threshold of a class of mean share where all have the same; else less their standard deviation.
-        threshold_lowest, threshold_highest: No threshold lies outside.
+        stage_one_rounds: Number of rounds before the first pseudo labels.
+        threshold_base: Constant of the thresholds, to which a class's share is added.
+        threshold_lowest: Lower bound of all thresholds.
+        threshold_highest: Upper bound of all thresholds.
         residual_every: Rounds from one mixing with the earlier model to the next; 0 never mixes.
-        residual_stage_one, residual: Share of the earlier model, in stage 1 and after it.
-        balanced: A positive weighs the site's entries over its positives of that class.
+        residual_stage_one: Share of the earlier model in stage 1.
+        residual: Share of the earlier model in stage 2.
+        balanced: A positive weighs the site's entries of its class over the positives of that class.
         pseudo_label_reduction: ``classes`` gives the pseudo-labels of each class a mean of their own; ``entries``
             takes one mean over labels and pseudo-labels.
     """
@@ -82,10 +84,10 @@ class CBAFedParameters(Parameters):
 
 
 def thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
-    """``tau_c = p_c + base - std(p)``, the standard deviation of a sample; ``(classes,)``.
+    """Return ``tau_c = p_c + base - std(p)``, with the standard deviation of a sample; ``(classes,)``.
 
     Args:
-        entries: All sites' together, ``(classes,)``.
+        entries: Number of entries of each class that all sites trained on, ``(classes,)``.
     """
     share = entries / max(float(entries.sum()), 1.0)
     spread = float(share.std(ddof=1)) if len(share) > 1 else 0.0
@@ -93,39 +95,39 @@ def thresholds(entries: Floats, base: float, lowest: float, highest: float) -> F
 
 
 def entries_of(reply: SiteReply) -> Float64:
-    """Entries of each class that a site trained on, at most its images; ``(classes,)``."""
+    """Return the number of entries of each class that a site trained on, at most its images; ``(classes,)``."""
     return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
 
 
 def mixture(model: ModelState, earlier: Groups, share: float) -> ModelState:
-    """A model of which ``share`` is the earlier one, in every value."""
+    """Return the mean of two models, in which the earlier one has weight ``share``."""
     now = Groups.of_model(model).named()
     values = {name: mixed(array, now[name], share) for name, array in earlier.named().items()}
     return Groups.of_named(values, model.head.class_names).model()
 
 
 def labels_and_tags(logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None) -> Tensor:
-    """Mean cross-entropy over the labels, plus for each class that the site does not label the mean over its tags.
+    """Return the mean cross-entropy over labels, plus for each class without labels the mean over its tags.
 
     Args:
         targets: Labels and tags ``(batch, classes)``, NaN where there is neither.
         annotated: ``(classes,)``.
-        positive_weight: Of each class, ``(classes,)``; 1 where left out.
+        positive_weight: Weight of a positive of each class, ``(classes,)``; 1 where None.
     """
     entries = binary_cross_entropy_with_logits(
         logits, targets.nan_to_num(), reduction="none", pos_weight=positive_weight
     )
-    known = ~targets.isnan()
-    sums, counts = torch.where(known, entries, 0.0).sum(dim=0), known.sum(dim=0)  # (classes,)
+    is_known = ~targets.isnan()
+    sums, counts = torch.where(is_known, entries, 0.0).sum(dim=0), is_known.sum(dim=0)  # (classes,)
     labelled = sums[annotated].sum() / counts[annotated].sum().clamp(min=1)
     return labelled + (sums[~annotated] / counts[~annotated].clamp(min=1)).sum()
 
 
 def pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
-    """1 above the class's threshold, 0 below one minus it, NaN between; ``(n, classes)``.
+    """Return 1 above the class's threshold, 0 below one minus the threshold, NaN between; ``(n, classes)``.
 
     Args:
-        probabilities: Of the received model, on the images as they are.
+        probabilities: Probabilities by the received model, of images without augmentation.
         threshold: ``(classes,)``, at least 0.5.
     """
     negative_or_unsure = torch.where(probabilities < 1 - threshold, 0.0, torch.nan)
@@ -136,7 +138,7 @@ def pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
 
 
 class CBAFedSite(SiteMethod):
-    """Tag, in stage 2, before training; train on labels and tags alike."""
+    """The hospital's half of CBAFed: in stage 2 it tags entries before training, and trains on the tags too."""
 
     name = "cbafed"
     table = CBAFedParameters
@@ -149,7 +151,7 @@ class CBAFedSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Minimise the mean cross-entropy over labels, and over the tags of each class; or over all of them."""
+        """Return a round on the cross-entropy of labels and tags."""
         parameters, targets = self.parameters, self.targets(context)
         positive_weight = positive_weights(targets) if parameters.balanced else None
 
@@ -160,7 +162,7 @@ class CBAFedSite(SiteMethod):
             return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
 
         def statistics(model: Model, losses: Losses) -> Arrays:
-            """Entries of each class that were trained on, from the last round of stage 1 on."""
+            """Return the number of entries of each class that were trained on, from the last round of stage 1 on."""
             if context.round < parameters.stage_one_rounds:
                 return {}
             return {"entries": (~targets.isnan()).sum(dim=0).cpu().numpy().astype(np.float32)}
@@ -168,7 +170,7 @@ class CBAFedSite(SiteMethod):
         return LocalRound(objective, statistics)
 
     def targets(self, context: ClientContext) -> Tensor:
-        """Return labels, in stage 2 with tags by the received model; NaN where there is neither, ``(n, classes)``."""
+        """Return labels, and in stage 2 tags by the received model; NaN for other entries, ``(n, classes)``."""
         examples, statistics = context.examples, context.statistics
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
             return examples.labels
@@ -181,17 +183,17 @@ class CBAFedSite(SiteMethod):
 
 
 class CBAFed(Method):
-    """FedAvg by entries trained on, mixed with an earlier model; thresholds of pseudo labels for every class."""
+    """FedAvg weighted by entries trained on, mixed with an earlier model; each class has a threshold for tags."""
 
     site_class = CBAFedSite
     site: CBAFedSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Send the thresholds."""
+        """Return the thresholds, for all sites."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Expect, from the last round of stage 1 on, how many entries of each class a site trained on."""
+        """Return the shape of the entries of each class that a site trained on, from the last round of stage 1 on."""
         if context.round < self.site.parameters.stage_one_rounds:
             return {}
         return {"entries": (len(context.contract.class_names),)}
@@ -206,7 +208,7 @@ class CBAFed(Method):
         return {"thresholds": thresholds(entries, parameters.threshold_base, low, high).astype(np.float32)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Multiply, in stage 2, each plain weight by the mean entries that an image of the site was trained on."""
+        """Return in stage 2 each plain weight times the entries per image that the site trained on."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return weights
         sizes = [float(entries_of(reply).sum()) / reply.train_samples for reply in replies.values()]
@@ -214,20 +216,20 @@ class CBAFed(Method):
         return scaled if sum(scaled) > 0 else weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Mix with the earlier model where it is time to, and remember the mixture; each stage begins anew."""
+        """Mix in the earlier model every few rounds, and store the mixture; each stage begins without one."""
         parameters = self.site.parameters
         first = server_round <= parameters.stage_one_rounds
-        place = server_round - 1 - (0 if first else parameters.stage_one_rounds)
-        if not parameters.residual_every or place % parameters.residual_every:
+        finished = server_round - 1 - (0 if first else parameters.stage_one_rounds)  # rounds of this stage
+        if not parameters.residual_every or finished % parameters.residual_every:
             return model, moments
-        if place:
+        if finished:
             earlier = Groups.of_named(arrays_under("earlier", moments), model.head.class_names)
             model = mixture(model, earlier, parameters.residual_stage_one if first else parameters.residual)
         named = Groups.of_model(model).named()
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return each class's threshold for the next round, once there is one."""
+        """Return each class's threshold for the next round, once sites send entries."""
         if "thresholds" not in context.statistics:
             return {}
         named = zip(context.contract.class_names, context.statistics["thresholds"], strict=True)

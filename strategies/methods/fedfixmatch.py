@@ -26,7 +26,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.data.images.augmentation import augment_strongly
 from common.models.network import Model
 from strategies.aggregation.means import Weighting
-from strategies.local.losses import Loss, known_entries, positive_weights
+from strategies.local.losses import known_entries, positive_weights
 from strategies.local.objective import Batch, ClientContext, LocalRound
 from strategies.local.site_method import Parameters, SiteMethod
 from strategies.methods.base import Method
@@ -36,9 +36,10 @@ class FedFixMatchParameters(Parameters):
     """The ``[method]`` table.
 
     Attributes:
-        confidence: tau: from this probability on an entry is taken as present, up to one minus it as absent.
-        unlabelled_weight: lambda_u.
-        balanced: A positive label weighs the site's known labels of that class over its positives.
+        confidence: The paper's tau: an entry of this probability or more counts as present, of one minus it or less
+            as absent.
+        unlabelled_weight: The paper's lambda_u: weight of the loss of entries without labels.
+        balanced: A positive label weighs the site's known labels of its class over the positives of that class.
     """
 
     weighting: Weighting = "samples"
@@ -48,10 +49,10 @@ class FedFixMatchParameters(Parameters):
 
 
 def pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
-    """Labels of the sure entries, 1 or 0, NaN for the others; no gradient goes through them.
+    """Return 1 or 0 for entries of which the model is sure, NaN for the others; no gradient goes through them.
 
     Args:
-        weak: Logits of the weak view, ``(batch, unlabelled classes)``.
+        weak: Logits of the weakly augmented view, ``(batch, unlabelled classes)``.
     """
     probabilities = weak.sigmoid()
     sure = torch.maximum(probabilities, 1 - probabilities) >= confidence
@@ -59,13 +60,13 @@ def pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
 
 
 def unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
-    """Cross-entropy of the strong view with the pseudo-labels, divided by all entries (eq. 4)."""
+    """Return the cross-entropy of the strong view's logits with the pseudo-labels, divided by all entries (eq. 4)."""
     entries = binary_cross_entropy_with_logits(strong, pseudo.nan_to_num(), reduction="none")
     return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
 
 
 class FedFixMatchSite(SiteMethod):
-    """FixMatch at a site."""
+    """The hospital's half of FedFixMatch: FixMatch, entry by entry."""
 
     name = "fedfixmatch"
     table = FedFixMatchParameters
@@ -73,13 +74,8 @@ class FedFixMatchSite(SiteMethod):
     chooses_loss = False
     multi_class = False
 
-    @property
-    def loss(self) -> Loss:
-        """Cross-entropy over the entries with a label."""
-        return known_entries
-
     def client(self, context: ClientContext) -> LocalRound:
-        """Train labelled entries on the weak view, sure pseudo-labels on the strong one."""
+        """Return a round that trains labels on the weak view, and sure pseudo-labels on the strong view."""
         parameters = self.parameters
         weight = positive_weights(context.examples.labels) if parameters.balanced else None
 

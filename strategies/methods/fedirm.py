@@ -1,23 +1,22 @@
-"""FedIRM: classes that a site does not label are to resemble one another as they do where they are labelled.
+"""FedIRM: a class without labels must resemble other classes at a site as it does where it is labelled.
 
 Liu, Yang, Dou, Heng: "Federated Semi-supervised Medical Image Classification via Inter-client Relation Matching",
 MICCAI 2021.
 
-The paper's: sites with labels train on them and tell their disease relation matrix
-(temperature 2); the coordinator averages the matrices and hands the
-mean to the sites without labels. These join after 20 rounds and minimise two terms, weighted by a Gaussian ramp-up over
-rounds: consistency, the squared difference from a mean teacher that sees another view, and inter-client relation
-matching, the KL divergence both ways between the federation's relations and those of the batch, by pseudo-labels of
-which several passes with dropout are sure. We had the abstract and the authors' published code, not the text, so
-equation numbers are missing. That code weighs both terms by 15, takes half of the divergences' sum, and sums
-consistency over classes; we take 1, the sum, and means.
+The paper's: sites with labels train on them and send their disease relation matrix (temperature 2); the coordinator
+averages the matrices and sends the mean to the sites without labels. These join after 20 rounds and minimise two terms,
+weighted by a Gaussian ramp-up over rounds: consistency, the squared difference from a mean teacher that sees another
+view, and inter-client relation matching, the KL divergence both ways between the federation's relations and those of
+the batch, by pseudo-labels of which several passes with dropout are sure. We had the abstract and the authors'
+published code, not the text, so equation numbers are missing. That code weighs both terms by 15, takes half of the
+divergences' sum, and sums consistency over classes; we take 1, the sum, and means.
 
 Ours, for several labels an image of which a site annotates some:
 
 - Every site is one with labels for the classes it annotates and one without for the others: it minimises the partial
   loss on the former and, from round ``supervised_rounds`` + 1 on, the two terms on the latter. With nothing missing it
   is FedAvg.
-- A matrix's row is told by the sites that annotate its class, of the images that show it, and averaged over them; the
+- A matrix's row is sent by the sites that annotate its class, of the images that show it, and averaged over them; the
   columns are all classes, no matter who annotates them. An image may be in several rows.
 - A pseudo-label is an entry that is more likely present than absent; its uncertainty is the entropy of that alone.
   The authors' code keeps an image with an entropy below 2 nats and a confidence from 0.3, which of five classes leaves
@@ -46,7 +45,7 @@ from torch import Tensor, nn
 from common.models.network import Model, logits_of
 from common.wire.records import Arrays
 from strategies.aggregation.means import Weighting
-from strategies.local.losses import Loss, known_entries, positive_weights
+from strategies.local.losses import known_entries, positive_weights
 from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, decay_after, fixed_copy, follow, plain
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply
@@ -59,14 +58,14 @@ class FedIRMParameters(Parameters):
     """The ``[method]`` table.
 
     Attributes:
-        supervised_rounds: Rounds on labels alone; relations are told from the last of them on.
-        ramp_rounds: Rounds, from the first of all, over which the unlabelled terms' weight grows.
-        unlabelled_weight: Theirs, once it is fully grown.
-        teacher_decay: Of the teacher's running mean, at most; in a round's first steps it follows faster.
-        temperature: Softens relations.
-        passes: Of the teacher, for a pseudo-label.
-        entropy_below: In nats; entries whose pseudo-label is less sure are in no relation. 0.5 is a probability of 0.8.
-        balanced: A positive label weighs the site's known labels of that class over its positives.
+        supervised_rounds: Rounds on labels alone; sites send relations from the last of them on.
+        ramp_rounds: Rounds, from round 1, over which the weight of the unlabelled terms grows.
+        unlabelled_weight: The highest weight of the unlabelled terms.
+        teacher_decay: Highest decay of the teacher's running mean; in a round's first steps the decay is lower.
+        temperature: Divisor of the logits of a relation.
+        passes: Number of the teacher's passes for a pseudo-label.
+        entropy_below: Bound in nats; entries of a higher entropy are in no relation. 0.5 is a probability of 0.8.
+        balanced: A positive label weighs the site's known labels of its class over the positives of that class.
     """
 
     weighting: Weighting = "samples"
@@ -85,9 +84,10 @@ class FedIRMParameters(Parameters):
 
 
 def log_relations(logits: Tensor, members: Tensor, temperature: float) -> Tensor:
-    """Logarithm of each row's relation, ``(rows, classes)``: softmax of the members' mean logits over a temperature.
+    """Return the logarithm of each row's relation: softmax of the members' mean logits over a temperature.
 
-    A row without members says nothing; it is uniform.
+    Returns:
+        Array ``(rows, classes)``; a row without members is uniform.
     """
     weights = members.to(logits)
     means = weights.T @ logits / weights.sum(dim=0).clamp(min=1)[:, None]
@@ -95,20 +95,20 @@ def log_relations(logits: Tensor, members: Tensor, temperature: float) -> Tensor
 
 
 def surely_shown(probabilities: Tensor, entropy_below: float) -> Tensor:
-    """Entries that are rather present than absent, with an entropy below a bound in nats; as ``probabilities``."""
+    """Return which entries are more likely present than absent, with an entropy below a bound in nats."""
     entropy: Tensor = torch.special.entr(probabilities) + torch.special.entr(1 - probabilities)
     return (probabilities > 0.5) & (entropy < entropy_below)
 
 
 def mismatch(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
-    """Kullback-Leibler divergence both ways, ``sum (p - q)(log p - log q)``, mean over the rows that both sides have.
+    """Return the Kullback-Leibler divergence both ways, ``sum (p - q)(log p - log q)``, as a mean over common rows.
 
-    0 without a gradient where there is none.
+    The result is 0 without a gradient where no row is common.
 
     Args:
-        own: :func:`log_relations`.
-        members: Of those; a row without any is left out.
-        federation: Relations ``(rows, classes)``, which get no gradient; a row that nobody told is NaN.
+        own: The site's :func:`log_relations`.
+        members: Members of the site's rows; a row without members is left out.
+        federation: Relations ``(rows, classes)``, which get no gradient; a row that no site sent is NaN.
     """
     both = members.any(dim=0) & ~federation.isnan().any(dim=1)
     theirs = federation.nan_to_num(1.0).clamp(min=1e-8)
@@ -117,11 +117,11 @@ def mismatch(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
 
 
 def mean_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
-    """Mean of each row over the sites that tell it, each counting the same; NaN where nobody does.
+    """Return the mean of each row over the sites that sent it, each with the same weight; NaN where none did.
 
     Args:
-        relations: Site -> its relations ``(classes, classes)``. A row that is none (it must sum to one, no entry
-            below 0) is left out.
+        relations: Site -> its relations ``(classes, classes)``. A row that does not sum to one, or has an entry below
+            0, is left out.
     """
     rows = np.stack([relations[site].astype(np.float64) for site in sorted(relations)])  # (sites, classes, classes)
     good = (rows >= 0).all(axis=2) & (np.abs(rows.sum(axis=2) - 1) < 1e-3)
@@ -131,12 +131,12 @@ def mean_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
 
 
 def ramp_up(finished: int, rounds: int) -> float:
-    """Weight of what needs no labels: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
+    """Return the part of the unlabelled terms' weight: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
 
 def teacher_of(model: Model) -> Model:
-    """A copy that is not trained: batch normalisation as in evaluation, dropout as in training."""
+    """Return a copy that is not trained: batch normalisation as in evaluation, dropout as in training."""
     teacher = fixed_copy(model)
     for module in teacher.modules():
         if isinstance(module, nn.Dropout):
@@ -148,7 +148,7 @@ def teacher_of(model: Model) -> Model:
 
 
 class FedIRMSite(SiteMethod):
-    """Partial loss; from a round on, consistency and relation matching on the classes without labels too."""
+    """The hospital's half of FedIRM: partial loss; later also consistency and relation matching without labels."""
 
     name = "fedirm"
     table = FedIRMParameters
@@ -159,25 +159,20 @@ class FedIRMSite(SiteMethod):
     chooses_loss = False
     multi_class = False
 
-    @property
-    def loss(self) -> Loss:
-        """Cross-entropy over the entries with a label."""
-        return known_entries
-
     def client(self, context: ClientContext) -> LocalRound:
-        """Train on labels; match relations where classes have none and their rounds have begun."""
+        """Return a round on labels; after the supervised rounds it also matches relations of classes without labels."""
         local = FedIRMRound(context, self.parameters)
         return LocalRound(local.objective if local.matches else plain(local.supervised), local.statistics)
 
 
 class FedIRMRound:
-    """One round at one site.
+    """One round of FedIRM at one site.
 
     Attributes:
         missing: The classes that the site does not label, ``(classes,)``.
-        weight: Of the unlabelled terms, in this round.
+        weight: Weight of the unlabelled terms in this round.
         supervised: The loss of the labelled entries.
-        matches: Relations are matched in this round.
+        matches: True if relations are matched in this round.
     """
 
     def __init__(self, context: ClientContext, parameters: FedIRMParameters) -> None:
@@ -208,7 +203,7 @@ class FedIRMRound:
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
-        """Return the trained model's relations of the classes labelled here, over all training images as they are."""
+        """Return the trained model's relations of the site's classes, over all training images without augmentation."""
         if self.context.round < self.parameters.supervised_rounds:
             return {}
         examples = self.context.examples
@@ -223,22 +218,22 @@ class FedIRMRound:
 
 
 class FedIRM(Method):
-    """FedAvg, and the mean of the sites' disease relation matrices, which a site without labels has to match."""
+    """FedAvg; the mean of the sites' disease relation matrices goes back to the sites, which match it."""
 
     site_class = FedIRMSite
     site: FedIRMSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Send the mean relations."""
+        """Return the mean relations, for all sites."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Expect relations, from the last supervised round on."""
+        """Return the shape of relations, from the last supervised round on."""
         classes = len(context.contract.class_names)
         return {"relations": (classes, classes)} if context.round >= self.site.parameters.supervised_rounds else {}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return this round's mean relations; a row of which nobody says anything stays as it was."""
+        """Return this round's mean relations; a row that no site sent stays as it was."""
         relations = {
             site: np.where(context.contract.annotated(site)[:, None], reply.statistics["relations"], np.nan)
             for site, reply in replies.items()

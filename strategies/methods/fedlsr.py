@@ -39,12 +39,13 @@ class FedLSRParameters(Parameters):
     """The ``[method]`` table.
 
     Attributes:
-        distance_weight: gamma, once it is fully grown.
-        ramp_rounds: Over so many rounds it grows: a fifth of all in the authors' notebook; FedMLP's authors take 40.
-        sharpening_temperature, distillation_temperature: T_s and T_d.
-        entropy_weight: 0 is FedLSR; the notebook's FedLSR+ has 0.6.
-        missing: What a class counts as that a site does not annotate.
-        balanced: A positive label weighs the site's known labels of that class over its positives.
+        distance_weight: The highest value of gamma.
+        ramp_rounds: Rounds over which gamma grows: a fifth of all in the authors' notebook; FedMLP's authors take 40.
+        sharpening_temperature: T_s.
+        distillation_temperature: T_d.
+        entropy_weight: Weight of the entropy: 0 is FedLSR; the notebook's FedLSR+ has 0.6.
+        missing: How a class counts that a site does not annotate.
+        balanced: A positive label weighs the site's known labels of its class over the positives of that class.
     """
 
     weighting: Weighting = "samples"
@@ -58,7 +59,7 @@ class FedLSRParameters(Parameters):
 
 
 def mixed(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
-    """Logits of ``share`` times the first probabilities plus the rest times the second; any shape."""
+    """Return the logits of ``share`` times the first probabilities plus ``1 - share`` times the second; any shape."""
     first, second = share.log(), (1 - share).log()
     present = torch.logaddexp(logsigmoid(first_logits) + first, logsigmoid(second_logits) + second)
     absent = torch.logaddexp(logsigmoid(-first_logits) + first, logsigmoid(-second_logits) + second)
@@ -66,10 +67,11 @@ def mixed(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
 
 
 def distance(first: Tensor, second: Tensor) -> Tensor:
-    """Jensen-Shannon divergence of both predictions of each entry, in nats, mean over the entries.
+    """Return the Jensen-Shannon divergence of two predictions of each entry, in nats, as a mean over the entries.
 
     Args:
-        first, second: Logits ``(batch, rows)``.
+        first: Logits of one view ``(batch, rows)``.
+        second: Logits of the other view.
     """
     divergence = first.new_zeros(())
     for sign in (1, -1):  # present, absent
@@ -80,17 +82,17 @@ def distance(first: Tensor, second: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Mean entropy of the entries, in nats."""
+    """Return the mean entropy of the entries, in nats."""
     return -sum((logsigmoid(side).exp() * logsigmoid(side)).mean() for side in (logits, -logits))  # type: ignore[return-value]
 
 
 def grown(finished: int, rounds: int) -> float:
-    """Part of its weight that the distance has: 0 in round 1, all after so many finished rounds."""
+    """Return the part of gamma's highest value: 0 in round 1, 1 after so many finished rounds."""
     return min(1.0, finished / rounds) if rounds else 1.0
 
 
 class FedLSRSite(SiteMethod):
-    """Training on a mixture of two views, with both views' predictions kept alike."""
+    """The hospital's half of FedLSR: it trains on a mixture of two views and keeps their predictions alike."""
 
     name = "fedlsr"
     table = FedLSRParameters
@@ -99,7 +101,7 @@ class FedLSRSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Cross-entropy of the sharpened mixture, and the distance of both views."""
+        """Return a round on the cross-entropy of the sharpened mixture and the distance of both views."""
         parameters = self.parameters
         weight = positive_weights(context.examples.labels) if parameters.balanced else None
         gamma = parameters.distance_weight * grown(context.round - 1, parameters.ramp_rounds)

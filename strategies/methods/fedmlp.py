@@ -6,17 +6,17 @@ Heterogeneity", MICCAI 2024 (specs 3). Each site labels some classes; its labels
 Stage 1, rounds 1 to ``stage_one_rounds``: the weighted partial-class loss (its own classes, logits adjusted by how
 often the site sees each), and consistency with the received model on the classes it does not label. Stage 2: each
 image whose feature is much nearer to one of the two global prototypes of a missing class is tagged with that label, for
-ever; tags are trained on like labels, the rest stays consistent with the received model.
+the rest of the run; tags are trained on like labels, all other entries stay consistent with the received model.
 
 Hospital: tags, in its own memory; after training from the last round of stage 1 on, its prototypes and, for the classes
 that it does not label, the *difficulty*. Coordinator: FedAvg, and the means of prototypes and difficulties.
 
 The names of the maths: Z is how much more a feature is like the negative prototype P0 than like the positive P1; tau is
 the share of the seemingly negative or positive images that is tagged in a round; d is a class's difficulty, T a rate.
-Of what a site has nothing to say it sends NaN, which means leave out; sums run in float64 in the order of site names.
+A site sends NaN for what it has no images of, and means leave NaN out. Sums run in float64 in the order of site names.
 
-Departs from the authors' code: see decisions M1 to M6 in specs 3; besides, that code drops a class's positives in a
-round that tags no negatives, by a condition typed twice, and sends zeros for a prototype without images.
+Departs from the authors' code: see decisions M1 to M6 in specs 3. That code also drops a class's positives in a round
+that tags no negatives, by a condition typed twice, and sends zeros for a prototype without images.
 """
 
 import math
@@ -43,7 +43,7 @@ from strategies.methods.surgical import OwnersMean
 Floats = NDArray[np.floating]
 Float64 = NDArray[np.float64]
 Tags = NDArray[np.int8]
-"""1 for positive, 0 for negative, -1 for not tagged; ``(n,)`` of one class, or with classes behind it."""
+"""1 for positive, 0 for negative, -1 for not tagged; ``(n,)`` of one class, or ``(n, classes)``."""
 
 Rounding = Literal["floor", "ceil"]
 """``floor`` is the authors': at their rates it tags no negative among fewer than 200 images. ``ceil``, for small sites,
@@ -82,17 +82,13 @@ class FedMLPParameters(Parameters):
     heads: Literal["all", "own"] = "all"
 
     @model_validator(mode="after")
-    def _sure_at_both_ends(self) -> Self:
+    def _fit_together(self) -> Self:
         if self.sure_below > self.sure_above:
             raise ValueError(f"sure_below, {self.sure_below}, must not lie above sure_above, {self.sure_above}")
-        return self
-
-    @model_validator(mode="after")
-    def _consistency_has_entries(self) -> Self:
         if self.consistency and not self.weighted_partial_loss:
             raise ValueError(
-                "consistency makes no sense without weighted_partial_loss: missing counts as negative then, "
-                "and no entry is left that has no target; set consistency = false too"
+                "consistency makes no sense without weighted_partial_loss: every entry has a target then; "
+                "set consistency = false too"
             )
         return self
 
@@ -101,7 +97,7 @@ class FedMLPParameters(Parameters):
 
 
 def positive_prior(positives: ArrayLike, images: int) -> Float64:
-    """Share of a site's images in which each class is present.
+    """Return the share of a site's images in which each class is present, ``(classes,)``.
 
     Departs from the paper in keeping half an image away from 0 and 1, where its logarithm is infinite.
 
@@ -114,12 +110,12 @@ def positive_prior(positives: ArrayLike, images: int) -> Float64:
 
 
 def adjustment(prior: Float64) -> Float64:
-    """The logarithm of the odds of ``prior``, to be added to training logits."""
+    """Return the logarithm of the odds of ``prior``, which is added to training logits."""
     return np.log(prior) - np.log1p(-prior)
 
 
 def adjustment_of(targets: Tensor) -> Tensor:
-    """:func:`adjustment` by a whole site's targets ``(n, classes)``, as float32 ``(classes,)`` on their device."""
+    """Return the :func:`adjustment` ``(classes,)`` by a whole site's targets ``(n, classes)``, on their device."""
     positives = (targets == 1).sum(dim=0).cpu().numpy()
     values = adjustment(positive_prior(positives, len(targets)))
     return torch.from_numpy(values.astype(np.float32)).to(targets.device)
@@ -129,7 +125,7 @@ def adjustment_of(targets: Tensor) -> Tensor:
 
 
 def local_prototypes(features: Floats, labels: Floats) -> Float64:
-    """Mean feature of a site's negatives and of its positives, class by class.
+    """Return the mean feature of a site's negatives and of its positives, class by class.
 
     Args:
         features: ``(n, features)``.
@@ -144,18 +140,27 @@ def local_prototypes(features: Floats, labels: Floats) -> Float64:
     return np.where(counts[..., None] > 0, sums / np.maximum(counts, 1)[..., None], np.nan)
 
 
-def global_prototypes(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
-    """Average each prototype over the sites that have it; NaN where nobody does.
+def mean_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
+    """Average arrays of one shape, entry by entry, over the sites where they are not NaN; NaN where all are.
 
     Args:
-        local: Site -> its prototypes, ``(classes, 2, features)``.
-        weights: Site -> its training images, as in the authors' code, or 1 each, as in eq. 6.
+        local: Site -> its array.
+        weights: Site -> its weight: its training images, as in the authors' code, or 1 each, as in eq. 6.
     """
-    return _mean_of_known(local, weights)
+    shape = next(iter(local.values())).shape
+    total, weight = np.zeros(shape), np.zeros(shape)
+    for site in sorted(local):
+        is_known = ~np.isnan(local[site])
+        total += np.where(is_known, weights[site] * local[site].astype(np.float64), 0.0)
+        weight += np.where(is_known, weights[site], 0.0)
+    return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), np.nan)
 
 
 def difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Float64:
-    """Share of images of which the model is sure, class by class: probability below ``low`` or above ``high``.
+    """Return the share of images of which the model is sure, class by class: probability below low or above high.
+
+    Eq. 10 averages it over the sites that label the class; the paper's words are "negative class difficulty", and the
+    authors' code averages it over the sites that do not. So does ours.
 
     Args:
         probabilities: Unadjusted, ``(n, classes)``.
@@ -163,90 +168,35 @@ def difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Fl
     return np.asarray(((probabilities < low) | (probabilities > high)).mean(axis=0), np.float64)
 
 
-def global_difficulty(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
-    """Average each class's difficulty over the sites that do NOT label it; 1 where all do.
-
-    Eq. 10 writes the sites that label it, but the paper's words are "negative class difficulty", and so the authors'
-    code has it.
-
-    Args:
-        local: Site -> its :func:`difficulty`, NaN for classes that it labels, ``(classes,)``.
-        weights: Site -> its training images.
-    """
-    return np.nan_to_num(_mean_of_known(local, weights), nan=1.0)
-
-
-def global_statistics(
-    sent: Mapping[str, Mapping[str, Floats]],
-    own: Mapping[str, NDArray[np.bool_]],
-    images: Mapping[str, float],
-    before: Mapping[str, Floats],
-    weighting: Literal["samples", "uniform"],
-) -> dict[str, NDArray[np.float32]]:
-    """The global prototypes and difficulties after a round; what nobody says stays as it was.
-
-    Args:
-        sent: Site -> its ``prototypes (classes, 2, features)`` and ``difficulty (classes,)``; at least one site.
-        own: Site -> the classes that it labels, ``(classes,)``: of the others' prototypes it has no say, nor of the
-            difficulty of its own.
-        images: Site -> its training images.
-        before: The global ones of the round before; empty where there were none.
-        weighting: Of the prototypes.
-    """
-    weights = images if weighting == "samples" else dict.fromkeys(sent, 1.0)
-    seen = {
-        site: np.where(own[site][:, None, None], statistics["prototypes"], np.nan) for site, statistics in sent.items()
-    }
-    sure = {site: np.where(own[site], np.nan, statistics["difficulty"].clip(0, 1)) for site, statistics in sent.items()}
-    prototypes, sureness = global_prototypes(seen, weights), global_difficulty(sure, images)
-    known = np.any([~np.isnan(values) for values in sure.values()], axis=0)
-    return {
-        "prototypes": _where_known(~np.isnan(prototypes), prototypes, before.get("prototypes", prototypes)),
-        "difficulty": _where_known(known, sureness, before.get("difficulty", sureness)),
-    }
-
-
-def _where_known(known: NDArray[np.bool_], now: Floats, before: Floats) -> NDArray[np.float32]:
-    return np.where(known, now, before).astype(np.float32)
-
-
 def cosines(vectors: Floats) -> Float64:
-    """Cosine of the angle between every two of some vectors, ``(n, features)``; NaN for one that is unknown or zero.
-
-    Returns:
-        ``(n, n)``, symmetric.
-    """
+    """Return the cosines ``(n, n)`` of the angles between vectors ``(n, features)``; NaN for zero and NaN vectors."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)  # (n, 1)
     unit = vectors / np.where(lengths > 0, lengths, np.nan)
     return np.clip(unit @ unit.T, -1.0, 1.0)
-
-
-def _mean_of_known(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
-    shape = next(iter(local.values())).shape
-    total, weight = np.zeros(shape), np.zeros(shape)
-    for site in sorted(local):
-        known = ~np.isnan(local[site])
-        total += np.where(known, weights[site] * local[site].astype(np.float64), 0.0)
-        weight += np.where(known, weights[site], 0.0)
-    return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), np.nan)
 
 
 # ---------------------------------------------------------------------- tags (eq. 8)
 
 
 def z_scores(features: Floats, negative: Floats, positive: Floats) -> NDArray[np.float64]:
-    """Cosine of each feature with the negative prototype less that with the positive; ``(n,)``.
+    """Return Z: the cosine of each feature with the negative prototype less that with the positive, ``(n,)``.
 
     Args:
         features: ``(n, features)``.
-        negative: P0, ``(features,)``; NaN where nobody has one, and so is the result.
+        negative: P0, ``(features,)``; NaN where no site has one, and so is the result.
         positive: P1.
     """
-    return _cosines(features, negative) - _cosines(features, positive)
+
+    def cosine(prototype: Floats) -> Float64:  # 0 for a vector of zeros
+        rows, column = features.astype(np.float64), prototype.astype(np.float64)
+        lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(column)
+        return np.asarray(rows @ column / np.where(lengths == 0, 1.0, lengths), np.float64)
+
+    return cosine(negative) - cosine(positive)
 
 
 def share_tagged(difficulty: float, rate: float) -> float:
-    """Share of images to tag in a round: tau = d T, from 0 to 1 for any difficulty that a site states."""
+    """Return tau = d T, the share of images to tag in a round: from 0 to 1 for any difficulty that a site sends."""
     return min(1.0, max(0.0, difficulty) * rate)
 
 
@@ -265,40 +215,26 @@ def tags(z: Floats, untagged: NDArray[np.bool_], tau_negative: float, tau_positi
     Returns:
         This round's new tags, -1 for every other image, ``(n,)``.
     """
+
+    def surest(rank: Floats, candidates: NDArray[np.bool_], share: float) -> NDArray[np.intp]:
+        indices = np.flatnonzero(candidates)
+        count = math.floor(share * len(indices)) if rounding == "floor" else math.ceil(share * len(indices))
+        return indices[np.argsort(rank[indices], kind="stable")[: min(len(indices), count)]]
+
     new = np.full(len(z), -1, np.int8)
-    new[_surest(-z, untagged & (z >= 0), tau_negative, rounding)] = 0
-    new[_surest(z, untagged & (z < 0), tau_positive, rounding)] = 1
+    new[surest(-z, untagged & (z >= 0), tau_negative)] = 0
+    new[surest(z, untagged & (z < 0), tau_positive)] = 1
     return new
-
-
-def with_tags(old: Tags, new: Tags) -> Tags:
-    """Add new tags; an old one is never changed."""
-    return np.where(old >= 0, old, new)
-
-
-def _surest(rank: Floats, candidates: NDArray[np.bool_], share: float, rounding: Rounding) -> NDArray[np.intp]:
-    """Indices of the share of candidates that ranks lowest."""
-    indices = np.flatnonzero(candidates)
-    wanted = share * len(indices)
-    count = min(len(indices), math.floor(wanted) if rounding == "floor" else math.ceil(wanted))
-    return indices[np.argsort(rank[indices], kind="stable")[:count]]
-
-
-def _cosines(features: Floats, prototype: Floats) -> NDArray[np.float64]:
-    """Cosine of each row with the prototype; 0 for a vector of zeros."""
-    rows, column = features.astype(np.float64), prototype.astype(np.float64)
-    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(column)
-    return np.asarray(rows @ column / np.where(lengths == 0, 1.0, lengths), np.float64)
 
 
 # ---------------------------------------------------------------------- the two objectives, on logits
 
 
 def cross_entropies(logits: Tensor, targets: Tensor, adjustment: Tensor | None) -> Tensor:
-    """Binary cross-entropy of each entry, 0 where its target is NaN; ``(batch, classes)``.
+    """Return the binary cross-entropy of each entry ``(batch, classes)``, 0 where its target is NaN.
 
     Args:
-        adjustment: Added to the logits, ``(classes,)``: :func:`adjustment`.
+        adjustment: Of :func:`adjustment`, ``(classes,)``: added to the logits.
     """
     adjusted = logits if adjustment is None else logits + adjustment
     entries = binary_cross_entropy_with_logits(adjusted, targets.nan_to_num(), reduction="none")
@@ -306,22 +242,22 @@ def cross_entropies(logits: Tensor, targets: Tensor, adjustment: Tensor | None) 
 
 
 def distances(student: Tensor, teacher: Tensor) -> Tensor:
-    """Squared difference of each entry's unadjusted probability from the teacher's, which gets no gradient."""
+    """Return the squared difference of each unadjusted probability from the teacher's, which gets no gradient."""
     return (student.sigmoid() - teacher.detach().sigmoid()).square()
 
 
 def supervised(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | None) -> Tensor:
-    """Mean cross-entropy over the entries that have a target, and over views of the same images.
+    """Return the mean cross-entropy over the entries that have a target, and over views of the same images.
 
     The paper divides a row's sum by all classes, the authors' code by those annotated and the nominal batch size.
     Ours is the code's, with the entries actually there counted (M6).
     """
-    known = (~targets.isnan()).sum().clamp(min=1)
-    return torch.stack([cross_entropies(view, targets, adjustment).sum() / known for view in views]).mean()
+    is_known = (~targets.isnan()).sum().clamp(min=1)
+    return torch.stack([cross_entropies(view, targets, adjustment).sum() / is_known for view in views]).mean()
 
 
 def consistency(views: Sequence[Tensor], teachers: Sequence[Tensor], annotated: Tensor) -> Tensor:
-    """Mean :func:`distances` over the entries of classes the site does not label, and over views.
+    """Return the mean of :func:`distances` over the entries of classes the site does not label, and over views.
 
     Args:
         teachers: The received global model's logits of the same views.
@@ -338,7 +274,7 @@ def first_stage(
     annotated: Tensor,
     adjustment: Tensor | None,
 ) -> Tensor:
-    """Objective of the rounds before the first tags.
+    """Return the loss of the rounds before the first tags.
 
     The paper has consistency in the second stage only, the authors' code here; without it the rows of classes that
     the site does not label drift with the shared features (M2).
@@ -350,11 +286,11 @@ def first_stage(
 def second_stage(
     student: Tensor, teacher: Tensor | None, targets: Tensor, annotated: Tensor, adjustment: Tensor | None
 ) -> Tensor:
-    """Objective once there are tags: one view, every entry of the batch weighing the same.
+    """Return the loss once there are tags: of one view, where every entry of the batch weighs the same.
 
     Cross-entropy where there is a label or a tag, distance from the teacher where there is no tag yet, summed and
-    divided by all entries of the batch. Entries that nobody knows add nothing to the sum. Without a teacher it is
-    :func:`supervised`, divided by the supervised entries, as the authors' code with that line left out.
+    divided by all entries of the batch; an annotated entry of unknown label adds nothing to the sum. Without a teacher
+    it is :func:`supervised`, divided by the supervised entries, as the authors' code with that line left out.
     """
     if teacher is None:
         return supervised([student], targets, adjustment)
@@ -367,7 +303,7 @@ def second_stage(
 
 
 class FedMLPSite(SiteMethod):
-    """Partial loss and consistency; in stage 2 tags count like labels."""
+    """The hospital's half of FedMLP: partial loss and consistency; in stage 2 tags count like labels."""
 
     name = "fedmlp"
     table = FedMLPParameters
@@ -388,26 +324,26 @@ class FedMLPSite(SiteMethod):
 
     @property
     def traffic(self) -> Payload:
-        """``heads = "own"``: a site sends the rows of its own classes only."""
+        """Return what travels: with ``heads = "own"`` a site sends the rows of its own classes only."""
         return replace(self.declared, sends_rows=self.parameters.heads)
 
     @property
     def loss(self) -> Loss:
-        """Cross-entropy on the site's own classes; without the weighted partial loss missing counts as negative."""
+        """Return cross-entropy on the site's own classes; on all where missing labels count as negative."""
         return loss_for(self.task, "masked" if self.parameters.weighted_partial_loss else "negative")
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Tag, in stage 2, before training; send statistics, and keep the tags."""
+        """Return a round that tags before training in stage 2, sends statistics after it, and keeps the tags."""
         local = FedMLPRound(context, self.parameters)
         return LocalRound(local.objective, local.statistics, notes=local.notes)
 
 
 class FedMLPRound:
-    """One round at one site.
+    """One round of FedMLP at one site.
 
     Attributes:
         second_stage: Missing labels are tagged in this round.
-        tags: Of all training images, ``(n, classes)``.
+        tags: Tags of all training images, ``(n, classes)``.
         targets: Labels, and tags where there is no label; NaN for the rest, or 0 where missing counts as negative.
     """
 
@@ -417,8 +353,8 @@ class FedMLPRound:
         self.annotated = context.examples.annotated.cpu().numpy()  # (classes,)
         self.second_stage = context.round > parameters.stage_one_rounds
         self.teacher = fixed_copy(context.network)
-        kept = context.notes.get("tags")
-        self.tags: Tags = np.full(self.labels.shape, -1, np.int8) if kept is None else kept.astype(np.int8)
+        stored = context.notes.get("tags")
+        self.tags: Tags = np.full(self.labels.shape, -1, np.int8) if stored is None else stored.astype(np.int8)
         if self.second_stage and parameters.detection and "prototypes" in context.statistics:
             self.tags = self.tagged()
         targets = np.where(self.annotated, self.labels, np.where(self.tags >= 0, self.tags, np.nan))
@@ -432,7 +368,7 @@ class FedMLPRound:
         """Return the tags with this round's new ones, from the received model's features (specs 3.5, steps 1 to 4)."""
         statistics, parameters = self.context.statistics, self.parameters
         features, _ = self._features_and_probabilities(self.teacher)
-        every = self.tags.copy()
+        every = self.tags.copy()  # (n, classes)
         for column in np.flatnonzero(~self.annotated):
             ease = float(statistics["difficulty"][column]) if parameters.self_adaptive else 1.0
             negative, positive = statistics["prototypes"][column]
@@ -443,25 +379,22 @@ class FedMLPRound:
                 share_tagged(ease, parameters.tag_rate_positive),
                 parameters.rounding,
             )
-            every[:, column] = with_tags(every[:, column], new)
+            every[:, column] = np.where(every[:, column] >= 0, every[:, column], new)  # an old tag never changes
         return every
 
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the loss of a batch: in stage 1 of two views of the images, in stage 2 of one."""
-        targets, annotated = self.targets[batch.rows], batch.annotated
-        if self.second_stage:
-            view = batch.view()
-            teacher = self._taught(batch, view) if self.parameters.consistency else None
-            return second_stage(batch.logits(model, view), teacher, targets, annotated, self.adjustment)
-        views = [batch.view(), batch.view()]
-        consistent = self.parameters.consistency and self.parameters.consistency_stage_one
-        teachers = [self._taught(batch, view) for view in views] if consistent else None
+        views = [batch.view()] if self.second_stage else [batch.view(), batch.view()]
+        teachers = None
+        if self.parameters.consistency and (self.second_stage or self.parameters.consistency_stage_one):
+            with torch.no_grad():
+                teachers = [batch.logits(self.teacher, view) for view in views]
         students = [batch.logits(model, view) for view in views]
-        return first_stage(students, teachers, targets, annotated, self.adjustment)
-
-    def _taught(self, batch: Batch, view: Tensor) -> Tensor:
-        with torch.no_grad():
-            return batch.logits(self.teacher, view)
+        targets, annotated = self.targets[batch.rows], batch.annotated
+        if not self.second_stage:
+            return first_stage(students, teachers, targets, annotated, self.adjustment)
+        teacher = teachers[0] if teachers else None
+        return second_stage(students[0], teacher, targets, annotated, self.adjustment)
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return prototypes and difficulty of the trained model, from the last round of stage 1 on (specs 3.4)."""
@@ -476,11 +409,11 @@ class FedMLPRound:
         }
 
     def notes(self, model: Model) -> Arrays:
-        """Return the tags: they last for the whole run."""
+        """Return the tags, which last for the whole run."""
         return {"tags": self.tags.astype(np.float32)}
 
     def _features_and_probabilities(self, model: Model) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Features and unadjusted probabilities of all training images as they are, not augmented."""
+        """Return features and unadjusted probabilities of all training images, not augmented."""
         features, logits = features_and_logits(model, self.context.examples.images, self.context.spec.precision)
         return features.cpu().numpy(), logits.sigmoid().cpu().numpy()
 
@@ -489,14 +422,14 @@ class FedMLPRound:
 
 
 class FedMLP(Method):
-    """FedAvg; besides, the means of the sites' prototypes (eq. 6) and difficulties (eq. 10) go back to all."""
+    """FedAvg; the means of the sites' prototypes (eq. 6) and difficulties (eq. 10) go back to all sites."""
 
     site_class = FedMLPSite
     site: FedMLPSite
 
     @property
     def head_mean(self) -> HeadMean:
-        """``heads = "own"``: over a class's owners, as in surgical aggregation."""
+        """Return the mean of head rows: with ``heads = "own"`` over a class's owners, as in surgical aggregation."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
@@ -504,20 +437,36 @@ class FedMLP(Method):
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Expect both from every site, from the last round of stage 1 on."""
+        """Return the shapes of prototypes and difficulties, from the last round of stage 1 on."""
         if not self.site.parameters.detection or context.round < self.site.parameters.stage_one_rounds:
             return {}
         classes = len(context.contract.class_names)
         return {"prototypes": (classes, 2, features), "difficulty": (classes,)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the global prototypes and difficulties; where no site says anything, those of the round before."""
-        sent = {site: reply.statistics for site, reply in replies.items() if "prototypes" in reply.statistics}
+        """Return the global prototypes and difficulties after a round; what no site sent stays as it was.
+
+        A site's prototypes count in the classes that it labels, its difficulties in the others.
+        """
+        sent = {site: reply for site, reply in replies.items() if "prototypes" in reply.statistics}
         if not sent:
             return context.statistics
-        images = {site: float(replies[site].train_samples) for site in sent}
         own = {site: context.contract.annotated(site) for site in sent}
-        return global_statistics(sent, own, images, context.statistics, self.site.parameters.prototype_weighting)
+        images = {site: float(reply.train_samples) for site, reply in sent.items()}
+        weights = images if self.site.parameters.prototype_weighting == "samples" else dict.fromkeys(sent, 1.0)
+        local = {
+            site: np.where(own[site][:, None, None], reply.statistics["prototypes"], np.nan)
+            for site, reply in sent.items()
+        }
+        sure = {
+            site: np.where(own[site], np.nan, reply.statistics["difficulty"].clip(0, 1)) for site, reply in sent.items()
+        }
+        now = {"prototypes": mean_over_sites(local, weights), "difficulty": mean_over_sites(sure, images)}
+        first = {"prototypes": now["prototypes"], "difficulty": np.ones(len(context.contract.class_names))}
+        return {
+            name: np.where(np.isnan(mean), context.statistics.get(name, first[name]), mean).astype(np.float32)
+            for name, mean in now.items()
+        }
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return each class's difficulty, once sites have sent theirs; None where every site labels the class."""
@@ -527,12 +476,10 @@ class FedMLP(Method):
         return {"difficulty": finite_by_name(dict(zip(context.contract.class_names, values, strict=True)))}
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return how much the global prototypes are alike, not the vectors themselves."""
+        """Return how alike the global prototypes are, not the vectors themselves."""
         if "prototypes" not in context.statistics:
             return {}
         prototypes = context.statistics["prototypes"]
-        between = cosines(prototypes[:, 1])
-        within = np.array([cosines(pair)[0, 1] for pair in prototypes])
-        alike = [[None if np.isnan(value) else float(value) for value in row] for row in between]
-        apart = [None if np.isnan(value) else float(value) for value in within]
-        return {"prototypes": {"classes": list(context.contract.class_names), "positives": alike, "signs": apart}}
+        positives = [[None if np.isnan(value) else float(value) for value in row] for row in cosines(prototypes[:, 1])]
+        signs = [None if np.isnan(value) else float(value) for value in (cosines(pair)[0, 1] for pair in prototypes)]
+        return {"prototypes": {"classes": list(context.contract.class_names), "positives": positives, "signs": signs}}

@@ -4,7 +4,7 @@ Wu, Yu, Jiang, Cheng, Yan: "FedNoRo: Towards Noise-Robust Federated Learning by 
 Noise Heterogeneity", IJCAI 2023; as a comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the
 paper's abstract and introduction and both groups' released code at hand, not its numbered equations.
 
-The paper's. Stage 1: FedAvg with logits adjusted by how often the site sees each class. Then each site tells its
+The paper's. Stage 1: FedAvg with logits adjusted by how often the site sees each class. Then each site sends its
 per-class mean loss under the global model, and a mixture of two Gaussians divides the sites into clean and noisy. Stage
 2: clean sites go on as before; a noisy site minimises ``lambda KD + (1 - lambda) CE``, KD being the divergence from the
 received model's probabilities (logits over 0.8), lambda rising from nearly 0 to 0.8. A noisy site's weight in the mean
@@ -63,10 +63,10 @@ class FedNoRoParameters(Parameters):
     Attributes:
         stage_one_rounds: Rounds before noisy sites are taught.
         noisy: ``detect`` by their losses, or ``known``: every site that does not label all classes.
-        missing: What a class counts as that a site does not label; ``masked`` leaves it to the distillation.
-        distillation: Lambda at its highest.
-        ramp_rounds: Rounds after stage 1 until lambda is there.
-        temperature: The received model's logits are divided by it.
+        missing: How a class counts that a site does not label; ``masked`` leaves it to the distillation.
+        distillation: The highest value of lambda.
+        ramp_rounds: Rounds after stage 1 until lambda has its highest value.
+        temperature: Divisor of the received model's logits.
     """
 
     weighting: Weighting = "samples"
@@ -82,14 +82,14 @@ class FedNoRoParameters(Parameters):
 
 
 def loss_indicators(logits: Floats, labels: Floats) -> Float64:
-    """Mean cross-entropy over a site's negatives and over its positives of each class; ``(classes, 2)``.
+    """Return the mean cross-entropy over a site's negatives and over its positives of each class.
 
     Args:
         logits: ``(n, classes)``, unadjusted.
         labels: 1, 0, or NaN for left out, ``(n, classes)``.
 
     Returns:
-        NaN where there is no such image.
+        Array ``(classes, 2)``; NaN where there is no such image.
     """
     losses = np.logaddexp(0.0, np.where(labels == 1, -1.0, 1.0) * logits.astype(np.float64))
     members = np.stack([labels == 0, labels == 1], axis=-1)  # (n, classes, 2)
@@ -99,9 +99,9 @@ def loss_indicators(logits: Floats, labels: Floats) -> Float64:
 
 
 def noisy_sites(indicators: Floats) -> Flags:
-    """The sites in the component of higher losses, of two Gaussians; ``(sites,)``.
+    """Return which sites belong to the component of higher losses in a mixture of two Gaussians; ``(sites,)``.
 
-    Each indicator is scaled to 0 to 1 over the sites; where a site has none, it is the lowest of all.
+    Each indicator is scaled to 0 to 1 over the sites; an indicator that a site lacks counts as the lowest of all.
 
     Args:
         indicators: ``(sites, indicators)``, NaN where a site has none.
@@ -114,11 +114,11 @@ def noisy_sites(indicators: Floats) -> Flags:
 
 
 def scaled_over_sites(indicators: Floats) -> Float64:
-    """Each column from 0 to 1; a column alike at all sites is 0."""
-    known = ~np.isnan(indicators)
-    lowest = np.where(known, indicators, np.inf).min(axis=0)
-    low = np.where(known.any(axis=0), lowest, 0.0)
-    above = np.where(known, indicators - low, 0.0)
+    """Scale each column to 0 to 1 over the sites; a column that is equal at all sites becomes 0."""
+    is_known = ~np.isnan(indicators)
+    lowest = np.where(is_known, indicators, np.inf).min(axis=0)
+    low = np.where(is_known.any(axis=0), lowest, 0.0)
+    above = np.where(is_known, indicators - low, 0.0)
     spread = above.max(axis=0)
     return np.asarray(above / np.where(spread > 0, spread, 1.0), np.float64)
 
@@ -135,12 +135,14 @@ def _divided(scaled: Float64, seed: int) -> Flags:
 
 
 def distance_aware(weights: Floats, products: Float64, noisy: Flags) -> Float64:
-    """Each noisy site's weight times ``exp(-D)``, D its distance from the nearest clean site over the longest such.
+    """Multiply each noisy site's weight by ``exp(-D)``: D is its distance from the nearest clean site, scaled.
+
+    The scale is the longest such distance.
 
     Args:
         weights: Plain weights, ``(sites,)``.
         products: Inner products of the sites' updates, ``(sites, sites)``.
-        noisy: ``(sites,)``; where all are or none is, there is nothing to measure by, and the weights stay.
+        noisy: Noisy or clean, ``(sites,)``; the weights stay where all sites are alike.
     """
     plain = np.asarray(weights, np.float64)
     if noisy.all() or not noisy.any():
@@ -154,13 +156,13 @@ def distance_aware(weights: Floats, products: Float64, noisy: Flags) -> Float64:
 
 
 def distillation_weight(server_round: int, parameters: FedNoRoParameters) -> float:
-    """Lambda: ``exp(-5 (1 - x)^2)`` of its highest, x rising from 0 to 1 over the ramp."""
+    """Return lambda: its highest value times ``exp(-5 (1 - x)^2)``, x rising from 0 to 1 over the ramp."""
     risen = min(1.0, (server_round - 1 - parameters.stage_one_rounds) / parameters.ramp_rounds)
     return parameters.distillation * float(np.exp(-5.0 * (1.0 - risen) ** 2))
 
 
 def divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of each entry's student from its teacher, mean over the chosen entries.
+    """Return the Kullback-Leibler divergence of the student from the teacher, as a mean over the chosen entries.
 
     Args:
         student: Logits ``(batch, classes)``.
@@ -178,7 +180,7 @@ def divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
 
 
 class FedNoRoSite(SiteMethod):
-    """Adjusted cross-entropy; at a noisy site mixed with what the received model says."""
+    """The hospital's half of FedNoRo: adjusted cross-entropy; at a noisy site mixed with distillation."""
 
     name = "fednoro"
     table = FedNoRoParameters
@@ -192,7 +194,10 @@ class FedNoRoSite(SiteMethod):
     needs_global_norm = "it compares sites by the model of all"
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Judge the received model, if it is time to, before it is trained; keep it as a teacher, if one is needed."""
+        """Return a round on adjusted cross-entropy; at a noisy site the received model also teaches.
+
+        In the last round of stage 1 the site measures the received model's losses before training.
+        """
         parameters, examples = self.parameters, context.examples
         negative = parameters.missing == "negative"
         targets = torch.where(examples.annotated, examples.labels, 0.0) if negative else examples.labels  # (n, classes)
@@ -215,7 +220,7 @@ class FedNoRoSite(SiteMethod):
         return LocalRound(objective, lambda model, losses: indicators)
 
     def indicators(self, context: ClientContext, targets: Tensor) -> Arrays:
-        """Return the site's loss indicators in the last round of stage 1, if they decide."""
+        """Return the site's loss indicators in the last round of stage 1, where they decide who is noisy."""
         if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
             return {}
         logits = logits_of(context.network, context.examples.images, context.spec.precision)
@@ -226,38 +231,38 @@ class FedNoRoSite(SiteMethod):
 
 
 class FedNoRo(Method):
-    """Stage 1 is FedAvg; then sites found to be noisy are taught by the received model, and weigh less."""
+    """Stage 1 is FedAvg; then the received model teaches noisy sites, and their weights are lower."""
 
     site_class = FedNoRoSite
     site: FedNoRoSite
 
     def is_noisy(self, context: RoundContext, site: str) -> bool:
-        """Return what a site was found to be; in stage 2 only."""
+        """Return true if a site's labels count as noisy; in stage 2 only."""
         if self.site.parameters.noisy == "known":
             return not context.contract.annotated(site).all()
         return site not in context.statistics or bool(context.statistics[site][0])
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Send each site, in stage 2, whether its labels are taken for noisy."""
+        """Return in stage 2 for each site 1 if its labels count as noisy, else 0."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return lambda site: {}
         return lambda site: {"noisy": np.array([self.is_noisy(context, site)], np.float32)}
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Expect each site's loss indicators in the last round of stage 1, if they decide."""
+        """Return the shape of loss indicators in the last round of stage 1, where they decide who is noisy."""
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return {}
         return {"indicators": (len(context.contract.class_names), 2)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return, by site, 1 for noisy and 0 for clean, once the indicators are there."""
+        """Return for each site 1 for noisy and 0 for clean, once the indicators were sent."""
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return context.statistics
         flags = noisy_sites(np.stack([reply.statistics["indicators"].reshape(-1) for reply in replies.values()]))
         return {site: np.array([flag], np.float32) for site, flag in zip(replies, flags, strict=True)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Weigh, in stage 2, noisy sites less the further they are from every clean one."""
+        """Return in stage 2 lower weights for noisy sites, the lower the further they are from all clean ones."""
         noisy: Flags = np.array([self.is_noisy(context, site) for site in replies], np.bool_)
         if context.round <= self.site.parameters.stage_one_rounds or noisy.all() or not noisy.any():
             return weights
@@ -265,7 +270,7 @@ class FedNoRo(Method):
         return [float(weight) for weight in distance_aware(np.asarray(weights), products, noisy)]
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return which sites were taken for noisy, once stage 2 has begun."""
+        """Return the names of the noisy sites, once stage 2 has begun."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return {}
         return {"noisy": [site for site in sorted(context.contract.sites) if self.is_noisy(context, site)]}

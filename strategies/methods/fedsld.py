@@ -7,15 +7,15 @@ weighs ``p_b(y) / P(y)``, without a gradient through p_b.
 Coordinator: the prior from the label counts of the roll call. Hospital: the weights, batch by batch.
 
 Departs from the paper, whose eq. 3 sums over the batch and does not train (specs L1): by default the sum is divided by
-the number of images. Since ``sum_c p_b(c)^2 / P(c) >= 1``, that lengthens the steps of skewed sites; how much of the
-gain is due to it shows ``fedavg_scaled``, FedAvg with the learning rate lengthened alike.
+the number of images. Since ``sum_c p_b(c)^2 / P(c) >= 1``, that lengthens the steps of skewed sites. The baseline
+``fedavg_scaled``, FedAvg with a learning rate lengthened alike, shows how much of the gain is due to that.
 
 Our extension to multi-label tasks: each class is a distribution of two, present and absent, and each known entry weighs
 ``p_b / P`` of its own side.
 
-What a site weighs with comes from the label counts of the roll call (specs 4.3, step 1). A site may keep counts to
-itself: what is not told is unknown, not 0. In a multi-class task the classes of a site's images add up, so the counts
-that it keeps share what is left of its images, evenly. A site that tells nothing is left out.
+The prior comes from the label counts of the roll call (specs 4.3, step 1). A site may keep counts to itself: these are
+unknown, not 0. In a multi-class task the counts of a site's classes add up to its images, so the unknown ones share the
+rest of its images evenly. A site without any count is left out.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ class FedSLDParameters(Parameters):
         reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``sum`` (eq. 3 as written) by
             nothing, ``weighted_mean`` by the sum of the weights.
         heads: ``own`` gives each site the rows of its own classes only, averaged as in surgical aggregation.
-        missing: What a class counts as that a site does not annotate.
+        missing: How a class counts that a site does not annotate.
     """
 
     weighting: Weighting = "samples"
@@ -78,53 +78,44 @@ class ScaledParameters(Parameters):
 
 
 def label_prior(positives: Float64, images: Float64) -> Float64:
-    """Share of each class in the federation, ``(classes,)``: ``sum_i n_ic / sum_i n_i`` over the sites that say.
+    """Return each class's share in the federation, ``(classes,)``: ``sum_i n_ic / sum_i n_i`` over sites with counts.
 
     Args:
-        positives: ``(sites, classes)`` images of each class; NaN where a site does not say.
-        images: ``(sites, classes)`` images about which it could say, NaN as above.
+        positives: Images of each class, ``(sites, classes)``; NaN for an unknown count.
+        images: Images of known label, ``(sites, classes)``; NaN for an unknown count.
     """
     total = np.nansum(images, axis=0)
     return np.asarray(np.nansum(positives, axis=0) / np.where(total > 0, total, 1.0), np.float64)
 
 
 def chi_square_factor(shares: Float64, prior: Float64) -> float:
-    """``sum_c p(c)^2 / P(c)``: the mean of FedSLD's weights where p is the share of each class; at least 1.
+    """Return ``sum_c p(c)^2 / P(c)``, at least 1: the mean of FedSLD's weights where p is the share of each class.
 
     Args:
-        shares: They sum to one, as the prior does.
+        shares: p, which sums to one.
+        prior: P, which sums to one.
     """
     there = prior > 0
     return float((shares[there] ** 2 / prior[there]).sum())
 
 
-def federation_prior(context: RoundContext) -> Float64:
-    """:func:`label_prior` of what the sites said at the roll call."""
-    return label_prior(*label_counts(context))
-
-
 def own_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
-    """The prior over the run's classes; 0 for those that the site does not annotate.
+    """Return a site's prior over the run's classes; 0 for those that it does not annotate.
 
-    In a multi-class task it runs over the site's own classes only and sums to one: what an image is, given that it is
-    one of these.
+    In a multi-class task it runs over the site's own classes only and sums to one: the class of an image, given that it
+    is one of these.
 
     Args:
-        everywhere: The :func:`federation_prior`, the same for all sites.
+        everywhere: The :func:`label_prior` of the federation.
     """
-    return prior_over(context.contract.annotated(site), everywhere, context.task)
-
-
-def prior_over(annotated: NDArray[np.bool_], everywhere: Float64, task: Task) -> NDArray[np.float32]:
-    """:func:`own_prior` of a site that annotates these classes, bool ``(classes,)``."""
-    prior = np.where(annotated, everywhere, 0.0)
-    if task == "multi_class":
+    prior = np.where(context.contract.annotated(site), everywhere, 0.0)
+    if context.task == "multi_class":
         prior = prior / max(prior.sum(), 1e-12)
     return prior.astype(np.float32)
 
 
 def label_counts(context: RoundContext) -> tuple[Float64, Float64]:
-    """Return the sites' positives and images, both ``(sites, classes)`` in the order of names, NaN for unknown."""
+    """Return the sites' positives and images, both ``(sites, classes)`` in the order of names; NaN for unknown."""
     counts = [_counts_of(answer, context) for _, answer in sorted(context.answers.items())]
     return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
 
@@ -136,18 +127,18 @@ def _counts_of(answer: RollCallAnswer, context: RoundContext) -> tuple[Float64, 
         return positives, images
     own = [names.index(name) for name in answer.class_names]
     present, absent = np.array(answer.positives, np.float64), np.array(answer.negatives, np.float64)
-    known = (present >= 0) & (absent >= 0)
+    is_known = (present >= 0) & (absent >= 0)
     if context.task == "multi_class":
-        total = float((present + absent)[known].max()) if known.any() else float(answer.train_samples)
-        left = max(total - present[known].sum(), 0.0)
-        positives[own], images[own] = np.where(known, present, left / max((~known).sum(), 1)), total
+        total = float((present + absent)[is_known].max()) if is_known.any() else float(answer.train_samples)
+        left = max(total - present[is_known].sum(), 0.0)
+        positives[own], images[own] = np.where(is_known, present, left / max((~is_known).sum(), 1)), total
     else:
-        positives[own], images[own] = np.where(known, present, np.nan), np.where(known, present + absent, np.nan)
+        positives[own], images[own] = np.where(is_known, present, np.nan), np.where(is_known, present + absent, np.nan)
     return positives, images
 
 
 def mean_factor(context: RoundContext) -> float:
-    """Mean over the sites, by images, of :func:`chi_square_factor`; in a multi-label task also over their classes."""
+    """Return the mean of :func:`chi_square_factor` over the sites by images, and in a multi-label task over classes."""
     positives, images = label_counts(context)
     everywhere = label_prior(positives, images)
     factors, weights = list[float](), list[float]()
@@ -169,7 +160,7 @@ def _factor(task: Task, positives: Float64, images: Float64, prior: Float64) -> 
 
 
 def uncounted(context: RoundContext) -> list[Fault]:
-    """Classes of which nobody tells how common they are: images that show them would weigh nothing."""
+    """Return the fault of classes of unknown share: images that show them would have the weight 0."""
     positives, images = label_counts(context)
     owners = context.contract.coverage()
     unknown = (owners & np.isnan(positives)).any(axis=0)
@@ -178,7 +169,7 @@ def uncounted(context: RoundContext) -> list[Fault]:
     names = [name for name, is_silent in zip(context.contract.class_names, silent.tolist(), strict=True) if is_silent]
     if not names:
         return []
-    problem = f"needs how many images show each class; too few sites tell it of {quoted(names)}."
+    problem = f"needs how many images show each class; too few sites send it of {quoted(names)}."
     remedy = (
         "Hospitals send it with label_counts = true under [policy]; never of a class of few patients (smallest_count)."
     )
@@ -190,9 +181,9 @@ def uncounted(context: RoundContext) -> list[Fault]:
 
 
 def class_weights(labels: Tensor, prior: Tensor) -> Tensor:
-    """``p_b(c) / P(c)`` of every class ``(rows,)``; 0 where the prior is 0, for such a class cannot occur."""
-    known = class_of_known(labels)
-    share = labels.nan_to_num().sum(dim=0) / known.sum().clamp(min=1)
+    """Return ``p_b(c) / P(c)`` of every class ``(rows,)``; 0 where the prior is 0, for such a class cannot occur."""
+    is_known = class_of_known(labels)
+    share = labels.nan_to_num().sum(dim=0) / is_known.sum().clamp(min=1)
     return _ratio(share, prior)
 
 
@@ -201,7 +192,7 @@ def _ratio(share: Tensor, prior: Tensor) -> Tensor:
 
 
 def image_weights(labels: Tensor, prior: Tensor) -> Tensor:
-    """Weight of every image ``(batch,)`` by its class; 0 where that is not known.
+    """Return the weight of every image ``(batch,)`` by its class; 0 where the class is not known.
 
     Args:
         labels: ``(batch, rows)``, one 1 a row.
@@ -211,28 +202,28 @@ def image_weights(labels: Tensor, prior: Tensor) -> Tensor:
 
 
 def entry_weights(labels: Tensor, prior: Tensor) -> Tensor:
-    """Weight of every entry ``(batch, rows)`` of a multi-label task; 0 where it is not known."""
-    known = ~labels.isnan()
-    share = labels.nan_to_num().sum(dim=0) / known.sum(dim=0).clamp(min=1)
+    """Return the weight of every entry ``(batch, rows)`` of a multi-label task; 0 where its label is not known."""
+    is_known = ~labels.isnan()
+    share = labels.nan_to_num().sum(dim=0) / is_known.sum(dim=0).clamp(min=1)
     present, absent = _ratio(share, prior), _ratio(1 - share, 1 - prior)
-    return torch.where(known, torch.where(labels == 1, present, absent), 0.0)
+    return torch.where(is_known, torch.where(labels == 1, present, absent), 0.0)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
-    """Eq. 3 for a multi-class task; softmax over the classes known of an image."""
+    """Return eq. 3 for a multi-class task, with a softmax over the classes known of an image."""
     weights = image_weights(labels, prior)
-    known = class_of_known(labels)
-    losses = torch.where(known, image_losses(only_known(logits, labels), labels), 0.0)
-    return _reduced(losses * weights, weights, known.sum(), reduction)
+    is_known = class_of_known(labels)
+    losses = torch.where(is_known, image_losses(only_known(logits, labels), labels), 0.0)
+    return _reduced(losses * weights, weights, is_known.sum(), reduction)
 
 
 def weighted_binary_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
-    """Our extension to multi-label tasks; ``sum`` runs over images and takes the mean over a site's classes."""
-    weights, known = entry_weights(labels, prior), ~labels.isnan()
+    """Return our extension to multi-label tasks; ``sum`` runs over images and takes the mean over a site's classes."""
+    weights, is_known = entry_weights(labels, prior), ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
     if reduction == "sum":
-        return losses.sum() / known.any(dim=0).sum().clamp(min=1)
-    return _reduced(losses, weights, known.sum(), reduction)
+        return losses.sum() / is_known.any(dim=0).sum().clamp(min=1)
+    return _reduced(losses, weights, is_known.sum(), reduction)
 
 
 def _reduced(weighted: Tensor, weights: Tensor, count: Tensor, reduction: Reduction) -> Tensor:
@@ -257,7 +248,7 @@ WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] =
 
 
 class FedSLDSite(SiteMethod):
-    """Each entry's loss, weighted by p_b / P."""
+    """The hospital's half of FedSLD: each entry's loss is weighted by p_b / P."""
 
     name = "fedsld"
     table = FedSLDParameters
@@ -267,11 +258,11 @@ class FedSLDSite(SiteMethod):
 
     @property
     def traffic(self) -> Payload:
-        """``heads = "own"``: each site has the rows of its own classes only."""
+        """Return what travels: with ``heads = "own"`` each site has the rows of its own classes only."""
         return replace(self.declared, rows=self.parameters.heads)
 
     def local_loss(self, statistics: Arrays, examples: Examples, spec: TrainingSection) -> Loss:
-        """Weigh each batch by how often the federation sees its classes."""
+        """Return the loss that weighs each batch by how common its classes are in the federation."""
         prior = torch.from_numpy(statistics["prior"].copy()).to(examples.labels.device)
 
         def loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
@@ -282,7 +273,7 @@ class FedSLDSite(SiteMethod):
 
 
 class ScaledFedAvgSite(SiteMethod):
-    """The plain loss, with longer steps."""
+    """The hospital's half of ``fedavg_scaled``: the plain loss, with longer steps."""
 
     name = "fedavg_scaled"
     table = ScaledParameters
@@ -291,7 +282,7 @@ class ScaledFedAvgSite(SiteMethod):
     looks_at_images = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Multiply the learning rate by the federation's factor, or the loss by each batch's own."""
+        """Return a round that multiplies the learning rate by one factor for all, or the loss by each batch's own."""
         loss = self.training_loss(context.examples, context.spec)
         if self.parameters.scale == "federation":
             return LocalRound(plain(loss), lr_factor=float(context.statistics["factor"][0]))
@@ -309,23 +300,23 @@ class ScaledFedAvgSite(SiteMethod):
 
 
 class FedSLD(Method):
-    """FedAvg in which every site receives the label prior P, made from the label counts of the roll call."""
+    """FedAvg in which every site receives the label prior P, computed from the label counts of the roll call."""
 
     site_class = FedSLDSite
     site: FedSLDSite
 
     @property
     def head_mean(self) -> HeadMean:
-        """``heads = "own"``: over a class's owners, as in surgical aggregation."""
+        """Return the mean of head rows: with ``heads = "own"`` over a class's owners, as in surgical aggregation."""
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Refuse classes of which too few sites tell how common they are."""
+        """Return the fault of classes of unknown share."""
         return uncounted(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Send the prior, for the head rows that the site has."""
-        everywhere, contract = federation_prior(context), context.contract
+        """Return the prior of each site's head rows."""
+        everywhere, contract = label_prior(*label_counts(context)), context.contract
 
         def prior_of(site: str) -> Arrays:
             prior = own_prior(context, everywhere, site)
@@ -336,19 +327,19 @@ class FedSLD(Method):
 
 
 class ScaledFedAvg(Method):
-    """FedAvg with the learning rate multiplied by FedSLD's mean weight: the honest control (specs 4.4)."""
+    """FedAvg with the learning rate multiplied by FedSLD's mean weight: the control experiment (specs 4.4)."""
 
     site_class = ScaledFedAvgSite
     site: ScaledFedAvgSite
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Refuse classes of which too few sites tell how common they are."""
+        """Return the fault of classes of unknown share."""
         return uncounted(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Send one factor to all sites, or the prior for each batch's own factor."""
+        """Return one factor for all sites, or each site's prior for the factors of its batches."""
         if self.site.parameters.scale == "batch":
-            everywhere = federation_prior(context)
+            everywhere = label_prior(*label_counts(context))
             return lambda site: {"prior": own_prior(context, everywhere, site)}
         factor = np.array([mean_factor(context)], np.float32)
         return lambda site: {"factor": factor}

@@ -1,6 +1,6 @@
-"""Our own method: one model passes from hospital to hospital in a drawn order, and ends as the mean of its last stops.
+"""Our own method: one model passes through the hospitals in a drawn order; the result is the mean of its last stops.
 
-It is sequential training (``fedseq``, specs 2.4) with two changes, each of which is a key of its own:
+The method is sequential training (``fedseq``, specs 2.4) with two changes, each of which has a key of its own:
 
 - *Mean*: the last round ends with the mean of the models after each stop. Sequential training ends with the model of
   the last hospital, which has forgotten some of what the others label; in the mean no hospital is the last.
@@ -27,9 +27,9 @@ class PolyclinicParameters(Parameters):
     """The ``[method]`` table of ``polyclinic``.
 
     Attributes:
-        order: Of the hospitals in a round: ``drawn`` anew, or by ``name``.
-        mean_rounds: So many rounds at the end close with the mean of the models after each stop; 0 for none.
-        missing: As in ``fedseq``.
+        order: Order of the hospitals in a round: ``drawn`` anew, or by ``name``.
+        mean_rounds: Number of last rounds that end with the mean of the models after each stop.
+        missing: How a class counts that a hospital does not annotate, as in ``fedseq``.
     """
 
     order: Literal["drawn", "name"] = "drawn"
@@ -38,7 +38,7 @@ class PolyclinicParameters(Parameters):
 
 
 class PolyclinicSite(SequentialSite):
-    """The experiment's number of epochs on the site's own classes."""
+    """The hospital's half: the experiment's number of epochs on the site's own classes."""
 
     name = "polyclinic"
     table = PolyclinicParameters
@@ -46,7 +46,7 @@ class PolyclinicSite(SequentialSite):
 
 
 class Polyclinic(SequentialMethod):
-    """One model in a drawn order through the hospitals; the mean of the last round's stops."""
+    """One model passes through the hospitals in a drawn order; the last round ends with the mean of its stops."""
 
     site_class = PolyclinicSite
     site: PolyclinicSite
@@ -59,5 +59,5 @@ class Polyclinic(SequentialMethod):
         return [sites[place] for place in generator.permutation(len(sites))]
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return the mean of all stops up to this one in the last rounds, else the model as it was passed on."""
+        """Return in the last rounds the mean of all stops up to this one, else the model that was passed on."""
         return mixture(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

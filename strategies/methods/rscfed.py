@@ -1,4 +1,4 @@
-"""RSCFed: sites agree in small random groups before all agree, and who strays from a group counts less in it.
+"""RSCFed: the global model is a mean over small random groups of sites, in which distant sites count less.
 
 Liang, Lin, Fu, Zhu, Li: "RSCFed: Random Sampling Consensus Federated Semi-supervised Learning", CVPR 2022; as a
 comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the paper's abstract and descriptions of it,
@@ -46,13 +46,13 @@ class RSCFedParameters(Parameters):
     """The ``[method]`` table.
 
     Attributes:
-        consensus_models: M: sub-consensus models in a round.
-        consensus_sites: K: sites in each; all where there are fewer.
-        distance_scale: beta; 0 leaves the distances out.
+        consensus_models: M, the number of sub-consensus models in a round.
+        consensus_sites: K, the number of sites in each; all sites where there are fewer.
+        distance_scale: The paper's beta; 0 leaves the distances out.
         teacher_decay: Share of the teacher that a step leaves as it is; less in the first steps, as in their code.
-        temperature: The teacher's logits are divided by it; below 1 sharpens.
-        consistency_weight: Of the distance from the teacher, beside the cross-entropy.
-        balanced: A positive weighs the site's images over its positives of that class.
+        temperature: Divisor of the teacher's logits; below 1 sharpens.
+        consistency_weight: Weight of the distance from the teacher, beside the cross-entropy.
+        balanced: A positive weighs the site's images over the positives of its class.
     """
 
     weighting: Weighting = "samples"
@@ -69,7 +69,7 @@ class RSCFedParameters(Parameters):
 
 
 def group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
-    """Places of the sites drawn for one sub-consensus, sorted."""
+    """Draw the sites of one sub-consensus; return their places, sorted."""
     ranked = sorted(range(len(sites)), key=lambda place: seed_of(*seed, sites[place], "consensus"))
     return sorted(ranked[:size])
 
@@ -77,14 +77,14 @@ def group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
 def consensus(
     products: Float64, weights: Float64, images: Float64, groups: Sequence[Sequence[int]], scale: float
 ) -> Float64:
-    """Weight of each site in the plain mean of the sub-consensus models; they sum to 1.
+    """Return the weight of each site in the plain mean of the sub-consensus models; the weights sum to 1.
 
     Args:
         products: Inner products of all sites' updates, ``(sites, sites)``.
         weights: Plain weights, ``(sites,)``.
-        images: ``(sites,)``.
+        images: Training images of each site, ``(sites,)``.
         groups: Places of the sites of each sub-consensus.
-        scale: beta.
+        scale: The paper's beta.
     """
     total = np.zeros(len(weights))
     for members in groups:
@@ -94,9 +94,9 @@ def consensus(
 
 
 def reweighted(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
-    """Weights of the sites of one sub-consensus by their distance from its mean; they sum to 1."""
-    strayed = scale * distances_from_mean(products, weights) / images
-    raw = weights * np.exp(strayed.min() - strayed)  # of the closest site 1: a large beta leaves one site, never none
+    """Return the weights of one sub-consensus's sites by their distance from its mean; the weights sum to 1."""
+    distances = scale * distances_from_mean(products, weights) / images
+    raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
     return np.asarray(raw / raw.sum(), np.float64)
 
 
@@ -104,7 +104,7 @@ def reweighted(products: Float64, weights: Float64, images: Float64, scale: floa
 
 
 class RSCFedSite(SiteMethod):
-    """Cross-entropy on the site's own classes, consistency with its mean teacher on the others."""
+    """The hospital's half of RSCFed: cross-entropy on the site's own classes, a mean teacher on the others."""
 
     name = "rscfed"
     table = RSCFedParameters
@@ -114,29 +114,29 @@ class RSCFedSite(SiteMethod):
     multi_class = False
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Train the student; the teacher follows, and stays at the site."""
+        """Return a round that trains the student; the teacher follows it, and stays at the site."""
         local = RSCFedRound(context, self.parameters)
         return LocalRound(local.objective, notes=local.notes)
 
 
 class RSCFedRound:
-    """One round at one site: the student is trained, the teacher follows."""
+    """One round of RSCFed at one site: the student is trained, and the teacher follows."""
 
     def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
         self.teacher = fixed_copy(context.network)
-        if kept := arrays_under("teacher", context.notes):
-            groups = Groups.of_named(kept, context.network.class_names)
+        if stored := arrays_under("teacher", context.notes):
+            groups = Groups.of_named(stored, context.network.class_names)
             write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
-        self.steps = int(context.notes["steps"][0]) if kept else 0
-        self.behind = False  # a step was taken that the teacher has not followed yet
+        self.steps = int(context.notes["steps"][0]) if stored else 0
+        self.teacher_is_behind = False  # the student took a step that the teacher has not followed yet
         labels = context.examples.labels
         self.positive_weight = positive_weights(labels) if parameters.balanced else None
 
     def objective(self, model: Model, batch: Batch) -> Tensor:
-        """Cross-entropy on the site's own classes, consistency with the teacher's other view on the rest."""
+        """Return the cross-entropy on the site's own classes plus the distance from the teacher on the others."""
         self._catch_up(model)
-        self.behind = True
+        self.teacher_is_behind = True
         student = batch.logits(model, batch.view())
         with torch.no_grad():
             teacher = batch.logits(self.teacher, batch.view()) / self.parameters.temperature
@@ -144,7 +144,7 @@ class RSCFedRound:
         return supervised + self.parameters.consistency_weight * consistency([student], [teacher], batch.annotated)
 
     def notes(self, model: Model) -> Arrays:
-        """The teacher, and how many steps it has followed."""
+        """Return the teacher, and the number of steps that it has followed."""
         self._catch_up(model)
         arrays = Groups.of_model(read_state(self.teacher)).named()
         return {f"teacher/{name}": array for name, array in arrays.items()} | {
@@ -152,22 +152,22 @@ class RSCFedRound:
         }
 
     def _catch_up(self, model: Model) -> None:
-        if self.behind:
+        if self.teacher_is_behind:
             follow(self.teacher, model, decay_after(self.steps, self.parameters.teacher_decay))
-            self.steps, self.behind = self.steps + 1, False
+            self.steps, self.teacher_is_behind = self.steps + 1, False
 
 
 # ---------------------------------------------------------------------- coordinator
 
 
 class RSCFed(Method):
-    """The global model is the mean of sub-consensus models; every site has a mean teacher of its own."""
+    """The global model is the mean of sub-consensus models; each site keeps its own mean teacher."""
 
     site_class = RSCFedSite
     site: RSCFedSite
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
-        """Return what each site weighs in the mean of this round's sub-consensus models."""
+        """Return each site's weight in the mean of this round's sub-consensus models."""
         parameters, seed = self.site.parameters, (context.seed, context.round)
         models = range(parameters.consensus_models)
         groups = [group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]

@@ -37,7 +37,7 @@ class OwnersMean:
         self._total = np.zeros(classes, np.float64)
 
     def add(self, head: Head, share: float) -> None:
-        """Add a site's rows, which are those of its own classes in its own order."""
+        """Add the head rows of a site's own classes, which stand in its own order."""
         rows = [self._position[name] for name in head.class_names]
         self._weight[rows] += np.float64(share) * head.weight
         self._bias[rows] += np.float64(share) * head.bias
@@ -45,16 +45,16 @@ class OwnersMean:
 
     @property
     def mean(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-        """Mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes any site sent.
+        """Return mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes any site sent.
 
-        Rows of the others are zero.
+        Rows of classes that no site sent are zero.
         """
         sent = self._total > 0
         divisor = np.where(sent, self._total, 1.0)
         return self._weight / divisor[:, None], self._bias / divisor, sent
 
     def moved(self, head: Head) -> Head:
-        """Move each row by the mean of its owners; a row that nobody sent stays as it was."""
+        """Move each row by the mean of its owners; a row that no site sent stays as it was."""
         return GivenRows(self.mean).moved(head)
 
 
@@ -72,5 +72,5 @@ class SurgicalAggregation(Method):
 
     @property
     def head_mean(self) -> HeadMean:
-        """The mean over a class's owners."""
+        """Return the mean over a class's owners."""
         return OwnersMean

@@ -1,4 +1,4 @@
-"""UniFed and the two baselines that share its way of training: one model goes from hospital to hospital.
+"""UniFed and two baselines that train like it: one model passes from hospital to hospital.
 
 Hassani and Rekik, "UniFed: A Universal Federation of a Mixture of Highly Heterogeneous Medical Image Classification
 Tasks", 2024 (specs 2.4). Tasks with class sets of their own share one class space, the label contract's.
@@ -10,7 +10,7 @@ coordinator trains the mixed model of the round before on images of its own, and
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -26,8 +26,6 @@ from strategies.methods.base import RoundContext, SequentialMethod, ServerTraini
 SlopeRule = Literal["least_squares", "endpoints"]
 """``least_squares`` is the paper's eq. 2. ``endpoints`` is the authors' code, the mean of successive differences, in
 which two noisy batches decide; the two can order sites differently."""
-
-Site = TypeVar("Site", str, int)
 
 
 class SequentialParameters(Parameters):
@@ -46,9 +44,9 @@ class ServerOnlyParameters(SequentialParameters):
 
     Attributes:
         tolerance: A fall of the validation loss below this is slight.
-        epoch_cap: Most epochs of one training.
+        epoch_cap: The largest number of epochs of one training.
         server_patience: Epochs that the coordinator's loss may be worse in a row, or slightly better in all.
-        global_patience: Rounds without a better model on the coordinator's validation part; then the run ends.
+        global_patience: Rounds without a better model on the coordinator's validation part after which the run ends.
     """
 
     tolerance: float = Field(0.01, ge=0)
@@ -61,9 +59,9 @@ class UniFedParameters(ServerOnlyParameters):
     """The ``[method]`` table of ``unifed``.
 
     Attributes:
-        patience: As ``server_patience``, at a hospital.
+        patience: The same as ``server_patience``, at a hospital.
         alpha: Weight of the hospitals' model in the mixture: 0.7 by the text, 0.3 in the authors' code.
-        slope: How a hospital's loss is turned into one number.
+        slope: Rule that turns a hospital's losses into one slope.
     """
 
     patience: int = Field(7, ge=1)
@@ -75,9 +73,9 @@ class UniFedParameters(ServerOnlyParameters):
 
 
 def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> float:
-    """Slope of the training loss over the batches of a site's latest local training, all its epochs in one row.
+    """Return the slope of the training loss over all batches of a site's latest training, its epochs in one row.
 
-    It shrinks as training gets longer; the paper does not correct for that, nor do we.
+    The slope shrinks as training gets longer; the paper does not correct for that, nor do we.
 
     Returns:
         Change of loss per batch; 0 for one batch or none, which the paper leaves open.
@@ -91,21 +89,17 @@ def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> fl
     return float((steps * (values - values.mean())).sum() / (steps * steps).sum())
 
 
-def easy_first(slopes: Mapping[Site, float]) -> tuple[Site, ...]:
-    """Sites from the fastest falling loss to the slowest; ties by lower site, a slope that is NaN after all others."""
+def easy_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the sites from the fastest falling loss to the slowest; ties go to the lower name, and NaN comes last."""
 
-    def rank(site: Site) -> tuple[float, Site]:
-        slope = slopes[site]
-        return math.inf if math.isnan(slope) else slope, site
-
-    return tuple(sorted(slopes, key=rank))
+    return tuple(sorted(slopes, key=lambda site: (math.inf if math.isnan(slopes[site]) else slopes[site], site)))
 
 
 # ---------------------------------------------------------------------- UniFed
 
 
 class UniFedSite(SequentialSite):
-    """The plain loss until it settles; the slope of its fall is sent (eq. 2)."""
+    """The hospital's half of UniFed: plain training until the loss settles; the slope of its fall is sent (eq. 2)."""
 
     name = "unifed"
     table = UniFedParameters
@@ -118,11 +112,11 @@ class UniFedSite(SequentialSite):
 
     @property
     def settling(self) -> EarlyStopping:
-        """When a hospital stops training in a round."""
+        """Return the rule by which a hospital stops training in a round."""
         return EarlyStopping(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Train as in FedAvg, and send the slope."""
+        """Return a round that trains as in FedAvg, and sends the slope."""
 
         def slope(model: Model, losses: Losses) -> Arrays:
             return {"slope": np.array([loss_slope(losses.tolist(), self.parameters.slope)], np.float32)}
@@ -131,31 +125,31 @@ class UniFedSite(SequentialSite):
 
 
 class UniFed(SequentialMethod):
-    """The easiest task first; the coordinator's own training is mixed in with alpha."""
+    """The model visits the easiest task first; the coordinator's own training is mixed in with alpha."""
 
     site_class = UniFedSite
     site: UniFedSite
 
     @property
     def server_training(self) -> ServerTraining | None:
-        """Until the loss settles, each round."""
+        """Return that the coordinator trains until the loss settles, each round."""
         return _server_training(self.site.parameters, self.site.parameters.alpha)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Order the sites by the slope that each sent last; a site that sent none comes last."""
+        """Return the sites by the slope that each sent last; sites without a slope come last."""
         slopes = {site: float(slope[0]) for site, slope in context.statistics.items() if site in sites}
         return [*easy_first(slopes), *(site for site in sites if site not in slopes)]
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Expect one number."""
+        """Return the shape of the slope, which is one number."""
         return {"slope": (1,)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return each site's slope when it last trained."""
+        """Return the slope of each site's last training."""
         return {**context.statistics, **{site: reply.statistics["slope"] for site, reply in replies.items()}}
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return the slopes."""
+        """Return the slopes by site."""
         return {"slopes": finite_by_name(context.statistics)}
 
 
@@ -163,20 +157,20 @@ class UniFed(SequentialMethod):
 
 
 class SequentialTrainingSite(SequentialSite):
-    """The experiment's number of epochs."""
+    """The hospital's half of ``fedseq``: the experiment's number of epochs."""
 
     name = "fedseq"
     table = SequentialParameters
 
 
 class SequentialTraining(SequentialMethod):
-    """The model goes round in the order of site names, the experiment's number of epochs at each."""
+    """The model passes through the sites in the order of names, for the experiment's number of epochs at each."""
 
     site_class = SequentialTrainingSite
 
 
 class ServerOnlySite(SequentialSite):
-    """Tests the coordinator's model, and trains none."""
+    """The hospital's half of ``server_only``, which tests the coordinator's model and does not train."""
 
     name = "server_only"
     table = ServerOnlyParameters
@@ -185,14 +179,14 @@ class ServerOnlySite(SequentialSite):
 
 
 class ServerOnly(SequentialMethod):
-    """The coordinator trains on its own images alone: what UniFed has to be better than (specs 2.4, at the end)."""
+    """The coordinator trains on its own images alone: the lower bound of UniFed (specs 2.4, at the end)."""
 
     site_class = ServerOnlySite
     site: ServerOnlySite
 
     @property
     def server_training(self) -> ServerTraining:
-        """Until the loss settles, each round; nothing is mixed in."""
+        """Return that the coordinator trains until the loss settles, each round; no other model is mixed in."""
         return _server_training(self.site.parameters, 0.0)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:

@@ -21,11 +21,9 @@ from polyclinic.flower import (
     SurgicalAggregation,
     UniFed,
     VanillaFL,
-    labels,
 )
 from polyclinic.flower.checks import unpacked
 from polyclinic.flower.labels import UnknownLabels
-from polyclinic.flower.passing import mixture
 from server.simulation.backends.inline import inline
 from strategies.local.losses import known_entries
 from strategies.methods.fedsld import label_prior, weighted_binary_cross_entropy
@@ -70,6 +68,7 @@ def test_with_the_same_labels_everywhere_surgical_aggregation_is_flowers_fedavg_
     assert ours.arrays[counter].numpy() == 30
     assert float(theirs.arrays[counter].numpy()) == pytest.approx(30)
     assert ours.arrays[counter].numpy().dtype == np.int64
+    assert dict(ours.train_metrics_clientapp[3]) == dict(theirs.train_metrics_clientapp[3])
     del ours.arrays[counter], theirs.arrays[counter]
     assert bits(ours.arrays) == bits(theirs.arrays)
 
@@ -151,11 +150,6 @@ def test_fedsld_sends_each_site_the_prior_of_its_own_classes_and_weighs_by_it() 
         assert float(loss) == pytest.approx(float(weighted))
 
 
-def test_fedsld_without_counts_says_what_is_missing() -> None:
-    with pytest.raises(UnknownLabels, match=r"node 2 sent no counts: this strategy needs positives and images"):
-        run(FedSLD(**HEAD), App(counts=False), rounds=1)
-
-
 def test_unifed_ranks_the_sites_and_passes_the_model_from_one_to_the_next() -> None:
     app, strategy = App(), UniFed(**HEAD)
     run(strategy, app, rounds=1)
@@ -195,9 +189,6 @@ def test_unifed_mixes_in_what_the_coordinator_trains() -> None:
         result.arrays["1.num_batches_tracked"].numpy() == app.replies[last]["arrays"]["1.num_batches_tracked"].numpy()
     )
     assert seen == [1]
-    with pytest.raises(ValueError, match="alpha"):
-        UniFed(alpha=1.5, **HEAD)
-    assert mixture(result.arrays, result.arrays, 0.3).keys() == result.arrays.keys()
 
 
 @pytest.mark.parametrize("strategy", [SequentialTraining, UniFed])
@@ -208,32 +199,9 @@ def test_a_site_that_fails_is_skipped_and_the_pass_goes_on(strategy: Any) -> Non
     assert sorted(visited) == [2, 3, 4]
     last = [node for node in visited if node != 3][-1]
     assert bits(result.arrays) == bits(app.replies[last]["arrays"])
-    with pytest.raises(RuntimeError, match="no reply can be used:\nnode 2: it failed: No space left on device\nnode 3"):
-        run(strategy(**HEAD), App(broken={2, 3, 4}), rounds=1)
-
-
-class Silent(App):
-    """A site that does not say how many images it has."""
-
-    def _trained(self, message: Any, context: Any) -> Any:
-        reply = super()._trained(message, context)
-        if context.node_id == 3:
-            del reply["metrics"]["num-examples"]
-        return reply
 
 
 # ---------------------------------------------------------------------- what does not fit
-
-
-@pytest.mark.parametrize("strategy", [SequentialTraining, UniFed])
-def test_a_site_that_does_not_say_what_it_weighs_is_left_out_with_the_reason(
-    strategy: Any, flowers_log: pytest.LogCaptureFixture
-) -> None:
-    app = Silent()
-    result = run(strategy(**HEAD), app, rounds=1)
-    visited = [node for node, kind in app.asked if kind == "train"][-SITES:]
-    assert bits(result.arrays) == bits(app.replies[[node for node in visited if node != 3][-1]]["arrays"])
-    assert "the reply of node 3 is left out: it sent no 'num-examples' in its metrics" in flowers_log.text
 
 
 def test_a_head_of_another_name_is_refused_with_the_names_there_are() -> None:
@@ -279,6 +247,7 @@ def test_a_message_of_another_strategy_is_refused_with_the_reason() -> None:
         ((("a", "b"), (1,), 5), "2 classes and 1 counts"),
         ((("a",), (7,), 5), "positives must be from 0 to images = 5"),
         ((("a",), (-1,), 5), "positives must be from 0 to images = 5"),
+        ((("a",), (0,), 0), "positives need images above 0"),
     ],
 )
 def test_labels_that_cannot_be_are_refused(arguments: tuple[Any, ...], words: str) -> None:
@@ -301,16 +270,6 @@ def test_an_answer_of_another_form_is_refused_with_the_node(said: dict[str, Any]
 
     with pytest.raises(UnknownLabels, match="node 2 sent labels that cannot be read"):
         inline(main, app, SITES)
-
-
-def test_labels_registers_the_query_under_its_name() -> None:
-    app = ClientApp()
-
-    @labels(app)
-    def own(context: Context) -> SiteLabels:
-        return SiteLabels(("a",))
-
-    assert own(None).classes == ("a",)  # type: ignore[arg-type]
 
 
 def test_an_unknown_task_and_a_head_of_another_precision_are_refused() -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.contract import LabelContract
-from common.errors import BadInput
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.codec import decode
@@ -20,7 +19,6 @@ from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.aggregation.server_optimizer import Moments
 from strategies.methods.base import RoundContext
 from strategies.methods.cbafed import CBAFed, labels_and_tags, pseudo_labels, thresholds
-from strategies.registry import strategy_named
 from tests.federations import Traffic, federation, of_type, overheard
 
 CONTRACT = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
@@ -204,29 +202,6 @@ def test_thresholds_that_nothing_passes_leave_the_partial_loss(tmp_path: Path) -
     ours = federation(tmp_path, *AT_WORK, *strict, "method.balanced=false", "method.weighting=uniform", out="ours")
     plain = federation(tmp_path, *AT_WORK[1:3], "run.method=partial_loss", out="plain")
     assert ours["test"]["mean_auroc"] == pytest.approx(plain["test"]["mean_auroc"], abs=1e-3)
-
-
-PARTS = {
-    "stage_one_rounds": "1",
-    "threshold_base": "0.7",
-    "residual_every": "1",
-    "balanced": "false",
-}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(federation(tmp_path_factory.mktemp("whole"), *AT_WORK)["model_sha256"])
-
-
-@pytest.mark.parametrize("part", sorted(PARTS))
-def test_each_parameter_changes_the_model(part: str, whole: str, tmp_path: Path) -> None:
-    assert federation(tmp_path, *AT_WORK, f"method.{part}={PARTS[part]}")["model_sha256"] != whole
-
-
-def test_a_multi_class_task_is_refused() -> None:
-    with pytest.raises(BadInput, match="cbafed asks of each class by itself"):
-        strategy_named("cbafed", {}, "multi_class")
 
 
 def test_the_tags_of_each_missing_class_are_a_mean_of_their_own_beside_that_of_the_labels() -> None:

@@ -131,22 +131,6 @@ def test_a_site_whose_disk_was_lost_tags_anew(tmp_path: Path, monkeypatch: pytes
     assert 0 < (lost >= 0).sum() < (kept >= 0).sum()
 
 
-PARTS = {
-    "detection": "false",
-    "self_adaptive": "false",
-    "consistency": "false",
-    "consistency_stage_one": "false",
-    "rounding": "floor",
-    "heads": "own",
-}
-
-
-@pytest.mark.parametrize("part", sorted(PARTS))
-def test_each_part_can_be_turned_and_changes_the_model(part: str, tmp_path: Path) -> None:
-    _, whole = finished(*FEW_CLASSES, pages=True)
-    assert federation(tmp_path, *FEW_CLASSES, f"method.{part}={PARTS[part]}")["model_sha256"] != whole["model_sha256"]
-
-
 def test_without_detection_nothing_is_told_and_nothing_tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = overheard(monkeypatch)
     federation(tmp_path, *FEW_CLASSES, "method.detection=false")

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from common.contract import LabelContract
-from common.errors import BadInput
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.methods.base import RoundContext
@@ -22,7 +21,6 @@ from strategies.methods.fednoro import (
     noisy_sites,
     scaled_over_sites,
 )
-from strategies.registry import strategy_named
 from tests.federations import Traffic, federation, of_type, overheard
 
 NAN = float("nan")
@@ -197,34 +195,3 @@ def test_sites_that_lack_most_classes_are_found_among_those_that_label_all(
     requests = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
     verdicts = [float(request.statistics["noisy"][0]) for request in requests if request.round == 5]
     assert sorted(verdicts) == [0.0, 0.0, 0.0, 1.0]
-
-
-BOTH_STAGES = (
-    *("run.method=fednoro", "run.rounds=3", "method.stage_one_rounds=1", "method.ramp_rounds=1"),
-    "evaluation.checkpoint=last",  # the best round may be one of stage one
-)
-PARTS = {
-    "stage_one_rounds": "2",
-    "noisy": "known",
-    "missing": "masked",
-    "distillation": "0.4",
-    "ramp_rounds": "9",
-    "temperature": "2",
-}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(federation(tmp_path_factory.mktemp("whole"), *BOTH_STAGES)["model_sha256"])
-
-
-@pytest.mark.parametrize("part", sorted(PARTS))
-def test_each_parameter_changes_the_model(part: str, whole: str, tmp_path: Path) -> None:
-    assert federation(tmp_path, *BOTH_STAGES, f"method.{part}={PARTS[part]}")["model_sha256"] != whole
-
-
-def test_a_multi_class_task_and_batch_normalisation_at_the_sites_are_refused() -> None:
-    with pytest.raises(BadInput, match="fednoro asks of each class by itself"):
-        strategy_named("fednoro", {}, "multi_class")
-    with pytest.raises(BadInput, match='with "fedbn" there is none'):
-        strategy_named("fednoro", {"trunk": "fedbn"})

@@ -21,8 +21,8 @@ from strategies.methods.fedsld import (
     chi_square_factor,
     class_weights,
     entry_weights,
-    federation_prior,
     image_weights,
+    label_counts,
     label_prior,
     mean_factor,
     own_prior,
@@ -141,7 +141,7 @@ def known(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[int
 
 
 def prior_for(told: RoundContext, site: str) -> np.ndarray:
-    return own_prior(told, federation_prior(told), site)
+    return own_prior(told, label_prior(*label_counts(told)), site)
 
 
 def test_an_unknown_count_is_left_out_and_is_not_zero() -> None:

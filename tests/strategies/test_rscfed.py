@@ -11,12 +11,10 @@ from safetensors.numpy import load_file
 
 from client.site.memory import memory_of
 from common.contract import LabelContract
-from common.errors import BadInput
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.local.objective import decay_after
 from strategies.methods.base import RoundContext
 from strategies.methods.rscfed import RSCFed, consensus, group, reweighted
-from strategies.registry import strategy_named
 from tests.federations import federation
 
 CONTRACT = LabelContract(("a",), MappingProxyType({"east": ("a",), "north": ("a",), "west": ("a",)}))
@@ -140,31 +138,3 @@ def test_the_teacher_goes_on_from_round_to_round_and_a_lost_disk_starts_it_anew(
     assert federation(tmp_path, "run.method=rscfed")["rounds"] == 2
     lost, lasting = (kept(tmp_path / "run", site)["steps"] for site in ("site-1", "site-2"))
     assert lasting == 2 * lost
-
-
-PARTS = {
-    "consensus_sites": "1",
-    "consensus_models": "1",
-    "distance_scale": "1e4",
-    "teacher_decay": "0.5",
-    "temperature": "0.5",
-    "consistency_weight": "0.1",
-    "balanced": "false",
-}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
-    of = ("run.method=rscfed", "method.consensus_sites=2")
-    return str(federation(tmp_path_factory.mktemp("whole"), *of)["model_sha256"])
-
-
-@pytest.mark.parametrize("part", sorted(PARTS))
-def test_each_parameter_changes_the_model(part: str, whole: str, tmp_path: Path) -> None:
-    of = ("run.method=rscfed", "method.consensus_sites=2")
-    assert federation(tmp_path, *of, f"method.{part}={PARTS[part]}")["model_sha256"] != whole
-
-
-def test_a_multi_class_task_is_refused() -> None:
-    with pytest.raises(BadInput, match="rscfed asks of each class by itself"):
-        strategy_named("rscfed", {}, "multi_class")

@@ -38,15 +38,15 @@ def settled(losses: list[float], patience: int, cap: int = 200) -> EarlyStopping
 def test_slopes_and_the_order_of_sites_are_the_authors(rule: SlopeRule, values: str, order: str) -> None:
     # By least squares sites 5 and 6 are 5e-17 apart: equal on paper, and in that order either way.
     vector = VECTOR["slope"]
-    found = {int(site): loss_slope(losses, rule) for site, losses in vector["loss_per_batch"].items()}
-    assert found == pytest.approx({int(site): slope for site, slope in vector[values].items()}, rel=1e-5)
-    assert list(easy_first(found)) == vector[order]
+    slopes = {site: loss_slope(losses, rule) for site, losses in vector["loss_per_batch"].items()}
+    assert slopes == pytest.approx(vector[values], rel=1e-5)
+    assert list(map(int, easy_first(slopes))) == vector[order]
 
 
 @authors
 def test_sites_of_one_slope_go_by_their_number_as_the_authors_do() -> None:
     vector = VECTOR["slope"]["tie_break"]
-    assert list(easy_first({int(site): slope for site, slope in vector["slopes"].items()})) == vector["order"]
+    assert list(map(int, easy_first(vector["slopes"]))) == vector["order"]
 
 
 @pytest.mark.parametrize("rule", ["least_squares", "endpoints"])
@@ -92,7 +92,7 @@ def test_local_training_stops_where_and_why_the_authors_does(case: dict[str, Any
 
 def test_of_equal_validation_losses_the_last_is_kept_and_counts_as_slight() -> None:
     state = settled([0.5, 0.25, 0.25, 0.75], patience=7)
-    assert (state.best_epoch, state.slight, state.course.worse) == (2, 1, 1)
+    assert (state.best_epoch, state.slight, state.worse) == (2, 1, 1)
 
 
 def test_a_fall_of_just_the_tolerance_is_not_slight() -> None:

@@ -264,11 +264,6 @@ def test_a_combination_without_sense_is_refused_with_the_reason(
     assert reason in str(refused.value)
 
 
-def test_fedmlp_refuses_a_task_in_which_classes_exclude_one_another() -> None:
-    with pytest.raises(BadInput, match="in a multi-class task classes exclude others"):
-        strategy_named("fedmlp", {}, "multi_class")
-
-
 def test_a_method_that_trains_at_the_coordinator_needs_images_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"unifed trains on images of the coordinator's own.*\[server_data\]"):
         federation(tmp_path, "run.method=unifed")
