@@ -39,7 +39,8 @@ class NetworkOnFeatures(SplitNetwork):
     def __init__(self, whole: SplitNetwork) -> None:
         super().__init__(whole.spec, whole.class_names, backbone=nn.Identity(), neck=whole.neck, head=whole.head)
 
-    def _prepared(self, images: Tensor) -> Tensor:
+    def backbone_input(self, images: Tensor) -> Tensor:
+        """Return the features as they are: they need no change of size or scale."""
         return images
 
 
