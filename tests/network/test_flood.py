@@ -122,10 +122,9 @@ def test_refused_calls_make_neither_log_nor_database_grow(federation: Federation
     assert kept_on_disk(federation, "state") - before[1] < 5_000
 
 
-@pytest.mark.parametrize("name", ["superlink.db"])
-def test_another_process_cannot_take_the_superlinks_databases(federation: Federation, name: str) -> None:
+def test_another_process_cannot_take_the_superlinks_database(federation: Federation) -> None:
     """An administrator's ``sqlite3``, or a backup: SQLite's locks hold it off while the SuperLink runs."""
-    path = federation.coordinator.folder / "state" / name
+    path = federation.coordinator.folder / "state" / "superlink.db"
     with closing(sqlite3.connect(path, timeout=0.2, isolation_level=None)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="database is locked"):
             connection.execute("PRAGMA journal_mode=DELETE")

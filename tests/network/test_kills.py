@@ -43,17 +43,6 @@ def test_a_site_killed_in_a_round_takes_its_work_up_again_and_the_model_is_as_if
 
 
 @pytest.mark.network
-def test_the_superlink_killed_in_a_round_comes_back_and_no_round_is_lost(
-    federation: Federation, tmp_path: Path
-) -> None:
-    run = federation.run(tmp_path / "run", SLOW, "run.rounds=3")
-    federation.north.works_on("train", 2)
-    federation.coordinator.kill_superlink()
-    federation.coordinator.program.says("the SuperLink ended with -9; starting it again")
-    federation.ends_unharmed(run, tmp_path, 3, SLOW, "run.rounds=3")
-
-
-@pytest.mark.network
 def test_a_site_that_comes_in_round_3_takes_part_from_round_4(federation: Federation, tmp_path: Path) -> None:
     assert federation.south.program.stop() == 0
     federation.coordinator.sees(federation.south, state="stopped")

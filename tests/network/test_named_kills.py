@@ -75,6 +75,7 @@ def test_the_superlink_is_killed_and_no_round_is_lost(
     run = federation.run_struck(tmp_path, point, *OVERRIDES, victim=federation.coordinator.superlink.pid)
     assert run.ends() == 0, run.said
     assert (tmp_path / "happened").exists()
+    federation.coordinator.program.says("the SuperLink ended with -9; starting it again")
     assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
     assert hash_in(tmp_path / "run") == model
 
