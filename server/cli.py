@@ -297,9 +297,9 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
     """
     from server.coordinator.folder import read_coordinator
     from server.deployment.status import runs_table
-    from server.runs.live_status import runs_led
+    from server.runs.live_status import run_history
 
-    history = runs_led(read_coordinator(folder).state)
+    history = run_history(read_coordinator(folder).state)
     if as_json:
         print(json_text(history, allow_nan=True))
     else:

@@ -70,7 +70,7 @@ def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) ->
         if begins:
             folder.event("begun")
         else:
-            folder.take_back_what_was_cut_off()
+            folder.remove_partial_output()
         yield OpenedRunFolder(folder, uuid.uuid4().hex) if begins else _gone_on(folder, experiment, durable=durable)
 
 

@@ -1,9 +1,8 @@
-"""The coordinator's audit of a run: who takes part, what came of whom, what was added up, what was left out and why.
+"""The coordinator's audit of a run: sites, replies, sums, and every reply that was left out, with its reason.
 
-It lies in the run folder as ``audit.jsonl`` (:mod:`common.security.audit`); the receipt is made of it. Where the
-experiment says ``run.keep_updates``, what the model was made of lies beside it in ``updates/``: the initial model, each
-site's answer to the roll call, and each update that counted, in the very bytes whose SHA-256 the audits of both sides
-name.
+The audit is the file ``audit.jsonl`` of the run folder (:mod:`common.security.audit`); the receipt is made from it.
+With ``run.keep_updates`` the folder ``updates/`` holds the initial model, each site's answer to the roll call and each
+update that counted, in the bytes whose SHA-256 the audits of both sides name.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from common.models.state import Layout, ModelState, state_sha256
+from common.models.state import Layout, state_sha256
 from common.security.audit import FILE, Audit
 from common.security.signatures import Signed, attached_signature
 from common.system.files import write_atomically
@@ -27,20 +26,20 @@ from strategies.engine.state import FederationState, to_bytes
 
 UPDATES = "updates"
 FIGURES = ("summary.json", "rounds.jsonl", "model.json")
-"""The files of a run folder that hold its figures and describe its model, which not every method has."""
+"""The files with a run's figures and the description of its model; some methods have no such model."""
 INITIAL = "initial.safetensors"
-REASONS_TOGETHER, LEAST_WORDS = 8_000, 60
-"""Characters of the reasons in one line of the audit, and of one of them at least."""
+ALL_REASONS, SHORTEST_REASON = 8_000, 60
+"""Most characters of all reasons in one line of the audit, and characters that every reason may have at least."""
 
 
 class RunAudit:
-    """Writes one run's audit.
+    """Writes the audit of one run.
 
     Attributes:
-        layout: Of the model.
-        keep: Whether updates are kept.
-        durable: Flush to disk.
-        key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
+        layout: Names and shapes of the model's tensors.
+        keep: True to keep updates.
+        durable: True to flush each entry to the disk.
+        key_of: Looks up the public key with which a site was admitted, as an OpenSSH line; None in simulation.
     """
 
     def __init__(
@@ -57,56 +56,48 @@ class RunAudit:
         self._updates = run_folder / UPDATES
 
     def began(self, initial: FederationState, **facts: Any) -> None:
-        """A new run, from this model."""
+        """Record the start of a run from this model."""
         sha256 = state_sha256(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)
         if self.keep:
             write_atomically(self._updates / INITIAL, to_bytes(initial), durable=self.durable)
 
     def resumed(self, state: FederationState, **facts: Any) -> None:
-        """The run goes on from a checkpoint; what came after it is done again.
+        """Check the models of a checkpoint, and record that the run goes on from the checkpoint.
 
         Raises:
-            RunStopped: If the checkpoint holds another model than this audit has noted.
+            RunStopped: If the checkpoint holds another model than the audit names.
         """
-        noted = self._models()
-        kept = [(state.round, state.model), *([(state.best_round, state.best)] if state.best else [])]
-        for number, model in kept:
-            # In simulation a power failure may take an entry with it, and leave the checkpoint that came after it.
-            lost = number not in noted and not self.durable and number <= state.round
-            if not lost and noted.get(number) != self._sha256(model):
-                problem = f"the checkpoint's model after round {number} is not the one that {FILE} has noted:"
-                remedy = f"one of them was changed. Put copies of {FILE} and checkpoints/ back, or take a new --out."
-                raise RunStopped(f"resume: {problem} {remedy}")
-        self.audit.append(event="resumed", round=state.round, **facts)
-
-    def _models(self) -> dict[int, Any]:
-        """Round -> hash of the model after it, as noted last in this run; 0 is what it began with."""
-        hashes: dict[int, Any] = {}
+        hashes: dict[int, Any] = {}  # round -> hash of the model after it; round 0 is the initial model
         for entry in self.audit.entries():
             if entry.get("event") == "run":
                 hashes = {0: entry.get("initial_model_sha256")}
             elif entry.get("event") == "aggregated" and isinstance(number := entry.get("round"), int):
                 hashes[number] = entry.get("model_sha256")
-        return hashes
-
-    def _sha256(self, model: ModelState) -> str:
-        """The model's hash; empty where it is not of this layout."""
-        try:
-            return state_sha256(model, self.layout)
-        except (AssertionError, ValueError):
-            return ""
+        models = [(state.round, state.model), *([(state.best_round, state.best)] if state.best else [])]
+        for number, model in models:
+            # In simulation a power failure may remove an entry, and leave the checkpoint that came after it.
+            lost = number not in hashes and not self.durable and number <= state.round
+            try:
+                sha256 = state_sha256(model, self.layout)
+            except (AssertionError, ValueError):  # not of this layout
+                sha256 = ""
+            if not lost and hashes.get(number) != sha256:
+                problem = f"the checkpoint's model after round {number} is not the one that {FILE} has noted:"
+                remedy = f"one of them was changed. Put copies of {FILE} and checkpoints/ back, or take a new --out."
+                raise RunStopped(f"resume: {problem} {remedy}")
+        self.audit.append(event="resumed", round=state.round, **facts)
 
     def rolled_back(self, rolled_back: RolledBack) -> None:
-        """A model collapsed; the run goes on from an earlier one, and what came after that is done again."""
+        """Record that a model collapsed, and that the run goes on from the model of an earlier round."""
         self.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
 
     def condemned(self, server_round: int, site: str, reason: str) -> None:
-        """A site is left out for the rest of the run."""
+        """Record that a site is left out for the rest of the run."""
         self.audit.append(event="condemned", round=server_round, site=site, reason=reason)
 
     def enrolled(self, server_round: int, site: str, member: Member) -> None:
-        """A site takes part from this round on."""
+        """Record that a site takes part from this round on, with its answer to the roll call."""
         content = encode(member.answer)
         sha256 = record_sha256(content)
         facts: dict[str, Any] = {"release": member.answer.version, "sha256": sha256, "bytes": payload_bytes(content)}
@@ -116,12 +107,12 @@ class RunAudit:
         self._store("roll-call", site, content)
 
     def left_out(self, server_round: int | str, absent: Mapping[str, str]) -> None:
-        """Sites that declined, could not be taken in, or missed an exchange."""
+        """Record sites that declined, were not admitted to the run, or missed an exchange."""
         for site, reason in absent.items():
             self.audit.append(event="left_out", round=server_round, site=site, reason=printable(reason))
 
     def arrived(self, arrival: Arrival) -> None:
-        """A reply came, good or not."""
+        """Record the arrival of a reply, also of one that does not count."""
         facts: dict[str, Any] = {"counts": not arrival.reason}
         if arrival.reason:
             facts["reason"] = arrival.reason
@@ -134,34 +125,34 @@ class RunAudit:
         self.audit.append(event="received", **about, **facts)
 
     def arrived_before(self, arrival: Arrival) -> None:
-        """Note a reply that came before the run was resumed, unless it was noted then."""
+        """Record a reply that came before the run was resumed, unless the audit has it."""
         signed = arrival.content and attached_signature(arrival.content)
         if signed and all(entry.get("signature") != signed.signature for entry in self.audit.entries()):
             self.arrived(arrival)
 
     def aggregated(self, record: RoundRecord, state: FederationState, contract: str) -> None:
-        """A round has counted."""
+        """Record a round that counted, and the model after it."""
         self.audit.append(
             event="aggregated",
             round=record.round,
             sites=list(record.sites),
-            left_out=briefly(record.absent),
+            left_out=shorten_reasons(record.absent),
             contract_sha256=contract,
             model_sha256=state_sha256(state.model, self.layout),
         )
 
     def done(self, **facts: Any) -> None:
-        """The model that the run ends with."""
+        """Record the result of the run."""
         self.audit.append(event="result", **facts)
 
     def figures(self, folder: Path) -> None:
-        """Note what the run folder says of the run, so that a figure that is changed later is found."""
+        """Record the hashes of the files with the run's figures, so that later changes are noticed."""
         there = [name for name in FIGURES if (folder / name).is_file()]
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
         self.audit.append(event="figures", sha256=hashes)
 
     def _authorship(self, signed: Signed | None) -> dict[str, Any]:
-        """What a hospital signed about its record; nothing of a simulated site."""
+        """Return a hospital's signature of its record, for the entry; empty in simulation."""
         return {} if self._key_of is None else {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
 
     def _store(self, folder: str, site: str, content: RecordDict) -> None:
@@ -170,17 +161,17 @@ class RunAudit:
             write_atomically(self._updates / folder / record_file(site), data, durable=self.durable)
 
 
-def briefly(absent: Mapping[str, str]) -> dict[str, str]:
-    """Reasons by site, cut so that all of them fit into one line of the audit; each whole one has its own line."""
-    most = max(LEAST_WORDS, min(MOST_WORDS, REASONS_TOGETHER // max(len(absent), 1)))
+def shorten_reasons(absent: Mapping[str, str]) -> dict[str, str]:
+    """Cut the reasons of all sites so that they fit into one line; each whole reason has a line of its own."""
+    most = max(SHORTEST_REASON, min(MOST_WORDS, ALL_REASONS // max(len(absent), 1)))
     return {site: printable(reason, most) for site, reason in absent.items()}
 
 
 def round_folder(server_round: int) -> str:
-    """Where a round's updates lie in ``updates/``."""
+    """Return the name of the folder of a round's updates in ``updates/``."""
     return f"round-{server_round:06d}"
 
 
 def record_file(site: str) -> str:
-    """The file of a site's record."""
+    """Return the name of the file of a site's record."""
     return f"{site}.record"

@@ -25,7 +25,7 @@ from server.runs.tracking import Tracker, round_scalars, summary_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
 DEMO_MARK = "demo.txt"
-"""In the folder of a demo: it may be removed by the next one."""
+"""File in the folder of a demo, which the next demo may remove."""
 
 
 def new_folder_faults(path: Path) -> list[Fault]:
@@ -36,7 +36,7 @@ def new_folder_faults(path: Path) -> list[Fault]:
 
 
 def resumed_folder_faults(path: Path) -> list[Fault]:
-    """Return why no run can go on in this folder; empty where one can, or where nothing is yet: it begins there."""
+    """Return why no run can go on or begin in this folder; empty where one can."""
     if not path.is_dir():
         return new_folder_faults(path)
     try:
@@ -60,9 +60,9 @@ def demo_folder_faults(path: Path) -> list[Fault]:
 
 
 def unverifiable_faults(path: Path) -> list[Fault]:
-    """Return why there is nothing to verify: a path that is neither a receipt nor the folder of a run with an audit.
+    """Return why a path is neither a receipt nor the folder of a run with an audit.
 
-    A receipt that was removed or damaged beside its audit is for the verification itself to report.
+    A missing or damaged receipt beside an audit is reported by the verification itself.
     """
     if path.is_dir():
         if (path / RECEIPT).is_file() or audit_files(path):
@@ -80,16 +80,16 @@ def unverifiable_faults(path: Path) -> list[Fault]:
 
 
 class RunFolder:
-    """Writes one run's files; never over those of another run.
+    """Writes the files of one run, and never over those of another run.
 
     Attributes:
-        trackers: They receive the figures of every round and of the final test.
+        trackers: Receive the figures of every round and of the final test.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trackers: list[Tracker] = []
-        self._stopped: dict[str, str] = {}  # site -> the reason that was last noted
+        self._stopped: dict[str, str] = {}  # site -> the reason of its last event
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
@@ -116,8 +116,8 @@ class RunFolder:
             raise BadInput([_no_run(path)])
         return cls(path)
 
-    def take_back_what_was_cut_off(self) -> None:
-        """Remove files, and the end of a line, that a kill left half written; for the process that holds the folder."""
+    def remove_partial_output(self) -> None:
+        """Remove partial files and a partial last line, which a kill has left; only while the folder is locked."""
         remove_partial_files(self.path, below=True)
         events = self.path / "events.jsonl"
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
@@ -125,10 +125,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from writing here within the context.
+        """Lock the folder within the context.
 
         Raises:
-            BadInput: If one does.
+            BadInput: If another process holds the lock.
         """
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
@@ -142,20 +142,20 @@ class RunFolder:
             os.close(descriptor)
 
     def keep_rounds(self, last: int) -> None:
-        """Take back the lines of ``rounds.jsonl`` after a round, and one that was cut off.
+        """Remove from ``rounds.jsonl`` the lines after a round, and a partial last line.
 
         Raises:
-            BadInput: If a line is none of a run's.
+            BadInput: If a line is not one of a run.
         """
         path = self.path / "rounds.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]
         try:
-            kept = [line for line in whole if json.loads(line)["round"] <= last]
+            remaining = [line for line in whole if json.loads(line)["round"] <= last]
         except (ValueError, LookupError, TypeError):
             problem, remedy = "was edited or damaged: a line is not that of a round.", "Put a copy of it back."
             raise BadInput([Fault(str(path), problem, remedy)]) from None
-        write_atomically(path, b"".join(kept))
+        write_atomically(path, b"".join(remaining))
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Append one line to ``rounds.jsonl``."""
@@ -163,16 +163,17 @@ class RunFolder:
         self._tell(round_scalars(line), line["round"])
 
     def event(self, name: str, **fields: Any) -> None:
-        """Append one line to ``events.jsonl``: a time, a name, values as fields."""
+        """Append an event to ``events.jsonl``: its time, its name, values as fields."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         self._append("events.jsonl", {"time": now, "event": name, **fields})
 
     def absent(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
-        """Note who missed a round or an exchange, and why; a site that signed off is noted only the first time.
+        """Append an event for each site that missed a round or an exchange; for a site that signed off, only once.
 
         Args:
             when: The round, or the name of the exchange.
-            here: Sites that took part: where one of them is stopped again, that is noted again.
+            absent: Site -> reason of its absence.
+            here: Sites that took part, for which a later sign-off is an event again.
         """
         for site in here:
             self._stopped.pop(site, None)

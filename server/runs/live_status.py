@@ -2,15 +2,16 @@
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 FILE = "present.json"
 SIGNED_OFF = "signed off"
 HISTORY = "runs.jsonl"
-"""A line when a run begins and a line when it ends."""
+"""File with a line for each start and each end of a run."""
 PHASES = {
     "train": "training",
     "evaluate": "evaluation",
@@ -23,18 +24,19 @@ PHASES = {
 
 @dataclass
 class Present:
-    """``state/present.json``.
+    """The run at work or the last one: the content of ``state/present.json``.
 
     Attributes:
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
         phase: ``roll call``, ``train``, ``evaluate``, ``test``, ``benefit``.
         releases: Site -> the release that answered the roll call there.
-        waiting_for: Sites that are waited for; of those in ``lost``, which give no sign of life, only where needed.
-        stopped: Those of the lost that said that they leave -> when.
-        deadline: Unix time at which the run goes on without them.
-        seconds_left: Of the run, by the pace so far.
-        left_out: Site -> why its reply last did not count, and in which round.
-        shortened: Site -> the last round in which its update was too long, and what was done.
+        waiting_for: Sites whose reply has not come; of sites in ``lost`` only those without which the run cannot go on.
+        lost: Sites that the coordinator has no contact with.
+        stopped: Lost site that signed off -> time at which it did.
+        deadline: Unix time at which the run goes on without the sites in ``waiting_for``.
+        seconds_left: Remaining time of the run, by the pace so far.
+        left_out: Site -> the last round in which its reply did not count, and the reason.
+        shortened: Site -> the last round in which its update was too long, and the treatment of that update.
     """
 
     run_folder: str
@@ -59,31 +61,26 @@ class Present:
 
 
 def stopped_at(when: str) -> str:
-    """Return why a site is away that said that it leaves; the same words in every file and on every page."""
+    """Return the words for a site that signed off at this time, the same in every file and on every page."""
     return f"{SIGNED_OFF} at {when}"
 
 
 def read_present(state: Path) -> Present | None:
-    """Return the state of the last run; None where there was none. A run whose process is gone was interrupted."""
+    """Read the state of the last run; None where there was none. A run whose process has ended was interrupted."""
     try:
         present = Present(**json.loads((state / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    if present.state == "running" and not runs_still(present.pid):
+    if present.state == "running" and not psutil.pid_exists(present.pid):
         present.state = "interrupted"
     return present
 
 
-def runs_still(pid: int) -> bool:
-    """Return whether there is a process of this number."""
-    return Path(f"/proc/{pid}").exists()
-
-
 def part_of(present: Present, site: str, *, revoked: bool = False) -> str:
-    """Say in a few words what a site does in the run; empty where it has no part or the run is over.
+    """Describe in a few words what a site does in the run; empty where it has no part or the run has ended.
 
     Args:
-        revoked: Whether the coordinator has revoked its key.
+        revoked: Whether the coordinator has revoked the site's key.
     """
     if present.state != "running" or revoked:
         return ""
@@ -103,29 +100,28 @@ def note_run(state: Path, present: Present) -> None:
         file.write(json.dumps({**asdict(present), "noted": time.time()}) + "\n")
 
 
-def runs_led(state: Path) -> list[dict[str, Any]]:
+def run_history(state: Path) -> list[dict[str, Any]]:
     """Return every run that was begun or resumed, oldest first: the last line of each, with ``ended`` and ``there``.
 
-    ``ended`` is Unix time, None of a run that still runs or whose process was killed. ``there`` says whether its folder
-    still lies where it was written.
+    ``ended`` is Unix time, or None for a run that still runs or whose process was killed. ``there`` is false if the
+    run's folder was moved or removed.
     """
     try:
         lines = (state / HISTORY).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
-    last: dict[tuple[str, float], dict[str, Any]] = {}
+    runs: dict[tuple[str, float], dict[str, Any]] = {}
     for line in lines:
         try:
             record = json.loads(line)
-            last[record["run_folder"], record["began"]] = record
+            ended = record["state"] != "running"
+            run = {name: record[name] for name in ("name", "run_folder", "began", "round", "rounds", "sites")}
+            run |= {"last_error": record["last_error"], "state": record["state"]}
+            if not ended and not psutil.pid_exists(record["pid"]):
+                run["state"] = "interrupted"
+            run["ended"] = record["noted"] if ended else None
+            run["there"] = (Path(record["run_folder"]) / "events.jsonl").is_file()
+            runs[record["run_folder"], record["began"]] = run
         except (ValueError, KeyError, TypeError):
             continue  # cut off by a full disk or a kill
-    return [_led(record) for record in last.values()]
-
-
-def _led(record: Mapping[str, Any]) -> dict[str, Any]:
-    ended = record["state"] != "running"
-    state = record["state"] if ended or runs_still(record["pid"]) else "interrupted"
-    shown = {name: record[name] for name in ("name", "run_folder", "began", "round", "rounds", "sites", "last_error")}
-    there = (Path(record["run_folder"]) / "events.jsonl").is_file()
-    return {**shown, "state": state, "ended": record["noted"] if ended else None, "there": there}
+    return list(runs.values())

@@ -1,4 +1,4 @@
-"""Progress of an experiment on one machine: a bar, lines, or objects for a program."""
+"""Progress of a run for a person or a program: a bar, lines, or JSON objects."""
 
 import math
 import sys
@@ -22,10 +22,10 @@ BAR_WIDTH = 24
 
 
 class NullProgress:
-    """Shows nothing, and knows how far the run is. A :class:`server.federation.run.Watcher`.
+    """Follows a run and shows nothing. A :class:`server.federation.recorder.Watcher`.
 
     Attributes:
-        seconds_left: When the last round ended; None before the first.
+        seconds_left: Remaining time at the end of the last round; None before the first.
     """
 
     def __init__(self, title: str = "") -> None:
@@ -38,19 +38,19 @@ class NullProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Say nothing of the end."""
+        """Show nothing at the end of the run."""
 
     def waiting(self, waiting: Waiting) -> None:
-        """A simulation's sites are all there."""
+        """Show nothing: in a simulation no site is waited for."""
 
     def enrolled(self, releases: Mapping[str, str]) -> None:
-        """Do nothing: simulated sites are of this release."""
+        """Show nothing: simulated sites are of this release."""
 
     def joined(self, server_round: int, site: str) -> None:
-        """Do nothing: no site joins a simulation late."""
+        """Show nothing: no site joins a simulation late."""
 
     def left_out(self, site: str, reason: str) -> None:
-        """What a simulated site may do, its experiment decides; the run's events have it."""
+        """Show nothing: the run's events have the reason."""
 
     def rolled_back(self, rolled_back: RolledBack) -> None:
         self.note(rolled_back.sentence)
@@ -59,7 +59,7 @@ class NullProgress:
         self.note(exclusion_sentence(server_round, site, reason))
 
     def note(self, sentence: str) -> None:
-        """Show a sentence on what happened."""
+        """Show a sentence about an event of the run."""
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self.sites, self.rounds, self._began = len(sites), rounds, time.monotonic()
@@ -71,11 +71,11 @@ class NullProgress:
 
 
 class ProgressBar(NullProgress):
-    """A line with bar, round and time left, which stays whole on a narrow terminal; below it sites and losses."""
+    """Shows a bar, round and remaining time on one line of any terminal, and below it sites and losses."""
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(title)
-        self._facts, self._shown, self._told = "waiting for sites", time.monotonic(), 0.0
+        self._facts, self._shown, self._round_ended = "waiting for sites", time.monotonic(), 0.0
         self._live = Live(
             console=console, get_renderable=self._drawn, refresh_per_second=DRAWN_A_SECOND, transient=True
         )
@@ -97,7 +97,7 @@ class ProgressBar(NullProgress):
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         super().round_done(record, state)
-        self._told, self._facts = time.monotonic(), "  ".join(_facts(record))
+        self._round_ended, self._facts = time.monotonic(), "  ".join(facts_of(record))
 
     def _drawn(self) -> Group:
         line = Table.grid(padding=(0, 1))
@@ -119,11 +119,11 @@ class ProgressBar(NullProgress):
             return passed
         if self.round == self.rounds:
             return f"{passed}, testing"
-        return f"{passed}, {_clock(max(self.seconds_left - (now - self._told), 0.0))} left"
+        return f"{passed}, {_clock(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
 
 
 class ProgressLines(NullProgress):
-    """A line a round, with the time: for logs.
+    """Prints a line for each round, with the time, for logs.
 
     Args:
         tell: Prints one line.
@@ -144,12 +144,12 @@ class ProgressLines(NullProgress):
         super().round_done(record, state)
         assert self.seconds_left is not None
         left = f"about {duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
-        facts = ", ".join([*_facts(record), duration(record.seconds), left])
+        facts = ", ".join([*facts_of(record), duration(record.seconds), left])
         self._tell(f"round {record.round} of {self.rounds}: {facts}")
 
 
 class ProgressObjects(NullProgress):
-    """An object an event: for programs. docs/simulation.md says what the fields are.
+    """Writes a JSON object for each event, for programs; docs/simulation.md lists the fields.
 
     Args:
         tell: Writes one object.
@@ -190,13 +190,13 @@ class ProgressObjects(NullProgress):
         )
 
 
-def progress_of_run(asked: ProgressForm, console: Console, title: str) -> NullProgress:
-    """Return what shows one run: the bar on the console, lines and objects on standard error.
+def progress_of_run(form: ProgressForm, console: Console, title: str) -> NullProgress:
+    """Return the progress of one run in this form: the bar on the console, lines and objects on standard error.
 
     Raises:
-        BadInput: If a bar is asked for where there is no terminal.
+        BadInput: If the form is a bar and there is no terminal.
     """
-    form = progress_form(asked, console)
+    form = progress_form(form, console)
     if form is ProgressForm.bar:
         return ProgressBar(console, title)
     if form is ProgressForm.lines:
@@ -204,10 +204,11 @@ def progress_of_run(asked: ProgressForm, console: Console, title: str) -> NullPr
     return ProgressObjects(json_printer(sys.stderr), title) if form is ProgressForm.json else NullProgress(title)
 
 
-def _facts(record: RoundRecord) -> list[str]:
+def facts_of(record: RoundRecord) -> list[str]:
+    """Return the facts of a round in short form: sites, losses, AUROC."""
     facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
-    if (trained := record.mean_train_loss) is not None:
-        facts.append(f"loss {trained:.3f}")
+    if (train_loss := record.mean_train_loss) is not None:
+        facts.append(f"loss {train_loss:.3f}")
     if (loss := record.validation.mean_loss) is not None:
         facts.append(f"round before: validation {loss:.3f}")
     if (auroc := record.validation.mean_auroc) is not None:
@@ -221,5 +222,5 @@ def _clock(seconds: float) -> str:
 
 
 def _finite(value: float | None) -> float | None:
-    """The figure; None where JSON has no number for it."""
+    """Return the figure; None where JSON has no number for it."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The typed view of a run folder, for anyone who reads one: reports and comparisons."""
+"""The content of a run folder as typed records, for reports and comparisons."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Measure = Literal[
     "accuracy", "sensitivity", "specificity", "f1", "best_mean_client_test_accuracy", "best_test_accuracy"
 ]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-"""What only a task with one class an image has."""
+"""Figures of tasks in which each image shows exactly one class."""
 
 
 class _Record(BaseModel):
@@ -29,12 +29,12 @@ class _Record(BaseModel):
 
 
 class SiteRecord(_Record):
-    """What one site brought and sent.
+    """The data and the traffic of one site.
 
     Attributes:
-        positives: Training images that show a class, as its policy tells; None for a hidden one.
-        smallest_count: It tells no count of fewer patients than this.
-        release: Of Polyclinic at the site; None in a run of a release that did not note it.
+        positives: Class -> training images that show it; None where the site's policy hides the count.
+        smallest_count: The site hides counts of fewer patients than this.
+        release: The site's release of Polyclinic; None in a run of a release that did not note it.
     """
 
     classes: tuple[str, ...]
@@ -48,7 +48,7 @@ class SiteRecord(_Record):
 
 
 class SiteResult(_Record):
-    """The best model at one site: validation loss on its own data, AUROC on its test part, for its own classes."""
+    """The best model on the data of one site, for the classes of the site: validation loss and test AUROC."""
 
     validation_loss: float | None = None
     mean_auroc: float | None = None
@@ -56,25 +56,25 @@ class SiteResult(_Record):
 
 
 class SiteBenefit(_Record):
-    """What a site said of training alone, None where its policy tells nothing, or why it said nothing."""
+    """A site's comparison with training alone; None, with the reason, where the site sent none."""
 
     benefit: Benefit | None = None
     reason: str = ""
 
 
 class Ensemble(_Record):
-    """The models of sites that train alone, answering together."""
+    """The test of the averaged scores of models that sites trained alone."""
 
     test: Summary
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
 
 
 class Prototypes(_Record):
-    """How much a class's mean features are alike, as cosines; None where nobody has the prototype.
+    """Cosine similarity of the mean features of classes; None where no site has the prototype.
 
     Attributes:
-        positives: Between the positives of every two classes.
-        signs: Between a class's negatives and its positives.
+        positives: Similarity of the positives of every two classes.
+        signs: Similarity of the negatives and the positives of each class.
     """
 
     classes: tuple[str, ...]
@@ -83,17 +83,17 @@ class Prototypes(_Record):
 
 
 class Learned(_Record):
-    """What a method's coordinator knew at the end beside the model."""
+    """Statistics, beside the model, that a method's coordinator had at the end of the run."""
 
     prototypes: Prototypes | None = None
 
 
 class LearnedInRound(_Record):
-    """What a method has learned after a round.
+    """Statistics that a method's coordinator had after a round.
 
     Attributes:
-        slopes: Site -> slope of its loss when it last trained.
-        difficulty: Class -> share of the images of sites that do not label it of which the model is sure.
+        slopes: Site -> slope of the training loss when the site last trained.
+        difficulty: Class -> share of confident predictions, on images of the sites that do not label the class.
     """
 
     slopes: dict[str, float | None] = Field(default_factory=dict)
@@ -101,12 +101,13 @@ class LearnedInRound(_Record):
 
 
 class Privacy(_Record):
-    """What a run with privacy cost, by site; None where there was no noise.
+    """The privacy budget that a run spent.
 
     Attributes:
-        noise: Whether each site added all its noise, or a share.
-        honest_sites: With shares, as long as how many sites of a sum add theirs ``epsilon`` holds.
-        epsilon_of_one_share: What the whole run costs a site if no other adds its share.
+        epsilon: Site -> epsilon of the whole run; None where no noise was added.
+        noise: ``local`` if each site added all its noise itself; otherwise sites added shares of it.
+        honest_sites: With shares, the smallest number of sites of a sum that must add theirs for ``epsilon`` to hold.
+        epsilon_of_one_share: Epsilon of the whole run for a site if no other site adds its share.
     """
 
     level: str
@@ -119,16 +120,16 @@ class Privacy(_Record):
 
 
 class RunSummary(_Record):
-    """``summary.json``; what a method does not have is ``None`` or empty.
+    """The content of ``summary.json``; figures that a method does not have are ``None`` or empty.
 
     Attributes:
-        ended: When, ISO 8601 in UTC.
-        criterion: By which figure of the sites' validation parts the best round was chosen; None where none was.
-        table_sha256: Of the table of labels, by which ``evaluate`` knows it again.
-        patients_known: Whether the data said whose images they are; None where only the sites know.
-        external: The model on images of another place; None without them.
-        drawn_to_test: The sites that were asked to test the model, where they are a sample; None where all were.
-        benefit: Site -> how the run's model compares with one that it trained alone; empty where nobody was asked.
+        ended: End of the run, ISO 8601 in UTC.
+        criterion: Validation figure by which the best round was chosen; None where no round was chosen.
+        table_sha256: Hash of the table of labels, by which ``evaluate`` recognises the table.
+        patients_known: False if the data did not name the patient of every image; None where only the sites know.
+        external: Test on images of another place; None without them.
+        drawn_to_test: The sample of sites that tested the model; None where all sites did.
+        benefit: Site -> comparison of the run's model with one that the site trained alone; empty without comparison.
     """
 
     method: str
@@ -161,21 +162,21 @@ class RunSummary(_Record):
 
     @cached_property
     def owners(self) -> Mapping[str, tuple[str, ...]]:
-        """Class -> the sites that annotate it, in the order of the run's sites; looked up once a site and class."""
-        found: dict[str, list[str]] = {}
+        """Return class -> the sites that annotate it, in the order of the run's sites."""
+        owners: dict[str, list[str]] = {}
         for site, record in self.sites.items():
             for name in record.classes:
-                found.setdefault(name, []).append(site)
-        return {name: tuple(sites) for name, sites in found.items()}
+                owners.setdefault(name, []).append(site)
+        return {name: tuple(sites) for name, sites in owners.items()}
 
     @property
     def untrained(self) -> bool:
-        """Whether the tested model is that before round 1, because no round was better by validation."""
+        """Return True if the tested model is that before round 1, because no round was better by validation."""
         return self.best_round == 0 and self.rounds > 0
 
     @property
     def label(self) -> str:
-        """What the method is called in tables."""
+        """Return the run's name in tables."""
         return self.name or self.method
 
     @property
@@ -187,8 +188,8 @@ class RunSummary(_Record):
     def measures(self) -> dict[Measure, float]:
         """Return the measures that the run has."""
         parts = (self.test.multi_class, self.client_accuracy)
-        found = {name: getattr(part, name, None) for part in parts for name in MEASURES if hasattr(part, name)}
-        return {name: value for name, value in found.items() if value is not None}
+        measures = {name: getattr(part, name, None) for part in parts for name in MEASURES if hasattr(part, name)}
+        return {name: value for name, value in measures.items() if value is not None}
 
 
 class SampleImage(_Record):
@@ -196,9 +197,9 @@ class SampleImage(_Record):
 
     Attributes:
         kind: ``found``, ``missed`` or ``false alarm``.
-        probability: That the model gives to the class.
-        truth: Classes that it is known to show.
-        png: The picture, small, in base64.
+        probability: The model's probability of the class.
+        truth: Classes that the image shows by its labels.
+        png: The picture, reduced, in base64.
     """
 
     kind: str
@@ -215,10 +216,11 @@ class SamplesOfClass(_Record):
 
 
 class Samples(_Record):
-    """``samples.json``, which only simulated runs have; without it a report shows no image.
+    """The content of ``samples.json``, which only simulated runs have; without the file a report shows no image.
 
     Attributes:
-        examined: Test images that they were chosen from, the first ones.
+        classes_left_out: Number of classes without samples.
+        examined: The samples were chosen from this number of test images, the first ones.
     """
 
     classes: tuple[SamplesOfClass, ...]
@@ -227,7 +229,7 @@ class Samples(_Record):
 
 
 class RoundLine(_Record):
-    """One line of ``rounds.jsonl``."""
+    """A line of ``rounds.jsonl``: one round."""
 
     round: int
     sites: tuple[str, ...] = ()
@@ -247,7 +249,7 @@ class RoundLine(_Record):
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, read."""
+    """The content of a run folder."""
 
     folder: Path
     summary: RunSummary
@@ -256,53 +258,48 @@ class Run:
 
     @property
     def rounds_taken(self) -> dict[str, int]:
-        """Site -> rounds in which it took part."""
-        taken = Counter(site for each in self.rounds for site in each.sites)
-        return {name: taken[name] for name in self.summary.sites}
+        """Return site -> number of rounds in which it took part."""
+        counts = Counter(site for line in self.rounds for site in line.sites)
+        return {name: counts[name] for name in self.summary.sites}
 
 
 def read_run(folder: Path) -> Run:
-    """Read ``summary.json``, ``rounds.jsonl`` and, where there is one, ``samples.json``.
+    """Read ``summary.json``, ``rounds.jsonl`` and, if present, ``samples.json``.
 
     Raises:
         BadInput: If a file is missing or is not what a run writes, with every fault in it.
     """
-    texts = [_text(folder / name) for name in ("summary.json", "rounds.jsonl")]
-    faults = [text for text in texts if isinstance(text, Fault)]
+    faults: list[Fault] = []
+
+    def text_of(path: Path) -> str:
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            problem = f"cannot be read ({error.strerror})." if isinstance(error, OSError) else "is not UTF-8 text."
+            faults.append(Fault(str(path), problem, "Name the folder of a finished run."))
+            return ""
+
+    paths = folder / "summary.json", folder / "rounds.jsonl"
+    summary_text, rounds_text = map(text_of, paths)
     stop_on(faults)
-    summary_text, rounds_text = (str(text) for text in texts)
-    summary = _parsed(RunSummary, summary_text, str(folder / "summary.json"))
-    where = str(folder / "rounds.jsonl")
+    summary = _parse(RunSummary, summary_text, str(paths[0]))
     lines = [(number, line) for number, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()]
-    rounds = tuple(_parsed(RoundLine, line, f"{where} line {n}") for n, line in lines)
-    return Run(folder, summary, rounds, _samples(folder / SAMPLES))
-
-
-def _samples(path: Path) -> Samples | None:
-    if not path.exists():
-        return None
-    stop_on([text] if isinstance(text := _text(path), Fault) else [])
-    return _parsed(Samples, str(text), str(path))
-
-
-def _text(path: Path) -> str | Fault:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        remedy = "Name the folder of a finished run."
-        return Fault(str(path), f"cannot be read ({error.strerror}).", remedy)
-    except UnicodeDecodeError:
-        return Fault(str(path), "is not UTF-8 text.", "Name the folder of a finished run.")
+    rounds = tuple(_parse(RoundLine, line, f"{paths[1]} line {number}") for number, line in lines)
+    samples_text = text_of(folder / SAMPLES) if (folder / SAMPLES).exists() else None
+    stop_on(faults)
+    samples = None if samples_text is None else _parse(Samples, samples_text, str(folder / SAMPLES))
+    return Run(folder, summary, rounds, samples)
 
 
 _R = TypeVar("_R", bound=_Record)
 
 
-def _parsed(record: type[_R], text: str, where: str) -> _R:
+def _parse(record: type[_R], text: str, where: str) -> _R:
     try:
         return record.model_validate_json(text)
     except ValidationError as error:
-        each = error.errors(include_url=False)
-        places = [(".".join(map(str, one["loc"])) or "the whole file", error_text(dict(one))) for one in each]
         remedy = "Was it written by this program and left as it was?"
-        raise BadInput(Fault(f"{where}: {place}", said, remedy) for place, said in places) from None
+        raise BadInput(
+            Fault(f"{where}: {'.'.join(map(str, fault['loc'])) or 'the whole file'}", error_text(dict(fault)), remedy)
+            for fault in error.errors(include_url=False)
+        ) from None

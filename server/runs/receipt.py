@@ -1,7 +1,7 @@
-"""The receipt of a run, ``receipt.json``: versions, hashes of what went in and came out, round by round.
+"""The receipt of a run, ``receipt.json``: versions, and hashes of all replies and models, round by round.
 
-It says nothing that the run's audit does not say: it is made of the audit's entries, holds the hash that the audit had
-then, and its own hash is the audit's last entry. So either can be checked by the other.
+The receipt is made from the entries of the run's audit and holds the audit's hash at that time; the last entry of the
+audit holds the hash of the receipt. So each of the two files can be checked by the other.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ class ReceiptSite(_Part):
     """A site that took part.
 
     Attributes:
-        answer_sha256: Of its answer to the roll call.
-        joined: The round from which on it took part; 0 from the start.
-        public_key: That it was admitted with, as an OpenSSH line; empty in simulation.
-        release: Of Polyclinic at the site, when it last answered the roll call; empty where the audit has none.
+        answer_sha256: Hash of the site's answer to the roll call.
+        joined: First round in which the site took part; 0 from the start.
+        public_key: Public key with which the site was admitted, as an OpenSSH line; empty in simulation.
+        release: Release of Polyclinic in the site's last answer to the roll call; empty where the audit has none.
     """
 
     answer_sha256: str
@@ -45,12 +45,13 @@ class ReceiptSite(_Part):
 
 
 class ReceiptReply(_Part):
-    """A reply that reached the run, whether it counted or not.
+    """A reply that reached the run, also a reply that does not count.
 
     Attributes:
-        round: Of the run; of an answer to the roll call, that from which on the site takes part.
-        reason: Why it does not count; empty where it does.
-        statement, signature: What its site signed about it, see :mod:`common.security.signatures`; empty in simulation.
+        round: Round of the run; for an answer to the roll call, the first round of the site.
+        reason: Reason why the reply does not count; empty if it counts.
+        statement: The statement that the site signed, see :mod:`common.security.signatures`; empty in simulation.
+        signature: The site's signature of the statement; empty in simulation.
     """
 
     site: str
@@ -64,7 +65,7 @@ class ReceiptReply(_Part):
 
 
 class ReceiptAbsence(_Part):
-    """A time that no reply of a site counted: the exchange, and why."""
+    """An exchange in which no reply of a site counted, with the reason."""
 
     site: str
     where: str
@@ -75,10 +76,10 @@ class ReceiptRound(_Part):
     """A round that counted.
 
     Attributes:
-        sites: SHA-256 of what each sent, in the order in which it was added up or passed on.
-        left_out: Why the others do not count.
-        contract_sha256: Of the label contract then.
-        model_sha256: Of the coordinator's model after it.
+        sites: Site -> SHA-256 of its update, in the order in which updates were added up or passed on.
+        left_out: Site -> reason why its reply does not count.
+        contract_sha256: Hash of the label contract in this round.
+        model_sha256: Hash of the coordinator's model after the round.
     """
 
     round: int
@@ -89,23 +90,23 @@ class ReceiptRound(_Part):
 
 
 class AuditHead(_Part):
-    """Where the audit ended when the receipt was made of it."""
+    """Number of the audit's entries, and the hash of the last one, when the receipt was made."""
 
     entries: int
     sha256: str
 
 
 class Receipt(_Part):
-    """``receipt.json``.
+    """The content of ``receipt.json``.
 
     Attributes:
         plugins: Package, version and hash of the files of every plug-in that the run named.
-        initial_model_sha256: Of the coordinator's model before round 1.
-        replies: Every reply of a site that is signed, in the order in which they came.
-        absences: Whose reply did not come, and why.
-        resumed: How often the run was resumed; a reply that came meanwhile is lost.
-        result_round: The round whose model the run ended with.
-        model_sha256: As in ``summary.json``.
+        initial_model_sha256: Hash of the coordinator's model before round 1.
+        replies: Every reply that a site signs, in the order of arrival.
+        absences: Exchanges without a reply that counted, by site.
+        resumed: Number of times that the run was resumed; replies that came between two parts of it are lost.
+        result_round: Round of the model with which the run ended.
+        model_sha256: Hash of that model, as in ``summary.json``.
     """
 
     format_version: Literal[2] = 2
@@ -130,16 +131,16 @@ class Receipt(_Part):
 
 
 def experiment_sha256(experiment: Experiment) -> str:
-    """Hash an experiment's values; the layout of its file does not count."""
+    """Hash the values of an experiment; the layout of the file does not count."""
     return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def receipt_of(entries: Iterable[AuditEntry]) -> Receipt:
-    """What an audit's entries say of the run that they end with; what a resumed run did again counts once."""
+    """Make the receipt of an audit's last run; rounds that a resumed run repeated count once."""
     draft = Draft()
     for entry in entries:
         if entry.get("event") == "run":
-            draft = Draft(_facts(entry))
+            draft = Draft(_fields(entry))
         else:
             draft.add(entry)
     return draft.receipt
@@ -147,14 +148,14 @@ def receipt_of(entries: Iterable[AuditEntry]) -> Receipt:
 
 @dataclass
 class Draft:
-    """A receipt that is being made from an audit's entries, one after the other.
+    """A receipt under construction, to which the audit's entries are added in their order.
 
     Attributes:
-        facts: Fields of the receipt that one entry has whole.
-        updates: (Round, site) -> hash of the reply with the update.
+        fields: Fields of the receipt that come unchanged from an entry.
+        updates: (Round, site) -> hash of the site's update.
     """
 
-    facts: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     sites: dict[str, ReceiptSite] = field(default_factory=dict)
     rounds: dict[int, ReceiptRound] = field(default_factory=dict)
     updates: dict[tuple[int, str], str] = field(default_factory=dict)
@@ -163,49 +164,54 @@ class Draft:
     resumed: int = 0
 
     def add(self, entry: AuditEntry) -> None:
-        """Take note of the next entry."""
+        """Add the next entry of the audit."""
         match entry.get("event"):
-            case "resumed":
-                self._forget_after(entry["round"])
-                self.facts["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
-                self.resumed += 1
-            case "rolled_back":
-                self._forget_after(entry["round"])
+            case "resumed" | "rolled_back" as event:
+                self.rounds = {number: kept for number, kept in self.rounds.items() if number <= entry["round"]}
+                if event == "resumed":
+                    self.fields["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
+                    self.resumed += 1
             case "enrolled":
-                self.sites[entry["site"]] = _enrolled(entry, self.sites.get(entry["site"]))
-                self.replies += _signed({**entry, "record": RollCallAnswer.__name__, "counts": True})
+                self._add_site(entry)
             case "received":
-                self._add_received(entry)
+                self._add_reply(entry)
+                if "sha256" not in entry:
+                    self._add_absence(entry["site"], entry["round"], entry.get("reason", ""))
+                elif entry["counts"] and entry["record"] == TrainReply.__name__:
+                    self.updates[entry["round"], entry["site"]] = entry["sha256"]
             case "left_out":
-                self.absences.append(_absence(entry))
+                self._add_absence(entry["site"], entry["round"], entry.get("reason", ""))
             case "aggregated":
-                self._add_round(entry)
+                updates = {site: self.updates[entry["round"], site] for site in entry["sites"]}
+                self.rounds[entry["round"]] = ReceiptRound.model_validate({**_fields(entry), "sites": updates})
+                for site, reason in entry["left_out"].items():
+                    self._add_absence(site, entry["round"], reason)
             case "result":
-                self.facts |= _facts(entry)
+                self.fields |= _fields(entry)
 
-    def _forget_after(self, server_round: int) -> None:
-        self.rounds = {number: one for number, one in self.rounds.items() if number <= server_round}
+    def _add_site(self, entry: AuditEntry) -> None:
+        before = self.sites.get(entry["site"])
+        joined = min(entry["round"], before.joined) if before else entry["round"]
+        texts = {name: entry.get(name, "") for name in ("public_key", "release")}
+        self.sites[entry["site"]] = ReceiptSite(answer_sha256=entry["sha256"], joined=joined, **texts)
+        self._add_reply({**entry, "record": RollCallAnswer.__name__, "counts": True})
 
-    def _add_received(self, entry: AuditEntry) -> None:
-        self.replies += _signed(entry)
-        if "sha256" not in entry:
-            self.absences.append(_absence(entry))
-        elif entry["counts"] and entry["record"] == TrainReply.__name__:
-            self.updates[entry["round"], entry["site"]] = entry["sha256"]
+    def _add_reply(self, entry: AuditEntry) -> None:
+        """Add a reply of a kind that hospitals sign, also where its signature is missing."""
+        if entry.get("of_a_hospital") and "sha256" in entry and entry["record"] in CHAINED:
+            values = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
+            texts = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
+            self.replies.append(ReceiptReply(**values, **texts))
 
-    def _add_round(self, entry: AuditEntry) -> None:
-        sent = {site: self.updates[entry["round"], site] for site in entry["sites"]}
-        self.rounds[entry["round"]] = ReceiptRound.model_validate({**_facts(entry), "sites": sent})
-        self.absences += [
-            ReceiptAbsence(site=site, where=f"round {entry['round']}", reason=reason)
-            for site, reason in entry["left_out"].items()
-        ]
+    def _add_absence(self, site: str, exchange: int | str, reason: str) -> None:
+        where = f"round {exchange}" if isinstance(exchange, int) else str(exchange)
+        self.absences.append(ReceiptAbsence(site=site, where=where, reason=reason))
 
     @property
     def receipt(self) -> Receipt:
         """The receipt of the run."""
         return Receipt(
-            **self.facts,
+            **self.fields,
             sites=self.sites,
             rounds=tuple(self.rounds[number] for number in sorted(self.rounds)),
             replies=tuple(self.replies),
@@ -214,29 +220,8 @@ class Draft:
         )
 
 
-def _enrolled(entry: AuditEntry, before: ReceiptSite | None) -> ReceiptSite:
-    joined = min(entry["round"], before.joined) if before else entry["round"]
-    facts = {name: entry.get(name, "") for name in ("public_key", "release")}
-    return ReceiptSite(answer_sha256=entry["sha256"], joined=joined, **facts)
-
-
-def _signed(entry: AuditEntry) -> list[ReceiptReply]:
-    """The reply of an entry, if it is one that a site signs: then it must be in the receipt, signed or not."""
-    if not entry.get("of_a_hospital") or "sha256" not in entry or entry["record"] not in CHAINED:
-        return []
-    facts = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
-    also = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
-    return [ReceiptReply(**facts, **also)]
-
-
-def _absence(entry: AuditEntry) -> ReceiptAbsence:
-    where = entry["round"]
-    exchange = f"round {where}" if isinstance(where, int) else str(where)
-    return ReceiptAbsence(site=entry["site"], where=exchange, reason=entry.get("reason", ""))
-
-
 def write_receipt(audit: Audit) -> str:
-    """Make the receipt of a run that is done, beside its audit; or say why there is none."""
+    """Write the receipt of a finished run beside its audit; return the reason if that is not possible."""
     checked = check_audit(audit.folder)
     head = AuditHead(entries=checked.entries, sha256=checked.sha256)
     try:
@@ -253,7 +238,7 @@ def read_receipt(path: Path) -> Receipt:
     """Read a receipt.
 
     Raises:
-        BadInput: If there is none, or it is none.
+        BadInput: If the file cannot be read, or is not a receipt.
     """
     try:
         return Receipt.model_validate_json(path.read_bytes())
@@ -261,10 +246,12 @@ def read_receipt(path: Path) -> Receipt:
         problem = f"cannot be read ({error.strerror})."
         raise BadInput([Fault(str(path), problem, "A run writes it when it is done.")]) from None
     except ValidationError as error:
-        places = [(".".join(map(str, one["loc"])) or "the whole file", one["msg"]) for one in error.errors()]
-        raise BadInput(Fault(f"{path.name}: {place}", f"{message}: changed.") for place, message in places) from None
+        raise BadInput(
+            Fault(f"{path.name}: {'.'.join(map(str, fault['loc'])) or 'the whole file'}", f"{fault['msg']}: changed.")
+            for fault in error.errors()
+        ) from None
 
 
-def _facts(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry without what every entry has."""
+def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry without the fields that every entry has."""
     return {name: value for name, value in entry.items() if name not in ("n", "time", "before", "torn", "event")}

@@ -1,4 +1,4 @@
-"""Progress of the present run for a person, line by line, and as a file for who looks later."""
+"""Progress of a run over the network: lines for a person, and the file of the run at work for other programs."""
 
 import datetime as dt
 import json
@@ -7,23 +7,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from common import __version__
 from common.system.files import write_atomically
 from common.system.plain_text import counted, shortened
 from server.runs.live_status import FILE, Present, stopped_at
-from strategies.engine.events import RolledBack, RoundRecord, Waiting, exclusion_sentence
+from server.runs.progress import NullProgress, facts_of
+from strategies.engine.events import RoundRecord, Waiting
 from strategies.engine.exchange import NOT_REGISTERED
 from strategies.engine.state import FederationState
 
 
-class Reporter:
-    """Prints and writes the progress of a run. A :class:`server.federation.run.Watcher`.
+class Reporter(NullProgress):
+    """Prints the progress of a run and writes it to ``present.json``. A :class:`server.federation.recorder.Watcher`.
 
     Args:
-        signed_off: Site -> when it left, of those that said so.
-        note: Told when the run begins and when it has ended, for a list of runs.
+        present: The state of the run, which is kept up to date.
+        state: Folder of ``present.json``.
+        tell: Prints one line.
+        signed_off: Returns site -> time at which it signed off.
+        note: Called at the start and at the end of the run, for a list of runs.
     """
 
     def __init__(
@@ -34,21 +38,19 @@ class Reporter:
         signed_off: Callable[[], Mapping[str, str]] = dict,
         note: Callable[[Present], None] = lambda present: None,
     ) -> None:
+        super().__init__()
         self._signed_off, self._note = signed_off, note
         self._present, self._path, self._tell = present, state / FILE, tell
-        self._training_began, self._rounds_done = 0.0, 0
-        self._lost: set[str] = set()  # told as lost, and in no round since
-        self._absent: dict[str, str] = {}  # the reason last told
+        self._lost: set[str] = set()  # reported as lost, and in no round since
+        self._absent: dict[str, str] = {}  # the reason reported last
 
-    def __enter__(self) -> "Reporter":
+    def __enter__(self) -> Self:
         self._present.pid, self._present.began = os.getpid(), time.time()
         self._write()
         self._note(self._present)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         present = self._present
         present.state = "done" if kind is None else "stopped" if issubclass(kind, Exception) else "interrupted"
         present.waiting_for = present.lost = ()
@@ -66,18 +68,15 @@ class Reporter:
             )
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
         if new := sorted(set(waiting.lost) - self._lost):
-            self._tell_who_went(new, waiting.round)
+            self._tell_lost(new, waiting.round)
         present.phase, present.round = waiting.phase, waiting.round
-        present.waiting_for, present.lost = self._waited_for(waiting), tuple(sorted(self._lost))
+        stopped_before = set(self._signed_off()) & self._lost - set(waiting.lost)  # and have only just been asked
+        present.waiting_for = tuple(site for site in waiting.sites if site not in stopped_before)
+        present.lost = tuple(sorted(self._lost))
         present.deadline = time.time() + waiting.deadline_s
         self._write()
 
-    def _waited_for(self, waiting: Waiting) -> tuple[str, ...]:
-        """Leave out sites that are known to be stopped and have only just been asked."""
-        away = set(self._signed_off()) & self._lost - set(waiting.lost)
-        return tuple(site for site in waiting.sites if site not in away)
-
-    def _tell_who_went(self, sites: Sequence[str], server_round: int) -> None:
+    def _tell_lost(self, sites: Sequence[str], server_round: int) -> None:
         signed_off = self._signed_off()
         for site in sites:
             self._lost.add(site)
@@ -96,8 +95,8 @@ class Reporter:
                 self._tell(f"{site} runs release {release}, this coordinator {__version__}")
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
+        super().began(sites, rounds)
         self._present.sites, self._present.rounds = tuple(sites), rounds
-        self._training_began = time.monotonic()
         self._tell(f"{counted(len(sites), 'site')} taking part: {', '.join(sites)}")
 
     def joined(self, server_round: int, site: str) -> None:
@@ -109,38 +108,32 @@ class Reporter:
         self._note_error(f"{site}: {reason}")
         self._tell(f"the run goes on without {site}: {reason}")
 
-    def rolled_back(self, rolled_back: RolledBack) -> None:
-        self._note_error(rolled_back.sentence)
-        self._tell(rolled_back.sentence)
-
     def excluded(self, server_round: int, site: str, reason: str) -> None:
-        sentence = exclusion_sentence(server_round, site, reason)
         self._present.left_out[site] = f"from round {server_round} on: {reason}"
+        super().excluded(server_round, site, reason)
+
+    def note(self, sentence: str) -> None:
         self._note_error(sentence)
         self._tell(sentence)
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        super().round_done(record, state)
+        assert self.seconds_left is not None
         present = self._present
-        present.waiting_for = ()
-        self._rounds_done += 1
-        pace = (time.monotonic() - self._training_began) / self._rounds_done  # a resumed run began later
-        present.seconds_left = pace * (present.rounds - record.round)
+        present.waiting_for, present.seconds_left = (), self.seconds_left
+        sites, *facts = facts_of(record)
         without = f", without {shortened(sorted(record.absent))}" if record.absent else ""
-        facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites{without}"]
-        if (trained := record.mean_train_loss) is not None:
-            facts.append(f"loss {trained:.3f}")
-        if (loss := record.validation.mean_loss) is not None:
-            facts.append(f"round before: validation {loss:.3f}")
-        facts.append(f"{record.seconds:.1f} s, about {_minutes(present.seconds_left)} left")
+        left = f"{self.seconds_left:.0f} s" if self.seconds_left < 90 else f"{self.seconds_left / 60:.0f} min"
+        facts = [sites + without, *facts, f"{record.seconds:.1f} s, about {left} left"]
         self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
-        self._tell_who_came(record)
+        self._tell_absences(record)
         for site, done in record.shortened.items():
             self._tell(f"round {record.round}: the update of {site} is too long: {done}")
             present.shortened[site] = f"round {record.round}: {done}"
         self._write()
 
-    def _tell_who_came(self, record: RoundRecord) -> None:
-        """Report absences, of a lost or revoked site once for each reason, and lost sites that took part again."""
+    def _tell_absences(self, record: RoundRecord) -> None:
+        """Report absent sites (lost and revoked ones once for each reason), and lost sites that took part again."""
         for site in sorted(self._lost & set(record.sites)):
             self._lost.remove(site)
             self._present.stopped.pop(site, None)
@@ -161,7 +154,3 @@ class Reporter:
 
     def _write(self) -> None:
         write_atomically(self._path, json.dumps(asdict(self._present)).encode(), durable=False)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,7 +1,6 @@
-"""A few test images for the report, right and wrong ones. Simulation only; they stay in the run folder.
+"""A few correctly and wrongly classified test images for the report of a simulated run.
 
-They are chosen by default only where they are nobody's (digits, phantoms): a report is passed on, and pictures of
-patients must not be in it unless somebody has decided so.
+By default a report shows only images of no patient (digits, phantoms), because people pass reports on.
 """
 
 import base64
@@ -24,26 +23,27 @@ from server.runs.reader import SAMPLES, SampleImage, Samples, SamplesOfClass
 
 Kind = Literal["found", "missed", "false alarm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-NOBODYS = ("digits", "phantom")
+WITHOUT_PATIENTS = ("digits", "phantom")
+"""Kinds of data whose images belong to no patient."""
 OF_A_KIND = 2
 CLASSES = 12
 EXAMINED = 2000
 SIDES = (96, 64, 48, 32, 24, 16)
 BUDGET = 300_000
-"""Bytes of all pictures; they get smaller until they fit."""
+"""Most bytes of all pictures together, which are reduced until they fit."""
 
 
-def wanted(experiment: Experiment) -> bool:
+def shows_samples(experiment: Experiment) -> bool:
     """Return whether the report of this experiment shows images."""
     if experiment.evaluation.sample_grid is not None:
         return experiment.evaluation.sample_grid
-    return all(data.kind in NOBODYS for data in (experiment.data, experiment.server_data) if data is not None)
+    return all(data.kind in WITHOUT_PATIENTS for data in (experiment.data, experiment.server_data) if data is not None)
 
 
 def write_samples(
     folder: Path, network: SplitNetwork, test: ImageSet, device: str = "cpu", precision: Precision = "auto"
 ) -> None:
-    """Write ``samples.json`` beside the model: for the first classes, images that it got right and wrong."""
+    """Write ``samples.json`` with images of the first classes that the model classified right and wrong."""
     test = test.rows(np.arange(min(len(test), EXAMINED)))
     pixels = channels_first(test.images).to(device)
     scores = scores_of(on_device(network, device), pixels, precision)
@@ -66,12 +66,12 @@ def write_samples(
         ]
         classes.append(SamplesOfClass(name=name, samples=tuple(samples)))
     left_out = len(network.class_names) - len(names)
-    found = Samples(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
-    write_atomically(folder / SAMPLES, found.model_dump_json().encode())
+    samples_file = Samples(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
+    write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode())
 
 
 def _predicted(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]:
-    """Return which classes the model says that each image shows, ``(n, classes)``."""
+    """Return True where the model predicts that an image shows a class, ``(n, classes)``."""
     if not one_of_all:
         return scores > THRESHOLD
     return np.asarray(np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)])
@@ -80,17 +80,17 @@ def _predicted(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.b
 def _chosen(
     scores: NDArray[np.float32], labels: NDArray[np.float32], predicted: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
-    """Choose a class's correct and wrong images with the most confident scores; ties go by their place."""
+    """Choose a class's correct and wrong images with the most confident scores; equal scores by their order."""
     order = np.argsort(-scores, kind="stable")
-    found, missed, alarm = (labels == 1) & predicted, (labels == 1) & ~predicted, (labels == 0) & predicted
-    ranked = ((found, order), (missed, order[::-1]), (alarm, order))
+    hit, missed, alarm = (labels == 1) & predicted, (labels == 1) & ~predicted, (labels == 0) & predicted
+    ranked = ((hit, order), (missed, order[::-1]), (alarm, order))
     for kind, (members, rows) in zip(KINDS, ranked, strict=True):
         for row in rows[members[rows]][:OF_A_KIND]:
             yield kind, int(row)
 
 
 def _within_budget(images: list[NDArray[np.uint8]]) -> list[str]:
-    """PNG files as base64, all at the largest size at which they fit; at the smallest if none does."""
+    """Return PNG files as base64, all at the largest size at which they fit, or at the smallest size."""
     for side in SIDES:
         files = [encode_png(image, side) for image in images]
         if sum(map(len, files)) <= BUDGET:

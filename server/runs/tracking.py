@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:  # a program that only names a tracker does not wait for these
 
 Ending = Literal["finished", "stopped", "interrupted"]
 EXPERIMENT = "polyclinic"
-PARAMETERS, METRICS, LONGEST, LONGEST_NAME = 100, 1000, 6000, 240
-"""How many of each one of MLflow's requests takes, and characters of a parameter's value and of a name with room for a
-number. One name that it does not take ends the record of the whole run."""
+PARAMETERS, METRICS = 100, 1000
+"""Most parameters and figures in one request to MLflow."""
+LONGEST_VALUE, LONGEST_NAME = 6000, 240
+"""Most characters of a parameter's value and of a name (with room for a number): one that MLflow refuses ends the
+record of the whole run."""
 
 _STATUS: dict[Ending, str] = {"finished": "FINISHED", "stopped": "FAILED", "interrupted": "KILLED"}
 _SETTINGS = {
@@ -33,29 +36,29 @@ _SETTINGS = {
 
 
 class Track(StrEnum):
-    """What ``--track`` names: where figures go beside TensorBoard's files, which are always written."""
+    """The values of ``--track``: a store of figures beside TensorBoard's files, which are always written."""
 
     mlflow = "mlflow"
 
 
 class Tracker(Protocol):
-    """Keeps figures, and knows nothing of what they mean."""
+    """Stores the figures of a run."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Keep these figures, by tag; on return they outlast this process. ``step`` is their round."""
+        """Store the figures of round ``step``, by tag; on return they outlast this process."""
 
     def close(self, ending: Ending) -> None:
-        """End the record: no more values follow."""
+        """End the record: no more figures follow."""
 
 
 @contextmanager
 def tracked(
-    folder: "RunFolder", experiment: "Experiment", store: "MLflowStore | None", tell: Callable[[str], None]
+    folder: "RunFolder", experiment: "Experiment", store: "NewRun | None", tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Pass on what is written to the folder, until the run ends, however it does.
+    """Send the figures that are written to the run folder to the trackers too, until the run ends.
 
     Args:
-        tell: Prints a sentence if the store takes no more; the run goes on without it.
+        tell: Prints a sentence if the store fails; the run goes on without the store.
     """
 
     def lost(reason: str) -> None:
@@ -64,7 +67,7 @@ def tracked(
 
     folder.trackers.append(TensorBoard(folder.path / "tensorboard"))
     if store is not None:
-        folder.trackers.append(store.new_run(experiment, lost))
+        folder.trackers.append(store(experiment, lost))
     ending: Ending = "interrupted"
     try:
         yield
@@ -81,7 +84,7 @@ def tracked(
 
 
 def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures in a line of ``rounds.jsonl``, by tag; what a round does not have is left out."""
+    """Return the figures in a line of ``rounds.jsonl``, by tag, without those that the round does not have."""
     accuracy, coordinator = line["test_accuracy"] or {}, line["coordinator"] or {}
     figures = {
         "loss/train": line["train_loss"],
@@ -105,7 +108,7 @@ def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of the final test in ``summary.json``, by tag; a class without an AUROC has none here."""
+    """Return the figures of the final test in ``summary.json``, by tag, without those that are undefined."""
     test = summary["test"]
     figures = {
         "test/mean auroc": test["mean_auroc"],
@@ -126,7 +129,7 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested settings as pairs of dotted key and value, as one would write them on the command line."""
+    """Yield nested settings as pairs of dotted key and value, in the form of the command line."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from flattened(value, f"{prefix}{key}.")
@@ -146,10 +149,10 @@ def _setting(value: object) -> str:
 
 
 class TensorBoard:
-    """One event file, which ``tensorboard --logdir`` draws. A :class:`Tracker`.
+    """Writes one event file, which ``tensorboard --logdir`` draws. A :class:`Tracker`.
 
-    Written in this thread and flushed to disk each time, where the library's ``SummaryWriter`` has a thread whose
-    death nobody hears of, cleans tags of what TensorBoard can show, and puts the machine's name into the file's.
+    The library's own ``SummaryWriter`` is not used, because its thread may die in silence, it removes characters from
+    tags, and it puts the machine's name into the file's name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -179,10 +182,14 @@ class TensorBoard:
 # ---------------------------------------------------------------------- MLflow
 
 
-def store_for(track: Track | None) -> "MLflowStore | None":
+NewRun = Callable[["Experiment", Callable[[str], None]], "MLflowRun"]
+"""Begins a run of an experiment in a store; the second argument is called with the reason once the store fails."""
+
+
+def store_for(track: Track | None) -> NewRun | None:
     """Open the store that ``MLFLOW_TRACKING_URI`` names, or MLflow's own default in the present folder.
 
-    A run opens it before anything else, so that it never finds it missing at its end.
+    A run opens it before anything else, so that a missing store is not noticed at the run's end.
 
     Raises:
         BadInput: If MLflow is not installed, or the store cannot be used.
@@ -200,35 +207,39 @@ def store_for(track: Track | None) -> "MLflowStore | None":
     try:
         client = mlflow.MlflowClient()
         experiment = client.get_experiment_by_name(name)
-        return MLflowStore(client, experiment.experiment_id if experiment else client.create_experiment(name))
+        return partial(new_run, client, experiment.experiment_id if experiment else client.create_experiment(name))
     except (mlflow.MlflowException, OSError, ImportError) as error:
         problem = f"{mlflow.get_tracking_uri()} cannot be used: {_first_line(error)}."
         raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None
 
 
-@dataclass(frozen=True)
-class MLflowStore:
-    """An experiment in MLflow's store, which is there and answers.
+def new_run(client: Any, store: str, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowRun":
+    """Begin a run with the experiment's settings as its parameters.
 
-    Attributes:
+    Args:
         client: ``mlflow.MlflowClient``.
-        experiment: Its identifier.
+        store: MLflow's identifier of the runs that belong together.
+        lost: Called with the reason once the store fails.
     """
+    run = MLflowRun(client, "", lost)
 
-    client: Any
-    experiment: str
+    def begin() -> None:
+        from mlflow.entities import Param
 
-    def new_run(self, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowRun":
-        """Begin a run with the experiment's settings as its parameters; ``lost`` hears why no more can be kept."""
         label = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
-        run = MLflowRun(self.client, "", lost)
-        run.attempt(lambda: run.begin(self.experiment, label, dict(flattened(experiment.model_dump(mode="json")))))
-        return run
+        run.identifier = client.create_run(store, run_name=label).info.run_id
+        settings = flattened(experiment.model_dump(mode="json"))
+        parameters = [Param(run.name_of(key), value[:LONGEST_VALUE]) for key, value in settings]
+        for start in range(0, len(parameters), PARAMETERS):
+            client.log_batch(run.identifier, params=parameters[start : start + PARAMETERS])
+
+    run.attempt(begin)
+    return run
 
 
 @dataclass
 class MLflowRun:
-    """A run in the store, a :class:`Tracker`; what the store does not take is lost, not the run."""
+    """Sends figures to a run in MLflow's store, until the store fails. A :class:`Tracker`."""
 
     client: Any
     identifier: str
@@ -236,21 +247,12 @@ class MLflowRun:
     _names: dict[str, str] = field(default_factory=dict)
     _works: bool = True
 
-    def begin(self, experiment: str, label: str, settings: Mapping[str, str]) -> None:
-        """Make the run and give it its parameters."""
-        from mlflow.entities import Param
-
-        self.identifier = self.client.create_run(experiment, run_name=label).info.run_id
-        parameters = [Param(self._name(key), value[:LONGEST]) for key, value in settings.items()]
-        for start in range(0, len(parameters), PARAMETERS):
-            self.client.log_batch(self.identifier, params=parameters[start : start + PARAMETERS])
-
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         def log() -> None:
             from mlflow.entities import Metric
 
             now_ms = time.time_ns() // 1_000_000
-            metrics = [Metric(self._name(tag), value, now_ms, step) for tag, value in values.items()]
+            metrics = [Metric(self.name_of(tag), value, now_ms, step) for tag, value in values.items()]
             for start in range(0, len(metrics), METRICS):
                 self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
 
@@ -270,13 +272,13 @@ class MLflowRun:
             self._works = False
             self.lost(_first_line(error))
 
-    def _name(self, tag: str) -> str:
-        """Return the tag as MLflow takes it, as a path; of two that would be one, the later gets a number."""
+    def name_of(self, tag: str) -> str:
+        """Return the name under which MLflow accepts a tag; of two tags with the same name, the later gets a number."""
         if tag not in self._names:
             parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]
             plain = name = "/".join(parts)[:LONGEST_NAME]
-            given, number = set(self._names.values()), 1
-            while name in given:
+            number = 1
+            while name in self._names.values():
                 name = f"{plain} {(number := number + 1)}"
             self._names[tag] = name
         return self._names[tag]

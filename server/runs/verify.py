@@ -1,6 +1,6 @@
-"""``flwr-server verify``: is a finished run what its receipt, its audit and its updates say it is?
+"""``flwr-server verify``: check a finished run against its receipt, its audit and its updates.
 
-Where a run kept its updates, its rounds are added up again by the method's own rules: do they make each round's model?
+Where a run kept its updates, its rounds are repeated by the method's own rules, and each round's model is compared.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from common.models.state import Layout, ModelState, layout_of, read_state, state
 from common.models.zoo.spec import DESCRIPTION
 from common.plugins import stamp_of
 from common.security.audit import FILE as AUDIT
-from common.security.audit import Audit, AuditEntry, check_audit
+from common.security.audit import Audit, check_audit
 from common.security.authorship import check_authorship
 from common.system.plain_text import listed
 from common.wire.canonical_bytes import parse_canonical, record_sha256
@@ -40,7 +40,7 @@ from strategies.registry import strategy_of
 
 @dataclass
 class VerificationReport:
-    """What a verification found: what is right, what could not be checked, and what is wrong."""
+    """The result of a verification: correct parts, parts that could not be checked, and faults."""
 
     right: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -48,10 +48,11 @@ class VerificationReport:
 
 
 def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> VerificationReport:
-    """Check a receipt, named by itself or by its run folder, with everything beside it.
+    """Check a run by its receipt.
 
     Args:
-        keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
+        path: The receipt, or the folder of the run.
+        keys: Site -> its public key from another source, as an OpenSSH line.
     """
     path = path / FILE if path.is_dir() else path
     report = VerificationReport()
@@ -82,7 +83,7 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
 
 
 def _check_against_audit(report: VerificationReport, path: Path, receipt: Receipt) -> None:
-    """Check that the receipt is made of the audit's entries, and that its hash is the entry after them."""
+    """Check that the receipt is made from the audit's entries, and that the entry after them holds its hash."""
     entries = list(Audit(path.parent).entries())
     before, after = entries[: receipt.audit.entries], entries[receipt.audit.entries :]
     last = after[0] if after else {}
@@ -92,38 +93,34 @@ def _check_against_audit(report: VerificationReport, path: Path, receipt: Receip
         faults.append(Fault(f"{path.name}: audit", problem))
     elif last["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest():
         faults.append(Fault(path.name, f"is not the file that entry {last['n']} of the audit names: changed."))
-    faults += _differences(path.name, receipt, before)
+    try:
+        by_audit = receipt_of(before).model_dump(mode="json") | {"audit": None}
+    except (ValidationError, KeyError, TypeError) as error:
+        faults.append(Fault("audit.jsonl", f"does not describe a whole run ({type(error).__name__}): changed."))
+    else:
+        faults += [
+            Fault(f"{path.name}: {where}", f"is {now!r}, and {then!r} by the audit: one of both was changed.")
+            for where, now, then in _unequal("", receipt.model_dump(mode="json") | {"audit": None}, by_audit)
+        ]
     report.faults += faults
     if not faults:
         report.right.append(f"{path.name}: says what the audit says")
 
 
-def _differences(name: str, receipt: Receipt, entries: list[AuditEntry]) -> list[Fault]:
-    try:
-        made = receipt_of(entries).model_dump(mode="json")
-    except (ValidationError, KeyError, TypeError) as error:
-        return [Fault("audit.jsonl", f"does not describe a whole run ({type(error).__name__}): changed.")]
-    summary = receipt.model_dump(mode="json")
-    return [
-        Fault(f"{name}: {where}", f"is {now!r}, and {then!r} by the audit: one of both was changed.")
-        for where, now, then in _unequal("", {**summary, "audit": None}, {**made, "audit": None})
-    ]
-
-
 def _unequal(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield where two trees differ, and in what; the order of names counts."""
+    """Yield the places where two trees differ, with both values; the order of names counts."""
     if isinstance(now, dict) and isinstance(then, dict) and list(now) == list(then):
         for key in now:
             yield from _unequal(f"{where}.{key}".removeprefix("."), now[key], then[key])
     elif isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
-        for place, (one, other) in enumerate(zip(now, then, strict=True)):
-            yield from _unequal(f"{where}.{place}", one, other)
+        for place, values in enumerate(zip(now, then, strict=True)):
+            yield from _unequal(f"{where}.{place}", *values)
     elif now != then or isinstance(now, dict):
         yield where, now, then
 
 
 def _refuse_unsigned(report: VerificationReport, folder: Path) -> None:
-    """Report a run over the network without signatures; only a simulation has none."""
+    """Report missing signatures of a run over the network; only a simulation has none."""
     try:
         backend = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["backend"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -133,14 +130,14 @@ def _refuse_unsigned(report: VerificationReport, folder: Path) -> None:
 
 
 def _check_figures(report: VerificationReport, folder: Path) -> None:
-    """Check that the files with the run's figures are those that it wrote when it was done."""
-    noted = [entry["sha256"] for entry in Audit(folder).entries() if entry.get("event") == "figures"]
-    if not noted:
+    """Check that the files with the run's figures are unchanged since the end of the run."""
+    hashes = [entry["sha256"] for entry in Audit(folder).entries() if entry.get("event") == "figures"]
+    if not hashes:
         problem = "does not name summary.json and rounds.jsonl as the run wrote them: its end was removed."
         report.faults.append(Fault(AUDIT, problem))
         return
     faults = []
-    for name, sha256 in noted[-1].items():
+    for name, sha256 in hashes[-1].items():
         path = folder / name
         if not path.is_file():
             faults.append(Fault(name, "is not there: removed."))
@@ -148,30 +145,30 @@ def _check_figures(report: VerificationReport, folder: Path) -> None:
             faults.append(Fault(name, "is not the file that the run wrote: changed."))
     report.faults += faults
     if not faults:
-        report.right.append(f"{listed(list(noted[-1]))}: as the run wrote them")
+        report.right.append(f"{listed(list(hashes[-1]))}: as the run wrote them")
 
 
 def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
-    """Return whether the run's plug-ins are those installed here; else no model can be built as it was."""
-    others = []
+    """Return True if the run's plug-ins are installed here unchanged; without them its models cannot be built."""
+    unequal = []
     for stamp in receipt.plugins:
         try:
             here = stamp_of(stamp.group, stamp.name)
         except BadInput:
-            others.append(f"{stamp} is not installed here")
+            unequal.append(f"{stamp} is not installed here")
             continue
         if here == stamp:
             report.right.append(f"plug-in {stamp}: the same files here")
         else:
-            others.append(f"the run had {stamp}, here is {here}")
-    if others:
-        report.unknown.append(f"model and sums: not checked, for {'; '.join(others)}")
-    return not others
+            unequal.append(f"the run had {stamp}, here is {here}")
+    if unequal:
+        report.unknown.append(f"model and sums: not checked, for {'; '.join(unequal)}")
+    return not unequal
 
 
 def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> None:
-    """Check that the model beside the receipt is the one that it names, of a round that it has."""
-    if receipt.result_round not in {0, *(one.round for one in receipt.rounds)}:
+    """Check that the model beside the receipt is the model that the receipt names, after one of its rounds."""
+    if receipt.result_round not in {0, *(each.round for each in receipt.rounds)}:
         problem = f"is {receipt.result_round}, and the receipt has no such round: changed."
         report.faults.append(Fault("receipt.json: result_round", problem))
     if not (folder / DESCRIPTION).exists():
@@ -188,8 +185,8 @@ def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> 
         )
         return
     report.right.append("model.safetensors: the model that the receipt names")
-    if (named := read_description(folder).class_names) != receipt.classes:
-        problem = f"names the classes {quoted(named)}, the receipt {quoted(receipt.classes)}: changed."
+    if (class_names := read_description(folder).class_names) != receipt.classes:
+        problem = f"names the classes {quoted(class_names)}, the receipt {quoted(receipt.classes)}: changed."
         report.faults.append(Fault(DESCRIPTION, problem))
 
 
@@ -212,7 +209,7 @@ def _experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> E
 
 def _check_sums(report: VerificationReport, folder: Path, receipt: Receipt, experiment: Experiment) -> None:
     """Check that each round's model is what its updates make."""
-    if reason := why_not(receipt, experiment):
+    if reason := reason_not_repeatable(receipt, experiment):
         report.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
         return
     try:
@@ -220,20 +217,20 @@ def _check_sums(report: VerificationReport, folder: Path, receipt: Receipt, expe
             report.right.append(
                 f"round {replayed.round}: {len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
             )
-    except Altered as error:
+    except AlteredFile as error:
         report.faults.append(error.fault)
 
 
-class Altered(Exception):
-    """A file that the run kept is not what the receipt names."""
+class AlteredFile(Exception):
+    """A file of the run is not the file that the receipt names."""
 
     def __init__(self, where: Path, problem: str) -> None:
         super().__init__(problem)
         self.fault = Fault(f"{UPDATES}/{where}", problem)
 
 
-def why_not(receipt: Receipt, experiment: Experiment) -> str:
-    """Return why the rounds cannot be added up again, or an empty string."""
+def reason_not_repeatable(receipt: Receipt, experiment: Experiment) -> str:
+    """Return the reason why the rounds cannot be repeated, or an empty string."""
     method = strategy_of(experiment)
     if not receipt.updates_kept:
         return "the run did not keep its updates (run.keep_updates)"
@@ -246,10 +243,11 @@ def why_not(receipt: Receipt, experiment: Experiment) -> str:
 
 @dataclass
 class Replay:
-    """The coordinator's state, made again round by round.
+    """The coordinator's state, computed again round by round.
 
     Attributes:
         updates: Folder of the updates that the run kept.
+        answers: Site -> its answer to the roll call.
     """
 
     updates: Path
@@ -261,11 +259,11 @@ class Replay:
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
     statistics: Arrays = field(default_factory=no_arrays)
     lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
-    _answers: dict[str, RollCallAnswer] = field(default_factory=dict)
+    answers: dict[str, RollCallAnswer] = field(default_factory=dict)
 
     @property
     def clip(self) -> float | None:
-        """Return the longest update that counted as it was, in median lengths; None for any."""
+        """Return the length, in median lengths, above which updates were shortened; None without such a limit."""
         return longest_update(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
@@ -273,7 +271,7 @@ class Replay:
         """Return the state before round 1.
 
         Raises:
-            Altered: If the initial model or an answer to the roll call is not what the receipt names.
+            AlteredFile: If the initial model or an answer to the roll call is not what the receipt names.
         """
         spec = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
         layout = layout_of(build(spec, receipt.classes, seed=0))
@@ -282,36 +280,39 @@ class Replay:
             initial = state_of_bytes(_content(updates, Path(INITIAL)))
             model, sha256 = initial.model, state_sha256(initial.model, layout)
         except (ValueError, KeyError, AssertionError) as error:
-            raise Altered(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
+            raise AlteredFile(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
         if sha256 != receipt.initial_model_sha256:
-            raise Altered(Path(INITIAL), f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}.")
+            raise AlteredFile(
+                Path(INITIAL), f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}."
+            )
         if initial.best is not None or initial.moments or initial.statistics:
-            raise Altered(Path(INITIAL), "holds more than a model to begin with: changed.")
+            raise AlteredFile(Path(INITIAL), "holds more than a model to begin with: changed.")
         replay = cls(updates, receipt, experiment, layout, strategy_of(experiment), model)
-        for site, one in receipt.sites.items():
-            path = Path("roll-call") / record_file(site)
-            replay._answers[site] = replay._record(path, one.answer_sha256, RollCallAnswer)
+        for name, site in receipt.sites.items():
+            path = Path("roll-call") / record_file(name)
+            replay.answers[name] = replay._record(path, site.answer_sha256, RollCallAnswer)
         return replay
 
     def rounds(self) -> Iterator[ReceiptRound]:
-        """Make round after round again; yields those that end in the model that the receipt names.
+        """Repeat the rounds; yield each round that ends in the model that the receipt names.
 
         Raises:
-            Altered: Naming the first update or round that does not.
+            AlteredFile: At the first update or model that is not the one that the receipt names.
         """
-        for one in self.receipt.rounds:
-            folder = Path(round_folder(one.round))
+        for expected in self.receipt.rounds:
+            folder = Path(round_folder(expected.round))
             replies = {
-                site: self._record(folder / record_file(site), sha256, TrainReply) for site, sha256 in one.sites.items()
+                site: self._record(folder / record_file(site), sha256, TrainReply)
+                for site, sha256 in expected.sites.items()
             }
-            context = self._context(one.round)
-            self._move(one.round, context, replies)
+            context = self._context(expected.round)
+            self._aggregate(expected.round, context, replies)
             self.statistics = self.method.aggregate_statistics(context, replies)
-            if (sha256 := state_sha256(self.model, self.layout)) != one.model_sha256:
-                raise Altered(folder, f"make the model {sha256}, the receipt names {one.model_sha256}.")
-            yield one
+            if (sha256 := state_sha256(self.model, self.layout)) != expected.model_sha256:
+                raise AlteredFile(folder, f"make the model {sha256}, the receipt names {expected.model_sha256}.")
+            yield expected
 
-    def _move(self, server_round: int, context: RoundContext, replies: dict[str, TrainReply]) -> None:
+    def _aggregate(self, server_round: int, context: RoundContext, replies: dict[str, TrainReply]) -> None:
         if isinstance(self.method, SequentialMethod):
             passed, left = self.model, self.experiment.run.rounds - server_round
             for hops, reply in enumerate(replies.values(), start=1):
@@ -325,10 +326,9 @@ class Replay:
         self.model, self.moments = moved_by(self.method, server_round, means, self.moments)
 
     def _context(self, server_round: int) -> RoundContext:
-        """Return what the coordinator knew when this round began."""
-        answers = {
-            site: self._answers[site] for site, one in sorted(self.receipt.sites.items()) if one.joined <= server_round
-        }
+        """Return the coordinator's context at the start of a round."""
+        sites = sorted(self.receipt.sites.items())
+        answers = {name: self.answers[name] for name, site in sites if site.joined <= server_round}
         contract = merge_declarations(
             (
                 Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
@@ -344,19 +344,19 @@ class Replay:
         try:
             content = parse_canonical(data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise Altered(where, f"is no record that was kept ({error}): changed.") from None
+            raise AlteredFile(where, f"is no record that was kept ({error}): changed.") from None
         if (actual := record_sha256(content)) != sha256:
-            raise Altered(where, f"has SHA-256 {actual}, the receipt names {sha256}: changed.")
+            raise AlteredFile(where, f"has SHA-256 {actual}, the receipt names {sha256}: changed.")
         try:
             return decode(content, kind)
         except (WireError, ValueError) as error:
-            raise Altered(where, f"is none of this release's records: {error}") from None
+            raise AlteredFile(where, f"is none of this release's records: {error}") from None
 
 
 def _content(updates: Path, where: Path) -> bytes:
     if (updates / where).exists() and not (updates / where).is_file():  # a pipe would be waited for
-        raise Altered(where, "is no file: changed.")
+        raise AlteredFile(where, "is no file: changed.")
     try:
         return (updates / where).read_bytes()
     except OSError as error:
-        raise Altered(where, f"cannot be read ({error.strerror}): removed.") from None
+        raise AlteredFile(where, f"cannot be read ({error.strerror}): removed.") from None

@@ -30,7 +30,7 @@ from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import Present
 from server.runs.progress import progress_of_run
 from server.runs.reporter import Reporter
-from server.runs.samples import wanted, write_samples
+from server.runs.samples import shows_samples, write_samples
 from server.runs.tracking import Track
 from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
@@ -127,7 +127,7 @@ class Simulation:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._watched(folder.path) as watchers:
             summary = self._federate(setting, experiment, watchers)
-        if self.method.site.has_global_model and len(data.test) and wanted(self.experiment):
+        if self.method.site.has_global_model and len(data.test) and shows_samples(self.experiment):
             write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
         return summary
 

@@ -30,7 +30,7 @@ from server.federation.recorder import RunTotals
 from server.reporting import model_card
 from server.reporting.live.files import SiteStatus, Snapshot, event_text
 from server.reporting.live.page import changing_part, page
-from server.runs.audit_log import briefly
+from server.runs.audit_log import shorten_reasons
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present
 from server.runs.reader import RoundLine as RoundLine
@@ -181,9 +181,9 @@ def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) 
 
 
 def test_reasons_of_a_thousand_sites_fit_into_one_line_of_the_audit() -> None:
-    cut = briefly({f"site-{n}": "x" * 500 for n in range(100)})
+    cut = shorten_reasons({f"site-{n}": "x" * 500 for n in range(100)})
     assert len(json_text(cut)) < 2**14
-    assert briefly({"north": "no reply within 20 s"}) == {"north": "no reply within 20 s"}
+    assert shorten_reasons({"north": "no reply within 20 s"}) == {"north": "no reply within 20 s"}
 
 
 def test_a_csv_of_predictions_names_its_columns_and_files_harmlessly(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from server.cli import app
 from server.coordinator.folder import read_coordinator
 from server.coordinator.init import make_folder
 from server.deployment.status import runs_table
-from server.runs.live_status import HISTORY, Present, note_run, runs_led
+from server.runs.live_status import HISTORY, Present, note_run, run_history
 from server.runs.reporter import Reporter
 
 
@@ -37,7 +37,7 @@ def test_each_run_is_listed_once_with_its_end(tmp_path: Path) -> None:
     led(tmp_path, tmp_path / "one", "whole")
     led(tmp_path, tmp_path / "two", "too few", RuntimeError("1 of 2 sites answered"))
     led(tmp_path, tmp_path / "two", "resumed", SystemExit(130))
-    whole, failed, stopped = runs_led(tmp_path)
+    whole, failed, stopped = run_history(tmp_path)
     assert [run["state"] for run in (whole, failed, stopped)] == ["done", "stopped", "interrupted"]
     assert [(run["round"], run["rounds"]) for run in (whole, failed)] == [(2, 2), (1, 2)]
     assert failed["last_error"] == "1 of 2 sites answered"
@@ -48,7 +48,7 @@ def test_a_run_whose_process_was_killed_is_interrupted_and_one_at_work_is_runnin
     lines = [{**vars(Present("folder", name)), "pid": pid, "began": 1.0, "noted": 1.0} for name, pid in PROCESSES]
     text = "".join(json.dumps({**line, "run_folder": line["name"]}) + "\n" for line in lines)
     (tmp_path / HISTORY).write_text(text + '{"cut off by a ki')
-    assert [(run["name"], run["state"], run["ended"]) for run in runs_led(tmp_path)] == [
+    assert [(run["name"], run["state"], run["ended"]) for run in run_history(tmp_path)] == [
         ("killed", "interrupted", None),
         ("at work", "running", None),
     ]
@@ -62,7 +62,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     led(tmp_path, tmp_path / "archived", "archived")
     (tmp_path / "archived").rename(tmp_path / "elsewhere")
     console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(runs_table(runs_led(tmp_path)))
+    console.print(runs_table(run_history(tmp_path)))
     kept, archived = (line for line in console.export_text().splitlines() if "done" in line)
     assert "(moved or removed)" in archived
     assert "(moved or removed)" not in kept

@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork, build, scores_of
 from common.models.zoo.spec import ModelSpec
 from server.reporting.run_report import write_run_report
-from server.runs.samples import BUDGET, CLASSES, wanted, write_samples
+from server.runs.samples import BUDGET, CLASSES, shows_samples, write_samples
 from tests.federations import experiment, federation
 
 NAMES = ("a", "b", "c")
@@ -89,11 +89,11 @@ def test_pictures_are_small_however_large_and_many_the_images_are(tmp_path: Path
 def test_by_itself_a_report_shows_images_of_nobody_only(tmp_path: Path) -> None:
     digits = experiment(tmp_path).experiment
     table = {"kind": "npz", "path": "chest.npz", "classes": ["a", "b"]}
-    assert wanted(digits)
-    assert not wanted(changed(digits, data=table))
-    assert not wanted(changed(digits, server_data=table))
-    assert wanted(changed(digits, data=table, evaluation={"sample_grid": True}))
-    assert not wanted(changed(digits, evaluation={"sample_grid": False}))
+    assert shows_samples(digits)
+    assert not shows_samples(changed(digits, data=table))
+    assert not shows_samples(changed(digits, server_data=table))
+    assert shows_samples(changed(digits, data=table, evaluation={"sample_grid": True}))
+    assert not shows_samples(changed(digits, evaluation={"sample_grid": False}))
 
 
 def changed(one: Experiment, **sections: Any) -> Experiment:

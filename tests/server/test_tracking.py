@@ -241,7 +241,7 @@ def test_a_store_that_goes_away_costs_its_figures_and_not_the_run(
 def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) -> None:
     run = MLflowRun(None, "", pytest.fail)
     tags = {f"test {'m' * 60}/{name}" for name in class_names}
-    names = {run._name(tag) for tag in tags}
+    names = {run.name_of(tag) for tag in tags}
     assert len(names) == len(tags)
     for name in names:  # MLflow's own rule: a path that means no other one, at most 250 characters
         assert posixpath.normpath(name) == name
@@ -250,7 +250,9 @@ def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) 
 
 @pytest.mark.filterwarnings("ignore")
 def test_two_names_that_mlflow_cannot_tell_apart_stay_two(mlflow: Any, tmp_path: Path) -> None:
-    run = store_for(Track.mlflow).new_run(experiment(tmp_path).experiment, pytest.fail)
+    new_run = store_for(Track.mlflow)
+    assert new_run is not None
+    run = new_run(experiment(tmp_path).experiment, pytest.fail)
     run.scalars({"test auroc/a+": 0.25, "test auroc/a|": 0.75}, 1)
     run.scalars({"test auroc/a|": 0.5}, 2)
     run.close("interrupted")
