@@ -44,47 +44,52 @@ def settings(workers: int = 0, threads: int = 1, gpus_per_site: float | None = N
 # ---------------------------------------------------------------------- how many workers
 
 
-def test_workers_are_counted_over_all_nodes_by_cores_and_memory_and_never_more_than_sites() -> None:
-    nodes = [ClusterNode(4, 0, 64 * GB), ClusterNode(8, 0, 3.1 * GB)]
-    # 4 cores in the first, memory for two workers of 1.5 GB in the second.
-    assert choose_workers(settings(), 100, nodes) == Workers(6, 0.0)
-    assert choose_workers(settings(threads=4), 100, nodes) == Workers(3, 0.0)
-    assert choose_workers(settings(), 5, nodes) == Workers(5, 0.0)
-    assert choose_workers(settings(workers=7), 100, nodes) == Workers(7, 0.0)
-    assert choose_workers(settings(threads=99), 100, nodes) == Workers(1, 0.0)
+CPU_NODES = (ClusterNode(4, 0, 64 * GB), ClusterNode(8, 0, 3.1 * GB))
+"""Four cores, and memory for two workers of 1.5 GB."""
+GPU_NODES = (ClusterNode(16, 0, 64 * GB), ClusterNode(8, 2, 64 * GB))
+"""The node with two GPUs has 8 cores: four sites on each GPU."""
+MANY_GPUS = (ClusterNode(16, 3, 64 * GB), ClusterNode(16, 4, 64 * GB), ClusterNode(64, 1, 64 * GB))
+ONE_GPU = (ClusterNode(8, 1, 64 * GB),)
 
 
-def test_where_only_another_node_has_gpus_sites_train_there_and_share_them() -> None:
-    nodes = [ClusterNode(16, 0, 64 * GB), ClusterNode(8, 2, 64 * GB)]
-    # 8 cores on the node with two GPUs: four sites on each.
-    assert choose_workers(settings(), 100, nodes) == Workers(8, 0.25)
-    assert choose_workers(settings(workers=3), 100, nodes) == Workers(3, 0.5)
-    assert choose_workers(settings(gpus_per_site=1), 100, nodes) == Workers(2, 1.0)
-    assert choose_workers(settings(gpus_per_site=0), 100, nodes) == Workers(24, 0.0)
+@pytest.mark.parametrize(
+    ("nodes", "options", "sites", "workers"),
+    [
+        (CPU_NODES, {}, 100, Workers(6, 0.0)),
+        (CPU_NODES, {"threads": 4}, 100, Workers(3, 0.0)),
+        (CPU_NODES, {}, 5, Workers(5, 0.0)),
+        (CPU_NODES, {"workers": 7}, 100, Workers(7, 0.0)),
+        (CPU_NODES, {"threads": 99}, 100, Workers(1, 0.0)),
+        (GPU_NODES, {}, 100, Workers(8, 0.25)),
+        (GPU_NODES, {"workers": 3}, 100, Workers(3, 0.5)),
+        (GPU_NODES, {"gpus_per_site": 1}, 100, Workers(2, 1.0)),
+        (GPU_NODES, {"gpus_per_site": 0}, 100, Workers(24, 0.0)),
+        (MANY_GPUS, {"gpus_per_site": 2}, 100, Workers(3, 2.0)),  # both GPUs of a site on one node
+        (ONE_GPU, {"workers": 3}, 100, Workers(3, 0.3333)),  # ten-thousandths: 3 * 0.3334 would be more than one GPU
+    ],
+)
+def test_workers_are_chosen_by_the_cores_memory_and_gpus_of_all_nodes(
+    nodes: tuple[ClusterNode, ...], options: dict[str, Any], sites: int, workers: Workers
+) -> None:
+    assert choose_workers(settings(**options), sites, nodes) == workers
+    assert workers.gpus_per_site != 0.3333 or nodes[0].room(1, workers.gpus_per_site) == 3
 
 
-def test_a_site_over_two_gpus_takes_two_of_one_node() -> None:
-    nodes = [ClusterNode(16, 3, 64 * GB), ClusterNode(16, 4, 64 * GB), ClusterNode(64, 1, 64 * GB)]
-    assert choose_workers(settings(gpus_per_site=2), 100, nodes) == Workers(3, 2.0)
-    (fault,) = room_faults(settings(gpus_per_site=8), Workers(1, 8.0), nodes)
-    assert "1 core and 8 GPUs, and no node of the cluster has that" in str(fault)
-
-
-def test_three_sites_of_a_third_fit_on_a_gpu() -> None:
-    chosen = choose_workers(settings(workers=3), 100, [ClusterNode(8, 1, 64 * GB)])
-    assert chosen.gpus_per_site == 0.3333  # Ray knows ten-thousandths; 3 * 0.3334 would be more than one GPU
-    assert ClusterNode(8, 1, 64 * GB).room(1, chosen.gpus_per_site) == 3
-
-
-def test_a_site_that_fits_on_no_node_is_refused_with_what_the_nodes_have() -> None:
-    nodes = [ClusterNode(2, 0, GB), ClusterNode(4, 0, GB)]
-    (fault,) = room_faults(settings(threads=8), Workers(1, 0.0), nodes)
-    assert str(fault).startswith(
-        "simulation: a site takes 8 cores, and no node of the cluster has that: 2 cores, 0 GPU"
-    )
-    (fault,) = room_faults(settings(gpus_per_site=0.5), Workers(1, 0.5), nodes)
-    assert "1 core and 0.5 of a GPU" in str(fault)
-    assert room_faults(settings(threads=4), Workers(1, 0.0), nodes) == []
+@pytest.mark.parametrize(
+    ("nodes", "options", "share", "needs"),
+    [
+        (CPU_NODES, {"threads": 9}, 0.0, "9 cores"),
+        (CPU_NODES, {"gpus_per_site": 0.5}, 0.5, "1 core and 0.5 of a GPU"),
+        (MANY_GPUS, {"gpus_per_site": 8}, 8.0, "1 core and 8 GPUs"),
+    ],
+)
+def test_a_site_that_fits_on_no_node_is_refused(
+    nodes: tuple[ClusterNode, ...], options: dict[str, Any], share: float, needs: str
+) -> None:
+    (fault,) = room_faults(settings(**options), Workers(1, share), nodes)
+    assert fault.where == "simulation"
+    assert f"a site takes {needs}, and no node" in fault.problem
+    assert room_faults(settings(threads=8), Workers(1, 0.0), nodes) == []
 
 
 def test_every_node_with_other_versions_is_named() -> None:

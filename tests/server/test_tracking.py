@@ -47,13 +47,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_tensorboard_shows_every_round_as_rounds_jsonl_has_it(run: Path) -> None:
     shown = curves(run / "tensorboard")
     assert [line["round"] for line in lines(run)] == [1, 2]
-    for tag, key in (
-        ("loss/train", "train_loss"),
-        ("loss/validation", "validation_loss"),
-        ("auroc/validation", "validation_auroc"),
-        ("bytes/up", "bytes_up"),
-        ("seconds/round", "seconds"),
-    ):
+    keys = {"loss/train": "train_loss", "loss/validation": "validation_loss", "auroc/validation": "validation_auroc"}
+    for tag, key in {**keys, "bytes/up": "bytes_up", "seconds/round": "seconds"}.items():
         assert shown[tag] == [(line["round"], pytest.approx(line[key])) for line in lines(run)]
     for site in ("site-1", "site-2", "site-3"):
         losses = [(line["round"], line["site_losses"][site]) for line in lines(run)]
@@ -157,14 +152,21 @@ def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_mlflow")
-@pytest.mark.parametrize("command", ["run", "compare"])
-def test_without_mlflow_nothing_is_started_and_the_fault_says_what_to_install(
-    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("command", "store", "fault"),
+    [
+        ("run", "mlflow", "pip install 'polyclinic[mlflow]'"),
+        ("compare", "mlflow", "pip install 'polyclinic[mlflow]'"),
+        ("run", "wandb", "mlflow"),
+    ],
+)
+def test_a_store_that_is_not_installed_or_unknown_is_refused_before_anything_starts(
+    command: str, store: str, fault: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
-    ended = flwr_sim(capsys, command, tmp_path / "e.toml", "--out", tmp_path / "out", "--track", "mlflow")
+    ended = flwr_sim(capsys, command, tmp_path / "e.toml", "--out", tmp_path / "out", "--track", store)
     assert ended.code == 2
-    assert "--track mlflow: MLflow is not installed here. pip install 'polyclinic[mlflow]'" in ended.err
+    assert fault in ended.err
     assert not (tmp_path / "out").exists()
 
 
@@ -179,25 +181,17 @@ def test_a_coordinator_without_mlflow_asks_no_hospital(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_track_names_what_it_takes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
-    ended = flwr_sim(capsys, "run", tmp_path / "e.toml", "--out", tmp_path / "out", "--track", "wandb")
-    assert ended.code == 2
-    assert "mlflow" in ended.err
-
-
 # ---------------------------------------------------------------------- where MLflow is installed
 
 
 @pytest.fixture
 def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A store of this test's own."""
-    found = pytest.importorskip("mlflow", reason="MLflow is an extra")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    return found
+    return pytest.importorskip("mlflow", reason="MLflow is an extra")
 
 
-def kept(mlflow: Any) -> list[Any]:
+def stored_runs(mlflow: Any) -> list[Any]:
     """All runs in the store."""
     client = mlflow.MlflowClient()
     return list(client.search_runs([client.get_experiment_by_name("polyclinic").experiment_id]))
@@ -207,7 +201,7 @@ def kept(mlflow: Any) -> list[Any]:
 def test_mlflow_has_the_figures_of_the_event_files_and_the_settings(mlflow: Any, tmp_path: Path) -> None:
     file = experiment(tmp_path, 'run.name="trial <1>"')
     simulate(file, tmp_path / "run", Console(quiet=True), Track.mlflow)
-    (run,) = kept(mlflow)
+    (run,) = stored_runs(mlflow)
     shown = curves(tmp_path / "run" / "tensorboard")
     assert (run.info.run_name, run.info.status) == ("trial <1> seed 3", "FINISHED")
     assert run.data.params["training.lr"] == "0.003"
@@ -256,9 +250,9 @@ def test_two_names_that_mlflow_cannot_tell_apart_stay_two(mlflow: Any, tmp_path:
     run.scalars({"test auroc/a+": 0.25, "test auroc/a|": 0.75}, 1)
     run.scalars({"test auroc/a|": 0.5}, 2)
     run.close("interrupted")
-    (found,) = kept(mlflow)
-    assert found.info.status == "KILLED"
-    assert found.data.metrics == {"test auroc/a_": 0.25, "test auroc/a_ 2": 0.5}
+    (stored,) = stored_runs(mlflow)
+    assert stored.info.status == "KILLED"
+    assert stored.data.metrics == {"test auroc/a_": 0.25, "test auroc/a_ 2": 0.5}
 
 
 @pytest.mark.filterwarnings("ignore")
