@@ -227,7 +227,7 @@ class FinishedRun:
             BadInput: If there are no such images, none can be read, or there is no model.
         """
         from common.models.saved import load_model
-        from server.export.prediction import form_for, picture_scores, scores_of_files
+        from server.export.prediction import image_form_of, picture_scores, scores_of_files
 
         network, pandas = load_model(self.folder), _pandas()
         columns = list(network.class_names)
@@ -236,7 +236,7 @@ class FinishedRun:
             index = pandas.RangeIndex(len(values), name="image")
             return pandas.DataFrame(picture_scores(network, values), index=index, columns=columns)
         files = [images] if isinstance(images, str | Path) else _checked_paths(images)
-        form = form_for(self.folder, network)
+        form = image_form_of(self.folder, network)
         results = [scores_of_files(network, Path(file), form) for file in files]
         names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
         rows = [part for pictures, scores in results for part in (scores, _unknown(len(pictures.unreadable), columns))]

@@ -185,7 +185,7 @@ def run(
         from server.deployment.network import exit_with_code
         from server.deployment.network import run as lead
         from server.deployment.supervisor import RunExit
-        from server.reporting.tables import result_of
+        from server.reporting.tables import terminal_result
         from server.runs.reader import read_run
 
     keep_large_buffers()
@@ -197,7 +197,7 @@ def run(
     if log_format is LogForm.json:
         tell(f"done; report: {out / 'report.html'}")
         return
-    console.print(result_of(read_run(out)))
+    console.print(terminal_result(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
@@ -311,11 +311,11 @@ def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) 
 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
     stop_on(port_faults("--port", listen, port, "Name another with --port."))
-    from server.reporting.live.server import show
+    from server.reporting.live.server import serve_view
 
     tell = event_printer(console)
     with contextlib.suppress(SystemExit, KeyboardInterrupt):
-        show(coordinator, listen, port, tell)
+        serve_view(coordinator, listen, port, tell)
     tell("the live view is closed; no run notices")
 
 

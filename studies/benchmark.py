@@ -24,14 +24,14 @@ from studies.benchmark_results import (
     BenchmarkResult,
     ResultLine,
     append_line,
+    benchmark_result,
+    chosen_rates,
     code_version,
-    line_of,
-    rates_of,
     read_lines,
-    result_of,
+    result_line,
 )
 from studies.runner import FailedRuns, fork_server, locked, run_measured
-from studies.trial import Trial, check
+from studies.trial import Trial, check_trials
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ def refuse_unfit(plan: FormPlan, out: Path) -> None:
             problem = f'has the same settings as "{other}": their runs would be one.'
             faults.append(Fault(where, problem, "Leave one of them out."))
     stop_on(faults)
-    check([Trial(run.experiment, out / run.key, run.overrides, run.method) for run in first.values()])
+    check_trials([Trial(run.experiment, out / run.key, run.overrides, run.method) for run in first.values()])
 
 
 def write_pages(plan: FormPlan, options: BenchmarkOptions) -> BenchmarkResult:
     """Write the page of the finished runs, as Markdown and as HTML."""
     lines = lines_by_block(plan, read_lines(options.results))
-    result = result_of(plan, options.form, lines, planned_count(plan))
+    result = benchmark_result(plan, options.form, lines, planned_count(plan))
     (options.out / "benchmark.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
     write_benchmark_report(result, options.out / "report.html")
     return result
@@ -130,7 +130,7 @@ def all_runs(plan: FormPlan, lines: Mapping[str, ResultLine]) -> Iterator[Planne
     for data in plan.data_sets():
         tuning = list(plan.tuning(data))
         yield from tuning
-        rates = rates_of([lines[run.key] for run in tuning if run.key in lines], data)
+        rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
         for pattern in plan.patterns(data):
             yield from plan.results(data, pattern, rates)
 
@@ -208,7 +208,7 @@ class _MissingRuns:
                 tuning = list(self.plan.tuning(data))
                 self._run_all(tuning, scratch)
                 lines = read_lines(self.options.results)
-                rates = rates_of([lines[run.key] for run in tuning if run.key in lines], data)
+                rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
                 for pattern in self.plan.patterns(data):
                     self._run_all(self.plan.results(data, pattern, rates), scratch)
 
@@ -262,6 +262,6 @@ def _finished(run: PlannedRun, folder: Path) -> tuple[str, ResultLine | None]:
     trial = Trial(run.experiment, folder, run.overrides, run.method, pages=False)
     try:
         failure, seconds = run_measured(trial)
-        return (failure, None) if failure else ("", line_of(run, read_run(trial.unfinished), seconds))
+        return (failure, None) if failure else ("", result_line(run, read_run(trial.unfinished), seconds))
     finally:
         shutil.rmtree(trial.unfinished, ignore_errors=True)

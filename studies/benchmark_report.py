@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from common.system.plain_text import counted, listed, number, signed
 from server.reporting.page import write_page
-from server.reporting.svg import BLUE, INK, VERMILION, canvas, inline, theme
+from server.reporting.svg import BLUE, INK, VERMILION, inline_svg, new_figure, page_theme
 from studies.benchmark_results import BenchmarkResult, BlockResult, Entry, MethodOverBlocks
 from studies.claims import markdown_rows, probability
 from studies.comparison_report import TEMPLATES
@@ -22,8 +22,8 @@ COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference
 def as_markdown(result: BenchmarkResult) -> str:
     """Return headline, ranks, the table over all blocks, the table of each block, and what the figures rest on."""
     head = ["method", "mean rank", "AUROC", "mAP", "balanced accuracy", f"against {result.reference}", "CPU s", "MB"]
-    ranked = [[method.label, *cells(result, method)] for method in result.methods if not method.beyond]
-    beyond = [[method.label, *cells(result, method)] for method in result.methods if method.beyond]
+    ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
+    beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
     done = f"**Partial: {done_sentence(result)}**" if result.partial else f"Complete: {done_sentence(result)}"
     parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", _table(head, ranked)]
     parts += [f"Not ranked, because {BEYOND}:", _table(head, beyond)] if beyond else []
@@ -49,7 +49,7 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
         TEMPLATES,
         result=result,
         columns=[name.format(reference=result.reference) for name in COLUMNS],
-        cells=cells,
+        method_cells=method_cells,
         block_cell=block_cell,
         done=done_sentence(result),
         ranks=ranks_sentence(result.ranking, "block"),
@@ -121,7 +121,7 @@ def _scored_sentence(block: BlockResult) -> str:
     return f"{scored}; trained and not scored, for too few: {rare}."
 
 
-def cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
+def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
     """Return a method's cells in the table over all blocks, in the order of :data:`COLUMNS`."""
     rank, test = result.ranking.ranks.get(method.label), method.test
     if method.label == result.reference:
@@ -156,8 +156,8 @@ def critical_difference_picture(ranking: Ranking, name: str) -> Markup:
     if (critical := ranking.critical_difference) is None:
         return Markup("")
     ranks = ranking.ranks
-    with theme():
-        figure, (axes,) = canvas(9, 1.2 + 0.26 * (len(ranks) + len(ranking.cliques)))
+    with page_theme():
+        figure, (axes,) = new_figure(9, 1.2 + 0.26 * (len(ranks) + len(ranking.cliques)))
         for row, (method, rank) in enumerate(ranks.items(), start=1):
             axes.plot([rank], [row], "o", color=BLUE, markersize=6)
             _label(axes, f"{method}  {rank:.2f}", (rank, row))
@@ -169,7 +169,7 @@ def critical_difference_picture(ranking: Ranking, name: str) -> Markup:
         axes.set(xlabel="mean rank, 1 is best", xlim=(0.5, len(ranks) + 2.5), yticks=[])
         axes.invert_yaxis()
         axes.grid(axis="x")
-        return inline(figure, name, "Critical-difference picture: mean rank of every method, best first.")
+        return inline_svg(figure, name, "Critical-difference picture: mean rank of every method, best first.")
 
 
 def _label(axes: Axes, text: str, point: tuple[float, float]) -> None:

@@ -71,7 +71,7 @@ class ResultLine(BaseModel):
     megabytes: float
 
 
-def line_of(planned: PlannedRun, run: Run, cpu_seconds: float) -> ResultLine:
+def result_line(planned: PlannedRun, run: Run, cpu_seconds: float) -> ResultLine:
     """Return the line of a finished run."""
     test = run.summary.test
     intervals = test.intervals.per_class if test.intervals else {}
@@ -262,7 +262,7 @@ class BenchmarkResult:
         return self.done < self.planned
 
 
-def rates_of(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
+def chosen_rates(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
     """Return method -> learning rate with the best validation AUROC on a data set, the lower of equals."""
     tried: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
@@ -271,7 +271,7 @@ def rates_of(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
     return {method: min(rates)[1] for method, rates in tried.items()}
 
 
-def result_of(plan: FormPlan, form: str, by_block: Mapping[str, ResultLine], planned: int) -> BenchmarkResult:
+def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLine], planned: int) -> BenchmarkResult:
     """Return the content of the page for the finished runs.
 
     Args:

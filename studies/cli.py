@@ -56,7 +56,7 @@ Progress = Annotated[
     ),
 ]
 TrackTo = Annotated[Track | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")]
-GOES_ON = ("run", "compare", "study", "benchmark")
+RESUMABLE = ("run", "compare", "study", "benchmark")
 """Commands that go on where they were stopped."""
 ModelFolder = Annotated[
     Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
@@ -99,10 +99,10 @@ def run(
 
         view = port if web else None
         simulate(file, out, console, track, resume=resume, web_port=view, progress=form, ray_process=ray)
-    from server.reporting.tables import result_of
+    from server.reporting.tables import terminal_result
     from server.runs.reader import read_run
 
-    console.print(result_of(read_run(out)))
+    console.print(terminal_result(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
@@ -272,18 +272,18 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.preflight import file_of, form_of, refuse_early
+    from server.export.preflight import default_export_file, export_format_of, refuse_wrong_paths
 
-    form = form_of(to)
-    refuse_early(folder, check, out or file_of(folder, form))  # before torch is imported
+    form = export_format_of(to)
+    refuse_wrong_paths(folder, check, out or default_export_file(folder, form))  # before torch is imported
     if check is not None and check.suffix == ".toml":
         from server.export.preflight import data_of_experiment
 
         data_of_experiment(check)
     elif check is not None:
-        from server.export.pictures import refuse_no_pictures
+        from server.export.pictures import refuse_without_pictures
 
-        refuse_no_pictures(check)
+        refuse_without_pictures(check)
     from server.export.exported_model import export as written
 
     done, source, card = written(folder, form, out, check)
@@ -331,12 +331,12 @@ def predict(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
-    from server.export.pictures import refuse_no_pictures
-    from server.export.preflight import named_rendering, refuse_early
+    from server.export.pictures import refuse_without_pictures
+    from server.export.preflight import named_rendering, refuse_wrong_paths
 
     rendering = named_rendering(frame, axis, window)
-    refuse_early(folder, data, out)  # before torch is imported
-    refuse_no_pictures(data)
+    refuse_wrong_paths(folder, data, out)  # before torch is imported
+    refuse_without_pictures(data)
     from server.export.prediction import predict_to_csv
 
     read, unreadable = predict_to_csv(folder, data, out, rendering)
@@ -375,9 +375,9 @@ def evaluate(
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
-    from server.export.preflight import LabelledInput, refuse_early, refuse_unlabelled
+    from server.export.preflight import LabelledInput, refuse_unlabelled, refuse_wrong_paths
 
-    refuse_early(folder, data, out)
+    refuse_wrong_paths(folder, data, out)
     labelled = LabelledInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
     refuse_unlabelled(folder, labelled)  # before torch is imported
     from server.export import evaluation
@@ -450,12 +450,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     with stop_on_signals():
-        if words and words[0] in GOES_ON:
-            set_resume_hint(partial(line_to_go_on, words))
+        if words and words[0] in RESUMABLE:
+            set_resume_hint(partial(resume_command, words))
         run_program(app, arguments, (CannotGoOn,))
 
 
-def line_to_go_on(words: list[str]) -> str:
+def resume_command(words: list[str]) -> str:
     """Return the command that continues a stopped one: the same command, with ``--resume`` for a run that began."""
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     out = next((after for before, after in pairwise(apart) if before == "--out"), "")

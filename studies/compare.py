@@ -11,7 +11,7 @@ from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.terminal import ProgressForm
 from server.runs.folder import DEMO_MARK, demo_folder_faults
 from server.runs.tracking import Track, store_for
-from studies.trial import Trial, check, refuse_seed
+from studies.trial import Trial, check_trials, refuse_seed
 
 DEMO = Path(__file__).parent / "demo.toml"
 METHODS = ("surgical", "vanilla")
@@ -57,7 +57,7 @@ def run_comparison(
     from studies.runner import fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
     store_for(track)  # made here once, not by several runs at a time
-    check(trials)
+    check_trials(trials)
     run_trials(trials, out, jobs or fitting_jobs(trials), console, progress)
     _write_comparison([trial.folder for trial in trials], out, console)
 

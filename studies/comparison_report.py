@@ -21,12 +21,12 @@ from server.reporting.svg import (
     ROW,
     RULE,
     SeriesStyle,
-    canvas,
-    inline,
+    inline_svg,
     legend_above,
-    marker_key,
+    legend_marker,
+    new_figure,
+    page_theme,
     series_styles,
-    theme,
 )
 from server.runs.reader import Run
 from studies import claims
@@ -114,9 +114,9 @@ def gains_by_site(comparison: Comparison) -> dict[str, list[SiteGain]]:
 
 def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassGroup]) -> Markup:
     """Draw the AUROC of each class averaged over seeds, a marker a method, with its interval where it has one."""
-    with theme():
+    with page_theme():
         height = class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
-        figure, (axes,) = canvas(9, height)
+        figure, (axes,) = new_figure(9, height)
         positions = label_class_rows(axes, groups)
         styled = list(zip(methods, series_styles(len(methods)), strict=True))
         for lane, (method, style) in enumerate(styled):
@@ -135,8 +135,8 @@ def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassGroup
         if min([*values, *ends], default=CHANCE) < NEAR_CHANCE:
             axes.axvline(CHANCE, color=INK, linewidth=1, linestyle=":")
         axes.set(xlabel="AUROC (mean over seeds)")
-        legend_above(axes, [marker_key(method.label, style) for method, style in styled])
-        return inline(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
+        legend_above(axes, [legend_marker(method.label, style) for method, style in styled])
+        return inline_svg(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
 
 
 def differences(contrasts: Sequence[Contrast]) -> Markup:
@@ -144,8 +144,8 @@ def differences(contrasts: Sequence[Contrast]) -> Markup:
     others = list(dict.fromkeys(each.other for each in contrasts))
     subsets = list(dict.fromkeys(each.subset for each in contrasts))
     styled = list(zip(subsets, series_styles(len(subsets)), strict=True))
-    with theme():
-        figure, (axes,) = canvas(9, 1.1 + 2.2 * ROW * len(others))
+    with page_theme():
+        figure, (axes,) = new_figure(9, 1.1 + 2.2 * ROW * len(others))
         for offset, (subset, style) in enumerate(styled):
             for each in (each for each in contrasts if each.subset == subset):
                 mean, row = each.result.mean_difference, others.index(each.other) + 0.24 * (offset - 1)
@@ -158,15 +158,15 @@ def differences(contrasts: Sequence[Contrast]) -> Markup:
         axes.set_yticks(range(len(others)), [f"against {other}" for other in others])
         axes.set(ylim=(len(others) - 0.5, -0.5))
         axes.set_xlabel("← reference scores lower   ·   difference in AUROC   ·   reference scores higher →")
-        legend_above(axes, [marker_key(f"{subset} classes", style) for subset, style in styled])
-        return inline(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
+        legend_above(axes, [legend_marker(f"{subset} classes", style) for subset, style in styled])
+        return inline_svg(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
 
 
 def shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
     """Draw the mean AUROC over all, shared and unique classes, a marker a method, its line ± one SD over seeds."""
     styled = list(zip(methods, series_styles(len(methods)), strict=True))
-    with theme():
-        figure, (axes,) = canvas(9, 1.2 + 0.2 * len(methods) * len(SUBSETS))
+    with page_theme():
+        figure, (axes,) = new_figure(9, 1.2 + 0.2 * len(methods) * len(SUBSETS))
         for index, (method, style) in enumerate(styled):
             shift = 0.7 * (index - (len(styled) - 1) / 2) / len(styled)
             for row, subset in enumerate(SUBSETS):
@@ -175,8 +175,8 @@ def shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
                     _dot(axes, style, auroc.mean, row + shift, _around(auroc.mean, auroc.sd), size=8)
         _ruled_rows(axes, [f"{subset} classes" for subset in SUBSETS])
         axes.set(xlabel="mean AUROC")
-        legend_above(axes, [marker_key(method.label, style) for method, style in styled])
-        return inline(figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method.")
+        legend_above(axes, [legend_marker(method.label, style) for method, style in styled])
+        return inline_svg(figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method.")
 
 
 def gains_figure(comparison: Comparison) -> Markup:
@@ -190,9 +190,9 @@ def gains_figure(comparison: Comparison) -> Markup:
     sites = list(dict.fromkeys(gain.site for gain in comparison.site_gains))
     # Each method has the same style in all figures of the report.
     styles = dict(zip([m.label for m in comparison.methods], series_styles(len(comparison.methods)), strict=True))
-    with theme():
+    with page_theme():
         ranked = len(sites) > NAMED_SITES
-        figure, (axes,) = canvas(9, 3.2 if ranked else 1.2 + 0.3 * len(sites) + 0.27 * (len(by_other) // 4))
+        figure, (axes,) = new_figure(9, 3.2 if ranked else 1.2 + 0.3 * len(sites) + 0.27 * (len(by_other) // 4))
         for index, (other, gains) in enumerate(by_other.items()):
             style = styles[other]
             if ranked:
@@ -211,8 +211,8 @@ def gains_figure(comparison: Comparison) -> Markup:
             axes.axvline(0, color=INK, linewidth=1)
             _ruled_rows(axes, sites)
             axes.set(xlabel="← the site loses   ·   gain in AUROC   ·   the site gains →")
-        legend_above(axes, [marker_key(f"over {other}", styles[other]) for other in by_other])
-        return inline(figure, "gains", "Dot chart: what each site gains over each other method.")
+        legend_above(axes, [legend_marker(f"over {other}", styles[other]) for other in by_other])
+        return inline_svg(figure, "gains", "Dot chart: what each site gains over each other method.")
 
 
 def _around(value: float, sd: float | None) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ from common.system.files import write_atomically
 from common.system.terminal import ProgressForm
 from server.runs.reader import read_run
 from studies.study_file import Study, StudyPart, Table, read_study, slug
-from studies.trial import Trial, check, refuse_seed
+from studies.trial import Trial, check_trials, refuse_seed
 
 if TYPE_CHECKING:
     from studies.study_results import StudyResult
@@ -48,15 +48,15 @@ def run_study(
     quick_settings = ("scale=small", *study.quick.set) if quick and study.quick else ()
     grids = trials_of(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))
     trials = [trial for grid in grids for row in grid for column in row for trial in column]
-    check(trials)
+    check_trials(trials)
     from studies.runner import fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
     run_trials(trials, out, jobs or fitting_jobs(trials), console, progress)
     from studies.study_report import as_json, as_markdown, write_study_report
-    from studies.study_results import result_of  # here: a wrong call is refused before scipy is imported
+    from studies.study_results import study_result  # here: a wrong call is refused before scipy is imported
 
     runs = {path: read_run(path) for path in dict.fromkeys(trial.folder for trial in trials)}
-    result = result_of(
+    result = study_result(
         study, [[[[runs[trial.folder] for trial in column] for column in row] for row in grid] for grid in grids]
     )
     write_atomically(out / "study.json", as_json(result).encode())

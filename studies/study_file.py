@@ -60,7 +60,7 @@ class StudyPart(Section):
     set: tuple[str, ...] = ()
 
 
-class OfClasses(Section):
+class MeanOverClasses(Section):
     """The mean AUROC over some classes, as a measure of a table."""
 
     title: str
@@ -94,7 +94,7 @@ class Table(Section):
     experiment: str
     settings: Annotated[tuple[StudyPart, ...], Field(min_length=1)] = (StudyPart(title=""),)
     methods: Annotated[tuple[StudyPart, ...], Field(min_length=1)]
-    measures: Annotated[tuple[str | OfClasses, ...], Field(min_length=1)]
+    measures: Annotated[tuple[str | MeanOverClasses, ...], Field(min_length=1)]
     reference: str = ""
     tests: Literal["settings", "classes"] = "settings"
     paper: dict[str, tuple[tuple[float, ...], ...]] = Field(default_factory=dict)
@@ -131,7 +131,7 @@ class Table(Section):
         """Return the functions that read the measures from a run."""
         return [MEASURES[each][1] if isinstance(each, str) else each.read for each in self.measures]
 
-    def of_paper(self, method: str, setting: int, measure: int) -> float | None:
+    def paper_value(self, method: str, setting: int, measure: int) -> float | None:
         """Return the paper's number as a fraction; None where it has none."""
         row = self.paper[method][setting] if method in self.paper else ()
         value = row[measure] if measure < len(row) else None

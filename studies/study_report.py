@@ -16,7 +16,7 @@ from scipy.stats import t
 from common.metrics.multi_class import accuracy_density
 from common.system.plain_text import counted, json_text, number, signed, spans
 from server.reporting.page import write_page
-from server.reporting.svg import PAPER, SeriesStyle, canvas, column, inline, series_styles, theme
+from server.reporting.svg import PAPER, SeriesStyle, inline_svg, new_figure, page_theme, series_styles, with_gaps
 from studies import claims
 from studies.claims import markdown_rows, probability, spread
 from studies.comparison_report import TEMPLATES
@@ -58,8 +58,8 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
         study=result,
         headline=study_headline(result),
         figures=[_figures(table, f"t{index}") for index, table in enumerate(result.tables)],
-        shown=shown,
-        run_here=run_here,
+        format_entry=format_entry,
+        run_sizes=run_sizes,
         untrained_sentence=untrained_sentence,
     )
 
@@ -92,7 +92,7 @@ def _side(entry: PublishedNumber, seeds: int) -> int | None:
     return 0 if abs(distance) <= half else 1 if distance > 0 else -1
 
 
-def shown(entry: PublishedNumber) -> str:
+def format_entry(entry: PublishedNumber) -> str:
     """Format our number with its spread: three decimals for shares, fewer for amounts."""
     mean = entry.ours.mean
     if mean is None or abs(mean) < 10:
@@ -101,7 +101,7 @@ def shown(entry: PublishedNumber) -> str:
     return f"{mean:,.1f}{sd}"
 
 
-def run_here(table: TableResult) -> list[str]:
+def run_sizes(table: TableResult) -> list[str]:
     """Return the size of our runs: one line where all settings have the same, else a line a setting."""
     if len(set(table.scale)) == 1:
         return [table.scale[0]]
@@ -122,9 +122,11 @@ def _table(table: TableResult) -> str:
     rows = [head, ["---:" if name in table.headings else "---" for name in head]]
     for index, setting in enumerate(table.settings):
         for method, row in zip(table.methods, table.entries, strict=True):
-            cells = [shown(e) if e.paper is None else f"{shown(e)} ({number(e.paper)})" for e in row[index]]
+            cells = [
+                format_entry(e) if e.paper is None else f"{format_entry(e)} ({number(e.paper)})" for e in row[index]
+            ]
             rows.append([setting, method, *cells][-len(head) :])
-    below = [_listing("Here:", run_here(table))]
+    below = [_listing("Here:", run_sizes(table))]
     below += [sentence] if (sentence := untrained_sentence(table)) else []
     below += [_listing("What differs:", table.differs)] if table.differs else []
     below += [_listing(f"{table.reference} against:", map(_tested, table.tests))] if table.tests else []
@@ -164,30 +166,30 @@ def _figures(table: TableResult, name: str) -> Mapping[str, Markup]:
 
 def sweep(table: TableResult, name: str) -> Markup:
     """Draw measures along the settings, a line a method; hollow markers are the paper's numbers."""
-    headings, positions = table.headings[:PANELS], column(table.positions)
-    with theme():
+    headings, positions = table.headings[:PANELS], with_gaps(table.positions)
+    with page_theme():
         figure, panels = _canvas(len(table.methods), len(headings))
         for measure, axes in enumerate(panels):
             for index, style in enumerate(series_styles(len(table.methods))):
                 entries, color = [cells[measure] for cells in table.entries[index]], style.color
-                sd = np.nan_to_num(column([entry.ours.sd for entry in entries]))
-                means, line = column([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
+                sd = np.nan_to_num(with_gaps([entry.ours.sd for entry in entries]))
+                means, line = with_gaps([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
                 axes.plot(positions, means, line, color=color, marker=style.marker, markersize=6)
                 axes.errorbar(positions, means, yerr=sd, color=color, linestyle="none", capsize=3)
-                paper = column([entry.paper for entry in entries])
+                paper = with_gaps([entry.paper for entry in entries])
                 axes.plot(positions, paper, style.marker, color=color, markerfacecolor="none", markersize=7)
             axes.set(title=headings[measure])
             axes.set_xticks(positions, [f"{position:g}" for position in positions])
             axes.grid(axis="y")
         _legend_above(figure, table.methods)
-        return inline(figure, name, f"Line charts: {', '.join(headings)} of every method along the settings.")
+        return inline_svg(figure, name, f"Line charts: {', '.join(headings)} of every method along the settings.")
 
 
 def _panels(drawn: Sequence[Curves], name: str, description: str, draw: Draw) -> Markup:
     """Draw a panel a setting, and in it a line a method."""
     settings = list(dict.fromkeys(each.setting for each in drawn))
     methods = list(dict.fromkeys(each.method for each in drawn))
-    with theme():
+    with page_theme():
         figure, panels = _canvas(len(methods), len(settings))
         for axes, setting in zip(panels, settings, strict=True):
             for index, style in enumerate(series_styles(len(methods))):
@@ -195,7 +197,7 @@ def _panels(drawn: Sequence[Curves], name: str, description: str, draw: Draw) ->
                     draw(axes, each, style, LINES[index % len(LINES)])
             axes.set(title=setting)
         _legend_above(figure, methods)
-        return inline(figure, name, description)
+        return inline_svg(figure, name, description)
 
 
 def _accuracy(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
@@ -215,7 +217,7 @@ def _density(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) ->
 
 def _canvas(methods: int, columns: int) -> tuple[Figure, list[Axes]]:
     """Return axes side by side, with room above for a legend of four methods a line."""
-    return canvas(9, 3.2 + 0.25 * ((methods + 3) // 4), columns=columns)
+    return new_figure(9, 3.2 + 0.25 * ((methods + 3) // 4), columns=columns)
 
 
 def _legend_above(figure: Figure, methods: Sequence[str]) -> None:

@@ -92,7 +92,7 @@ class StudyResult:
     tables: tuple[TableResult, ...]
 
 
-def result_of(study: Study, runs: Sequence[RunGrid]) -> StudyResult:
+def study_result(study: Study, runs: Sequence[RunGrid]) -> StudyResult:
     """Return the tables of a study from its runs.
 
     Args:
@@ -107,10 +107,10 @@ def _table(table: Table, grid: RunGrid) -> TableResult:
     entries = tuple(
         tuple(
             tuple(
-                PublishedNumber(over_seeds([read(run) for run in runs]), table.of_paper(method.title, setting, measure))
-                for measure, read in enumerate(table.readings)
+                PublishedNumber(over_seeds([read(run) for run in runs]), table.paper_value(method.title, column, index))
+                for index, read in enumerate(table.readings)
             )
-            for setting, runs in enumerate(row)
+            for column, runs in enumerate(row)
         )
         for method, row in zip(table.methods, grid, strict=True)
     )

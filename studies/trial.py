@@ -71,7 +71,7 @@ def refuse_seed(overrides: Iterable[str], remedy: str) -> None:
         raise BadInput([Fault("--set run.seed", remedy, "Leave it out.")])
 
 
-def check(trials: Sequence[Trial]) -> None:
+def check_trials(trials: Sequence[Trial]) -> None:
     """Check every experiment with every seed, and the folders, which must not hold another experiment.
 
     Raises:

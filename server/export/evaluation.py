@@ -32,7 +32,7 @@ from server.export.prediction import Cell, picture_scores, table_text
 from server.export.preflight import (
     LabelledInput,
     class_faults,
-    columns_of,
+    csv_columns,
     data_of_experiment,
     naming_options,
     npz_spec,
@@ -103,7 +103,7 @@ def _test_images(network: SplitNetwork, folder: Path, labelled: LabelledInput) -
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
         return _npz_test(labelled, _spec_of_run(summary, NpzSpec)), f"the test part of {data.name}"
-    columns = columns_of(labelled)
+    columns = csv_columns(labelled)
     of_run = _spec_of_run(summary, FolderSpec)
     if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():
         # The model was trained on some rows of this table.

@@ -25,8 +25,8 @@ from common.models.trained import merge_low_rank
 from common.models.zoo.spec import ModelSpec
 from common.system.files import atomic_outputs, output_file_faults, partial_path, write_atomically
 from server.export.pictures import read_pictures
-from server.export.prediction import form_for
-from server.export.preflight import ExportFormat, data_of_experiment, file_of
+from server.export.prediction import image_form_of
+from server.export.preflight import ExportFormat, data_of_experiment, default_export_file
 from server.reporting.model_card import CARD, model_card
 from server.runs.reader import read_run
 
@@ -36,12 +36,12 @@ METADATA = "polyclinic.json"
 """File of the metadata inside a TorchScript file."""
 Pixels = NDArray[np.uint8]
 Scores = NDArray[np.float32]
-IMAGES, BATCH = 256, 64
+MOST_COMPARED, BATCH_SIZE = 256, 64
 """Images compared at most, spread evenly over those that there are; images in a batch."""
-SIZES = ((0, 0), (13, 40), (200, 170))
+SYNTHETIC_MARGINS = ((0, 0), (13, 40), (200, 170))
 """Pixels that synthetic images are higher and wider than the model's own size."""
 LUMINANCE = (0.299, 0.587, 0.114)
-NEEDS = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
+REQUIRED_PACKAGES = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
 
 
 class OutputsDiffer(CannotGoOn):
@@ -57,7 +57,7 @@ class ExportCheck:
     largest_difference: float
 
 
-class FromPixels(nn.Module):
+class PixelClassifier(nn.Module):
     """Turns the pixels of a file into probabilities: resize, normalisation, network, sigmoid or softmax."""
 
     def __init__(self, network: SplitNetwork) -> None:
@@ -85,14 +85,14 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
         BadInput: If the folder holds no model, a library is missing, or the destination is taken.
         OutputsDiffer: If a probability differs by more than ``TOLERANCE``; no file is left.
     """
-    missing = [name for name in NEEDS[form] if importlib.util.find_spec(name) is None]
+    missing = [name for name in REQUIRED_PACKAGES[form] if importlib.util.find_spec(name) is None]
     problem = f"needs {', '.join(missing)}, not installed here."
     faults = [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
     saved = read_description(folder)
     stop_on([*faults, *output_file_faults(destination)])
     network = load_model(folder)
     merge_low_rank(network.backbone)
-    model = FromPixels(network).eval().requires_grad_(False)
+    model = PixelClassifier(network).eval().requires_grad_(False)
     part = partial_path(destination)
     write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
     with atomic_outputs(destination, part):
@@ -137,7 +137,7 @@ def probabilities_of(model: nn.Module, batch: Pixels) -> Scores:
     return scores
 
 
-def _write_onnx(model: FromPixels, facts: dict[str, str], path: Path) -> Callable[[Pixels], Scores]:
+def _write_onnx(model: PixelClassifier, facts: dict[str, str], path: Path) -> Callable[[Pixels], Scores]:
     import onnxruntime
 
     program = torch.onnx.export(
@@ -158,7 +158,7 @@ def _write_onnx(model: FromPixels, facts: dict[str, str], path: Path) -> Callabl
     return lambda batch: np.asarray(session.run([OUTPUT], {INPUT: batch})[0])
 
 
-def _write_torchscript(model: FromPixels, facts: dict[str, str], path: Path) -> Callable[[Pixels], Scores]:
+def _write_torchscript(model: PixelClassifier, facts: dict[str, str], path: Path) -> Callable[[Pixels], Scores]:
     with warnings.catch_warnings():
         # torch calls TorchScript deprecated, and warns of sizes that a trace takes for constant, as they are here:
         # the first step brings every image to one size. The comparison is of other sizes than the trace.
@@ -171,7 +171,7 @@ def _write_torchscript(model: FromPixels, facts: dict[str, str], path: Path) -> 
     return lambda batch: probabilities_of(loaded, batch)
 
 
-def _example(model: FromPixels) -> Tensor:
+def _example(model: PixelClassifier) -> Tensor:
     """Return two images of another size than the model's, so that no dimension counts as constant."""
     size = model.network.spec.image_size
     return torch.zeros(2, model.network.spec.channels, size + 5, size + 3, dtype=torch.uint8)
@@ -191,7 +191,7 @@ def export(
         BadInput: If something cannot be read or written.
         OutputsDiffer: If the exported model gives other probabilities.
     """
-    destination = out or file_of(folder, form)
+    destination = out or default_export_file(folder, form)
     spec = load_model(folder).spec
     card, path = _card(folder, destination.parent), destination.parent / CARD
     batches, source = check_images(folder, spec, check)
@@ -212,7 +212,7 @@ def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Seq
     if check.suffix == ".toml":
         data, base = data_of_experiment(check)
         return _batches(load(data, base).test.images, spec), f"images of {check}"
-    pictures = read_pictures(check, form_for(folder, load_model(folder)))
+    pictures = read_pictures(check, image_form_of(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
     return _batches(pictures.images, spec), f"images of {check}"
@@ -230,18 +230,18 @@ def _own_test_images(folder: Path) -> ImageSet | None:
 
 def _batches(images: Pixels, spec: ModelSpec) -> list[Pixels]:
     """Return batches of some of ``(n, height, width[, 3])``, in the model's channels, channels first."""
-    rows = np.unique(np.linspace(0, len(images) - 1, min(IMAGES, len(images))).round().astype(np.int64))
+    rows = np.unique(np.linspace(0, len(images) - 1, min(MOST_COMPARED, len(images))).round().astype(np.int64))
     pixels = images[rows]
     if pixels.ndim == 4 and spec.channels == 1:
         pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)
     first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     whole = np.ascontiguousarray(np.repeat(first, spec.channels // first.shape[1], axis=1))
-    return [whole[start : start + BATCH] for start in range(0, len(whole), BATCH)]
+    return [whole[start : start + BATCH_SIZE] for start in range(0, len(whole), BATCH_SIZE)]
 
 
 def _synthetic(spec: ModelSpec) -> Iterator[Pixels]:
     random = np.random.default_rng(0)
-    for more_high, more_wide in SIZES:
+    for more_high, more_wide in SYNTHETIC_MARGINS:
         shape = (8, spec.channels, spec.image_size + more_high, spec.image_size + more_wide)
         yield random.integers(0, 256, shape, dtype=np.uint8)
 

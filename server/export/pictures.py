@@ -35,7 +35,7 @@ class Pictures:
     unreadable: Mapping[str, str]
 
 
-def refuse_no_pictures(data: Path) -> None:
+def refuse_without_pictures(data: Path) -> None:
     """Refuse data that certainly holds no image, by names, first bytes and headers, without decoding anything.
 
     Raises:
@@ -48,7 +48,7 @@ def refuse_no_pictures(data: Path) -> None:
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         empty = not files[0].stat().st_size
-        stop_on([nothing_readable(data, name, "empty" if empty else NOT_A_PICTURE)])
+        stop_on([unreadable_images_fault(data, name, "empty" if empty else NOT_A_PICTURE)])
 
 
 def _may_be_picture(file: Path) -> bool:
@@ -58,7 +58,7 @@ def _may_be_picture(file: Path) -> bool:
         return False
 
 
-def nothing_readable(data: Path, name: str, reason: str) -> Fault:
+def unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
     """Return the fault of images that cannot be read.
 
     Args:

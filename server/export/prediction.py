@@ -23,7 +23,7 @@ from common.models.network import SplitNetwork, scores_of
 from common.models.saved import load_model
 from common.system.files import is_file, output_file_faults, write_atomically
 from common.system.plain_text import escaped
-from server.export.pictures import Pictures, nothing_readable, read_pictures
+from server.export.pictures import Pictures, read_pictures, unreadable_images_fault
 from server.runs.reader import read_run
 
 
@@ -37,7 +37,7 @@ class _RunsRendering(BaseModel):
     largest_mb: LargestMb = LARGEST_MB
 
 
-def form_for(folder: Path, network: SplitNetwork, rendering: Rendering | None = None) -> ImageForm:
+def image_form_of(folder: Path, network: SplitNetwork, rendering: Rendering | None = None) -> ImageForm:
     """Return the form of pictures for a saved model: that of the run's own data, where the folder is a run's.
 
     Args:
@@ -64,7 +64,7 @@ def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rende
     """
     stop_on(output_file_faults(destination))
     network = load_model(folder)
-    pictures, probabilities = scores_of_files(network, data, form_for(folder, network, rendering))
+    pictures, probabilities = scores_of_files(network, data, image_form_of(folder, network, rendering))
     header = ["image", *network.class_names, "unreadable"]
     read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
     unread = [[name, *[None] * len(network.class_names), why] for name, why in pictures.unreadable.items()]
@@ -81,7 +81,7 @@ def scores_of_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple
     pictures = read_pictures(data, form)
     if not pictures.names:
         name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
-        stop_on([nothing_readable(data, name, reason)])
+        stop_on([unreadable_images_fault(data, name, reason)])
     return pictures, picture_scores(network, pictures.images)
 
 

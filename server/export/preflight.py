@@ -25,12 +25,12 @@ class ExportFormat(StrEnum):
     torchscript = "torchscript"
 
 
-def file_of(folder: Path, form: ExportFormat) -> Path:
+def default_export_file(folder: Path, form: ExportFormat) -> Path:
     """Return the file that ``export`` writes by default."""
     return folder / ("model.onnx" if form is ExportFormat.onnx else "model.pt")
 
 
-def form_of(name: str) -> ExportFormat:
+def export_format_of(name: str) -> ExportFormat:
     """Return the format that ``--to`` names.
 
     Raises:
@@ -43,7 +43,7 @@ def form_of(name: str) -> ExportFormat:
         raise BadInput([Fault("--to", problem, did_you_mean(name, ExportFormat))]) from None
 
 
-def refuse_early(folder: Path, data: Path | None = None, out: Path | None = None) -> None:
+def refuse_wrong_paths(folder: Path, data: Path | None = None, out: Path | None = None) -> None:
     """Refuse a folder without a model, images that are missing, and a new file that exists already.
 
     Args:
@@ -140,7 +140,7 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
             if (folder / "summary.json").is_file():
                 data = json.loads((folder / "summary.json").read_bytes())["experiment"]["data"] or {}
                 finding_column = data.get("finding_column")
-        stop_on(class_faults(labelled.data, columns_of(labelled), class_names, finding_column))
+        stop_on(class_faults(labelled.data, csv_columns(labelled), class_names, finding_column))
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def npz_spec(labelled: LabelledInput, of_run: NpzSpec | None = None) -> NpzSpec:
     return spec.model_copy(update={key: getattr(of_run, key) for key in ("classes", "keep", "image_size", "resize")})
 
 
-def columns_of(labelled: LabelledInput) -> Columns:
+def csv_columns(labelled: LabelledInput) -> Columns:
     """Return the columns of the csv.
 
     Raises:

@@ -18,22 +18,22 @@ from server.reporting.svg import (
     ROW,
     RULE,
     VERMILION,
-    canvas,
-    column,
     heat_map,
-    inline,
+    inline_svg,
     legend_above,
-    theme,
+    new_figure,
+    page_theme,
+    with_gaps,
 )
 
-COLUMNS, MOST = 5, 25
+COLUMNS, MOST_PANELS = 5, 25
 """Panels in a row, and in one figure."""
 INCHES, TITLE_INCHES = 1.75, 0.25
-FROM, TO = -0.06, 1.06
+PANEL_LOW, PANEL_HIGH = -0.06, 1.06
 WIDTH, HEIGHT = 1.3, 1.3 * (INCHES + TITLE_INCHES) / INCHES
 """Size of a panel with its margins, where the axes have length 1."""
 TICKS = ("0", 0.0), ("0.5", 0.5), ("1", 1.0)
-NUMBERED = 14
+MOST_NUMBERED = 14
 """Number of classes up to which the cells of a confusion matrix have room for numbers."""
 
 Content = TypeVar("Content")
@@ -48,7 +48,7 @@ def reliability(calibrations: Mapping[str, Calibration]) -> Markup:
 
 def _reliability(axes: Axes, at: Transform, calibration: Calibration) -> None:
     bins = [each for each in calibration.bins if each.mean_score is not None]
-    means = column([each.mean_score for each in bins])
+    means = with_gaps([each.mean_score for each in bins])
     positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
     low, high = wilson(positives, images)
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
@@ -111,12 +111,12 @@ def _panels(
         draw: Draws one class by a transform from its panel's coordinates.
         labels: Labels of the horizontal and of the vertical axes.
     """
-    shown = dict(list(of_classes.items())[:MOST])
+    shown = dict(list(of_classes.items())[:MOST_PANELS])
     if not shown:
         return Markup("")
     rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown))
-    with theme():
-        figure, (axes,) = canvas(max(columns * INCHES, 2.6), rows * (INCHES + TITLE_INCHES) + 0.2)
+    with page_theme():
+        figure, (axes,) = new_figure(max(columns * INCHES, 2.6), rows * (INCHES + TITLE_INCHES) + 0.2)
         axes.set_axis_off()
         for index, (title, content) in enumerate(shown.items()):
             row, place = divmod(index, COLUMNS)
@@ -126,40 +126,42 @@ def _panels(
         axes.set(xlim=(-0.2, columns * WIDTH - 0.2), ylim=(-(rows - 1) * HEIGHT - 0.3, 1.25), aspect="equal")
         figure.supxlabel(labels[0], fontsize=10)
         figure.supylabel(labels[1], fontsize=10)
-        return inline(figure, name, description)
+        return inline_svg(figure, name, description)
 
 
 def _frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) -> None:
     """Draw title, edges and ticks, with numbers beside the first panel of a row and below the last rows."""
-    axes.text(FROM, TO + 0.05, _short(title), fontsize=9, transform=at)
-    axes.plot([FROM, FROM, TO], [TO, FROM, FROM], color=RULE, linewidth=0.8, transform=at)
+    axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _short(title), fontsize=9, transform=at)
+    axes.plot(
+        [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW], color=RULE, linewidth=0.8, transform=at
+    )
     places = [place for _, place in TICKS]
-    axes.plot(places, [FROM] * 3, linestyle="", marker=TICKDOWN, markersize=3.5, color=RULE, transform=at)
-    axes.plot([FROM] * 3, places, linestyle="", marker=TICKLEFT, markersize=3.5, color=RULE, transform=at)
+    axes.plot(places, [PANEL_LOW] * 3, linestyle="", marker=TICKDOWN, markersize=3.5, color=RULE, transform=at)
+    axes.plot([PANEL_LOW] * 3, places, linestyle="", marker=TICKLEFT, markersize=3.5, color=RULE, transform=at)
     for text, place in TICKS:
         if left:
-            axes.text(FROM - 0.08, place, text, ha="right", va="center", color=INK, transform=at)
+            axes.text(PANEL_LOW - 0.08, place, text, ha="right", va="center", color=INK, transform=at)
         if below:
-            axes.text(place, FROM - 0.08, text, ha="center", va="top", color=INK, transform=at)
+            axes.text(place, PANEL_LOW - 0.08, text, ha="center", va="top", color=INK, transform=at)
 
 
 def decisions_chart(decisions: Mapping[str, Decisions]) -> Markup:
     """Draw sensitivity and specificity at probability 0.5, class by class; empty without classes."""
     if not decisions:
         return Markup("")
-    with theme():
-        figure, (axes,) = canvas(9, 1.0 + ROW * len(decisions))
+    with page_theme():
+        figure, (axes,) = new_figure(9, 1.0 + ROW * len(decisions))
         for row in range(len(decisions)):
             axes.axhline(row, color=RULE, linewidth=0.6)
         for kind, color, marker, shift in (("sensitivity", BLUE, "o", -0.12), ("specificity", VERMILION, "s", 0.12)):
-            x, y = column([getattr(each, kind) for each in decisions.values()]), np.arange(len(decisions)) + shift
+            x, y = with_gaps([getattr(each, kind) for each in decisions.values()]), np.arange(len(decisions)) + shift
             axes.plot(x, y, marker, color=color, markersize=8, markeredgecolor=PAPER, label=kind, clip_on=False)
         axes.set_yticks(range(len(decisions)), list(map(_short, decisions)))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set(xlim=(-0.02, 1.02), ylim=(len(decisions) - 0.5, -0.5), xlabel="sensitivity, specificity")
         legend_above(axes, axes.get_lines()[len(decisions) :])
-        return inline(figure, "decided", "Dot chart: sensitivity and specificity of every class at probability 0.5.")
+        return inline_svg(figure, "decided", "Dot chart: sensitivity and specificity of every class at 0.5.")
 
 
 def confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
@@ -167,15 +169,15 @@ def confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str])
     counts = np.array(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size, names = len(class_names), [_short(name, 16) for name in class_names]
-    with theme():
-        figure, (axes,) = canvas(9, min(9.0, 1.6 + 0.36 * size))
-        texts = [[str(count) if count else "" for count in row] for row in table] if size <= NUMBERED else ()
+    with page_theme():
+        figure, (axes,) = new_figure(9, min(9.0, 1.6 + 0.36 * size))
+        texts = [[str(count) if count else "" for count in row] for row in table] if size <= MOST_NUMBERED else ()
         heat_map(axes, shares, (0.0, 1.0), texts)
         axes.set(xlabel="answer", ylabel="class")
         axes.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(range(size), names)
-        axes.tick_params(labelsize=10 if size <= NUMBERED else 6)
-        return inline(figure, "confusion", "Confusion matrix: test images by class and by the model's answer.")
+        axes.tick_params(labelsize=10 if size <= MOST_NUMBERED else 6)
+        return inline_svg(figure, "confusion", "Confusion matrix: test images by class and by the model's answer.")
 
 
 def _short(name: str, longest: int = 22) -> str:

@@ -25,26 +25,26 @@ from server.reporting.svg import (
     SKY,
     VERMILION,
     by_round,
-    canvas,
-    column,
     heat_map,
-    inline,
+    inline_svg,
     legend_above,
+    new_figure,
+    page_theme,
     series_styles,
-    theme,
+    with_gaps,
 )
 from server.runs.reader import Prototypes, RoundLine, SiteRecord
 
 CHANCE = 0.5
 BAND = 0.76
 """Share of a row's height that markers may use."""
-MANY = 24
+MOST_IN_TABLE = 24
 """Number of sites or classes beyond which the table of annotations alone is hard to read."""
-LETTERED = 10
+MOST_NUMBERED = 10
 """Number of classes or rounds up to which a heat map has its numbers in the cells."""
-CELLS = 1200
+MOST_CELLS = 1200
 """Largest number of cells of a heat map; of more rounds only some are drawn."""
-ORDERED = 40
+MOST_SITES_IN_ORDER = 40
 """Number of sites up to which the figure of their order is drawn."""
 
 _FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"), "varies": (GREEN, "xxx")}
@@ -60,13 +60,13 @@ def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Mark
     measured: dict[str, dict[str, NDArray[np.float64]]] = {}
     for label, fields in panels.items():
         for name, field in fields.items():
-            values = column([getattr(line, field) for line in rounds])
+            values = with_gaps([getattr(line, field) for line in rounds])
             if np.isfinite(values).any():
                 measured.setdefault(label, {})[name] = values
     if not measured:
         return Markup("")
-    with theme():
-        figure, every = canvas(9, 3.2, columns=len(measured))
+    with page_theme():
+        figure, every = new_figure(9, 3.2, columns=len(measured))
         for axes, (label, curves) in zip(every, measured.items(), strict=True):
             for name, values in curves.items():
                 _curve(axes, [line.round for line in rounds], values, name, _STYLES[name])
@@ -78,7 +78,7 @@ def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Mark
         if best_round is not None:
             place, where = (best_round, 1.0), ("data", "axes fraction")
             every[0].annotate(f"best round: {best_round}", place, (0, 4), where, "offset points", ha="center")
-        return inline(figure, "curves", "Line chart: training and validation loss by round.")
+        return inline_svg(figure, "curves", "Line chart: training and validation loss by round.")
 
 
 def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Markup:
@@ -87,8 +87,8 @@ def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Mark
     if not scored:
         return Markup("")
     numbers = [server_round for server_round, _ in scored]
-    with theme():
-        figure, (axes,) = canvas(9, 3)
+    with page_theme():
+        figure, (axes,) = new_figure(9, 3)
         means = [accuracy.mean for _, accuracy in scored]
         _curve(axes, numbers, means, "mean over sites", (BLUE, "-", "o"))
         pooled = [accuracy.pooled for _, accuracy in scored]
@@ -101,7 +101,7 @@ def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Mark
         axes.set(title="Accuracy on the sites' test images", xlabel="round", ylabel="accuracy")
         by_round(axes)
         axes.legend()
-        return inline(figure, "accuracy", "Line chart: accuracy on the sites' test images by round.")
+        return inline_svg(figure, "accuracy", "Line chart: accuracy on the sites' test images by round.")
 
 
 def _curve(
@@ -132,8 +132,8 @@ def density_of_sites(accuracies: Sequence[float]) -> Markup:
         return Markup("")
     grid, density = curve
     visible = [*accuracies, *grid[density > 0.005 * density.max()].tolist()]
-    with theme():
-        figure, (axes,) = canvas(9, 2.6)
+    with page_theme():
+        figure, (axes,) = new_figure(9, 2.6)
         axes.plot(grid, density, color=BLUE, linewidth=2, label="density")
         axes.fill_between(grid, density, color=BLUE, alpha=0.15, linewidth=0)
         ticks = axes.get_xaxis_transform()  # accuracy along x, share of the height along y
@@ -141,7 +141,7 @@ def density_of_sites(accuracies: Sequence[float]) -> Markup:
         axes.set(title="How accuracy spreads over sites", xlabel="accuracy of a site", ylabel="density")
         axes.set(xlim=(min(visible), max(visible)), ylim=(0, None))
         axes.legend()
-        return inline(figure, "density", f"Density of the accuracies of {len(accuracies)} sites, a tick for each.")
+        return inline_svg(figure, "density", f"Density of the accuracies of {len(accuracies)} sites, a tick for each.")
 
 
 def auroc_bars(
@@ -150,8 +150,8 @@ def auroc_bars(
     intervals: Mapping[str, tuple[float, float]],
 ) -> Markup:
     """Draw the AUROC of each class as a bar from 0.5, with its interval; groups by how many sites annotate a class."""
-    with theme():
-        figure, (axes,) = canvas(9, class_axis_height(groups))
+    with page_theme():
+        figure, (axes,) = new_figure(9, class_axis_height(groups))
         positions = label_class_rows(axes, groups)
         for group in groups:
             for name in group.classes:
@@ -162,7 +162,7 @@ def auroc_bars(
         axes.axvline(CHANCE, color=INK, linewidth=1)
         fills = [(group.title, *_FILLS[group.kind]) for group in groups]
         legend_above(axes, [Patch(facecolor=c, edgecolor=PAPER, hatch=hatch, label=title) for title, c, hatch in fills])
-        return inline(figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers.")
+        return inline_svg(figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers.")
 
 
 def _bar(
@@ -207,8 +207,8 @@ def participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
     present = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.sites]
     absent = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.absent]
     area = float(np.clip(3000 / max(1, len(rounds)), 6, 45))
-    with theme():
-        figure, (axes,) = canvas(9, 0.9 + ROW * len(sites))
+    with page_theme():
+        figure, (axes,) = new_figure(9, 0.9 + ROW * len(sites))
         x, y = np.array(present, float).reshape(-1, 2).T
         axes.scatter(x, y, s=area, color=BLUE, marker="o", linewidths=0, label="took part")
         x, y = np.array(absent, float).reshape(-1, 2).T
@@ -217,7 +217,7 @@ def participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
         axes.set(xlabel="round", ylim=(len(sites) - 0.5, -0.5))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend_above(axes, list(axes.collections))
-        return inline(figure, "participation", "Dot chart: which site took part in which round.")
+        return inline_svg(figure, "participation", "Dot chart: which site took part in which round.")
 
 
 def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGroup]) -> Markup:
@@ -227,12 +227,12 @@ def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGrou
     """
     kinds = {name: group.kind for group in groups for name in group.classes}
     names = list(kinds)
-    if max(len(sites), len(names)) <= MANY:
+    if max(len(sites), len(names)) <= MOST_IN_TABLE:
         return Markup("")
     covered = np.array([[name in record.classes for name in names] for record in sites.values()])  # (sites, classes)
     order = np.lexsort(~covered.T[::-1])
-    with theme():
-        figure, (axes,) = canvas(9, 0.9 + 0.24 * len(names))
+    with page_theme():
+        figure, (axes,) = new_figure(9, 0.9 + 0.24 * len(names))
         for row, name in enumerate(names):
             axes.axhline(row, color=RULE, linewidth=0.6, zorder=0)
             members = np.concatenate([[False], covered[order, row], [False]]).astype(np.int8)
@@ -241,13 +241,13 @@ def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGrou
             axes.broken_barh(bars, (row - 0.38, 0.76), color=_FILLS[kinds[name]][0], linewidth=0)
         axes.set_yticks(range(len(names)), names)
         axes.set(xlim=(0.5, len(sites) + 0.5), ylim=(len(names) - 0.5, -0.5))
-        if len(sites) <= MANY:
+        if len(sites) <= MOST_IN_TABLE:
             axes.set_xticks(range(1, len(sites) + 1), [list(sites)[row] for row in order], rotation=90)
         else:
             axes.set_xlabel("number of sites; neighbours annotate alike")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(axis="y", length=0)
-        return inline(figure, "coverage", f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate.")
+        return inline_svg(figure, "coverage", f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate.")
 
 
 # ---------------------------------------------------------------------- what only some methods have
@@ -260,14 +260,14 @@ def order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup
     """
     sloped = any(line.learned.slopes for line in rounds)
     in_order = all(list(line.sites) == sorted(line.sites) for line in rounds)
-    if len(sites) > ORDERED or not rounds or (in_order and not sloped):
+    if len(sites) > MOST_SITES_IN_ORDER or not rounds or (in_order and not sloped):
         return Markup("")
     numbers, every = [line.round for line in rounds], max(1, len(rounds) // 15)
-    with theme():
-        figure, panels = canvas(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
+    with page_theme():
+        figure, panels = new_figure(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
         for site, style in zip(sites, series_styles(len(sites)), strict=True):
-            places = column([line.sites.index(site) + 1 if site in line.sites else None for line in rounds])
-            slopes = column([line.learned.slopes.get(site) for line in rounds])
+            places = with_gaps([line.sites.index(site) + 1 if site in line.sites else None for line in rounds])
+            slopes = with_gaps([line.learned.slopes.get(site) for line in rounds])
             for axes, values in zip(panels, (places, slopes), strict=False):
                 (curve,) = axes.plot(numbers, values, color=style.color, marker=style.marker, markersize=6, linewidth=2)
                 curve.set_markevery(every)
@@ -280,7 +280,7 @@ def order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup
         if sloped:
             panels[1].set(title="Slope of the site's loss, a batch", xlabel="round")
             by_round(panels[1])
-        return inline(figure, "order", "Line chart: place of every site in each pass, round by round.")
+        return inline_svg(figure, "order", "Line chart: place of every site in each pass, round by round.")
 
 
 def difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
@@ -289,16 +289,16 @@ def difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
     if not learned:
         return Markup("")
     names = list(learned[-1][1])
-    learned = learned[:: -(-len(learned) * len(names) // CELLS)]
-    values = np.array([column([difficulty.get(name) for _, difficulty in learned]) for name in names])
-    with theme():
-        figure, (axes,) = canvas(9, 1.0 + ROW * len(names))
-        heat_map(axes, values, (0.0, 1.0), _two_decimals(values) if len(learned) <= LETTERED else ())
+    learned = learned[:: -(-len(learned) * len(names) // MOST_CELLS)]
+    values = np.array([with_gaps([difficulty.get(name) for _, difficulty in learned]) for name in names])
+    with page_theme():
+        figure, (axes,) = new_figure(9, 1.0 + ROW * len(names))
+        heat_map(axes, values, (0.0, 1.0), _two_decimals(values) if len(learned) <= MOST_NUMBERED else ())
         ticks = range(0, len(learned), -(-len(learned) // 12))
         axes.set_xticks(list(ticks), [str(learned[place][0]) for place in ticks])
         axes.set_yticks(range(len(names)), names)
         axes.set(title="Share of unlabelled images of which the model is sure", xlabel="round")
-        return inline(figure, "difficulty", "Heat map: share of sure images by class and round.")
+        return inline_svg(figure, "difficulty", "Heat map: share of sure images by class and round.")
 
 
 def prototype_similarity(prototypes: Prototypes) -> Markup:
@@ -307,13 +307,13 @@ def prototype_similarity(prototypes: Prototypes) -> Markup:
     others = between[~np.eye(len(names), dtype=bool)]
     # Cosines of these features lie near 1: colours begin at the least similar pair.
     lowest = min(np.nanmin(others) if np.isfinite(others).any() else 0.0, 0.99)
-    with theme():
-        figure, (left, right) = canvas(9, 1.9 + 0.33 * len(names), columns=2)
-        heat_map(left, between, (lowest, 1.0), _two_decimals(between) if len(names) <= LETTERED else ())
+    with page_theme():
+        figure, (left, right) = new_figure(9, 1.9 + 0.33 * len(names), columns=2)
+        heat_map(left, between, (lowest, 1.0), _two_decimals(between) if len(names) <= MOST_NUMBERED else ())
         left.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
         left.set_yticks(range(len(names)), names)
         left.set_title("Cosine between positives of two classes")
-        degrees = np.degrees(np.arccos(column(prototypes.signs)))
+        degrees = np.degrees(np.arccos(with_gaps(prototypes.signs)))
         right.barh(range(len(names)), degrees, height=0.68, color=ORANGE, hatch="///", edgecolor=PAPER, linewidth=0)
         for row, angle in enumerate(degrees.tolist()):
             text, style = (NOT_APPLICABLE, "italic") if np.isnan(angle) else (number(angle, 1), "normal")
@@ -323,7 +323,7 @@ def prototype_similarity(prototypes: Prototypes) -> Markup:
         right.margins(x=0.15)
         right.spines["left"].set_visible(False)
         right.set_title("Positives apart from negatives, degrees")
-        return inline(figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike.")
+        return inline_svg(figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike.")
 
 
 def _two_decimals(values: NDArray[np.float64]) -> list[list[str]]:

@@ -135,5 +135,5 @@ def quality_section(test: Summary, groups: Sequence[ClassGroup]) -> dict[str, ob
         "few": FEWEST_POSITIVES,
         "chosen_on_few": [name for name, (point, *_) in points.items() if min(point.chosen_on) < FEWEST_POSITIVES],
         "without_points": [name for name in calibrations if name not in points],
-        "left_out": max(0, len(calibrations) - class_figures.MOST),
+        "left_out": max(0, len(calibrations) - class_figures.MOST_PANELS),
     }

@@ -1,4 +1,4 @@
-"""Matplotlib figures as inline SVG that takes its colours from the page, so that it can be read by day and by night.
+"""Matplotlib figures as inline SVG that takes its colours from the page, by day and by night.
 
 Colours are set as stand-ins while drawing and replaced by CSS variables afterwards. The palette is that of Okabe and
 Ito (2008), distinguished also by markers, lines and hatches.
@@ -80,7 +80,7 @@ def series_styles(amount: int) -> list[SeriesStyle]:
 
 
 @contextmanager
-def theme() -> Iterator[None]:
+def page_theme() -> Iterator[None]:
     """Use the page's colours within the block, and none of the user's own matplotlib settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -88,12 +88,12 @@ def theme() -> Iterator[None]:
         yield
 
 
-def column(values: Sequence[float | None]) -> NDArray[np.float64]:
+def with_gaps(values: Sequence[float | None]) -> NDArray[np.float64]:
     """Return values for a line, which has a gap at every None."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def marker_key(label: str, style: SeriesStyle) -> Line2D:
+def legend_marker(label: str, style: SeriesStyle) -> Line2D:
     """Return a marker for a legend."""
     return Line2D(
         [], [], linestyle="", marker=style.marker, color=style.color, markeredgecolor=PAPER, markersize=8, label=label
@@ -106,7 +106,7 @@ def legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.4)
 
 
-def canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """Return an empty figure, in inches, and its axes from left to right."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
@@ -143,11 +143,11 @@ def heat_map(
     axes.spines[["left", "bottom"]].set_visible(False)
 
 
-def inline(figure: Figure, name: str, description: str) -> Markup:
+def inline_svg(figure: Figure, name: str, description: str) -> Markup:
     """Turn a figure into an ``<svg>`` element, the same bytes for the same figure.
 
     Args:
-        figure: Drawn inside :func:`theme`.
+        figure: Drawn inside :func:`page_theme`.
         name: Unique on the page; prefix of the ids.
         description: Text for a reader who cannot see the figure.
     """

@@ -63,7 +63,7 @@ def _best_marked(values: Sequence[Measured | None]) -> list[Text]:
     return [Text(f"{BEST} {text}", style="bold green") if text == best else Text(text) for text in printed]
 
 
-def result_of(run: Run) -> Group:
+def terminal_result(run: Run) -> Group:
     """Return the end of a run for the terminal: the table by class, the result, and what limits it."""
     return Group(coverage_table({run.summary.label: run.summary}), Text(run_result(run)), *_prominent(run))
 

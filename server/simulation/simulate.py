@@ -25,7 +25,7 @@ from server.federation.evaluation import RunContext
 from server.federation.recorder import Watcher
 from server.federation.run import federate
 from server.federation.set_up import OpenedRunFolder, lead
-from server.reporting.live.server import beside
+from server.reporting.live.server import view_beside_run
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import Present
 from server.runs.progress import progress_of_run
@@ -172,7 +172,7 @@ class Simulation:
             shown = progress_of_run(self.progress, self.console, f"{name} seed {run.seed}")
             watchers: list[Watcher] = [stack.enter_context(shown)]
             if self.web_port is not None:
-                stack.enter_context(beside(out, self.web_port, self.tell))
+                stack.enter_context(view_beside_run(out, self.web_port, self.tell))
                 present = Present(str(out.resolve()), name)
                 watchers.append(stack.enter_context(Reporter(present, out, lambda line: None)))
             yield watchers

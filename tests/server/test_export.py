@@ -144,7 +144,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_named_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(exported_model.NEEDS, ExportFormat.onnx, ("onnx", "no_such_thing"))
+    monkeypatch.setitem(exported_model.REQUIRED_PACKAGES, ExportFormat.onnx, ("onnx", "no_such_thing"))
     folder = saved(tmp_path / "run", "tiny_cnn")
     with pytest.raises(BadInput, match=r"needs no_such_thing, not installed here\. pip install 'polyclinic\[export\]'"):
         export_model(folder, ExportFormat.onnx, folder / "model.onnx", [pixels(1, 32, 32)])

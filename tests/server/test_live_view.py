@@ -33,7 +33,14 @@ from server.coordinator.folder import Coordinator, read_coordinator
 from server.coordinator.state import write_connections
 from server.reporting.live.files import SENTENCES, FileWatcher, LineReader, Source, event_text, source_of
 from server.reporting.live.page import curves, page
-from server.reporting.live.server import MOST_CONNECTIONS, REQUEST_S, ViewServer, beside, listening, tls_of
+from server.reporting.live.server import (
+    MOST_CONNECTIONS,
+    REQUEST_S,
+    ViewServer,
+    listening_socket,
+    tls_of,
+    view_beside_run,
+)
 from server.runs.live_status import FILE, Present
 from server.simulation.simulate import simulate
 from tests.federations import experiment
@@ -87,7 +94,7 @@ def noted(state: Path, present: Present) -> None:
 @contextmanager
 def served(source: Source, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[str]:
     """The view as its own process has it, in a thread; its address."""
-    with listening("127.0.0.1", port) as listener:
+    with listening_socket("127.0.0.1", port) as listener:
         server = ViewServer(listener, source, TOKEN, tls)
         thread = threading.Thread(target=server.serve)
         thread.start()
@@ -398,7 +405,7 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_trained(tmp_path: Path) -> None:
-    with listening("127.0.0.1", 0) as taken:
+    with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BadInput, match=f"--port {port}: cannot be listened on at 127.0.0.1"):
             simulate(experiment(tmp_path), tmp_path / "run", Console(quiet=True), web_port=port)
@@ -407,7 +414,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_trained(tmp_path: Path)
 
 def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running: Present) -> None:
     said: list[str] = []
-    with beside(tmp_path, 0, said.append):
+    with view_beside_run(tmp_path, 0, said.append):
         url = said[0].removeprefix("live view: ")
         view = url.replace("/?", "/view?")
         assert "round 2 of 5 done" in httpx.get(view, timeout=60).text

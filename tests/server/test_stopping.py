@@ -17,7 +17,7 @@ import pytest
 from common.system.stopping import STOPPED_ON_REQUEST
 from strategies.method_list import CLASSES
 from strategies.registry import STRATEGIES
-from studies.cli import line_to_go_on
+from studies.cli import resume_command
 from tests.network.ended import (
     MARK,
     as_from_a_terminal,
@@ -142,11 +142,11 @@ def test_the_line_that_goes_on_resumes_a_run_that_has_begun(
     tmp_path: Path, out: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert line_to_go_on(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)}"
+    assert resume_command(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)}"
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "events.jsonl").touch()
-    assert line_to_go_on(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)} --resume"
-    assert line_to_go_on(["run", *out, "--resume"]) == f"flwr-sim run {' '.join(out)} --resume"
+    assert resume_command(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)} --resume"
+    assert resume_command(["run", *out, "--resume"]) == f"flwr-sim run {' '.join(out)} --resume"
 
 
 @pytest.mark.long

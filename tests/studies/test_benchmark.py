@@ -15,7 +15,14 @@ from strategies.registry import STRATEGIES, method_of
 from studies.benchmark import BenchmarkOptions, all_runs, estimate, lines_by_block, planned_count, run_benchmark
 from studies.benchmark_file import FormPlan, PlannedRun
 from studies.benchmark_report import as_markdown, write_benchmark_report
-from studies.benchmark_results import BenchmarkResult, ResultLine, append_line, rates_of, read_lines, result_of
+from studies.benchmark_results import (
+    BenchmarkResult,
+    ResultLine,
+    append_line,
+    benchmark_result,
+    chosen_rates,
+    read_lines,
+)
 from studies.statistics import cliques, critical_difference, ranking
 from studies.trial import Trial
 
@@ -82,7 +89,7 @@ def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_a
         a_line(tuning=False, lr=0.3, validation_auroc=0.99),
         a_line(tuning=True, lr=0.5, validation_auroc=0.99, data="other"),
     ]
-    assert rates_of(lines, "d") == {"m": 0.2}
+    assert chosen_rates(lines, "d") == {"m": 0.2}
 
 
 def test_a_form_that_is_not_there_is_refused_with_the_nearest() -> None:
@@ -153,7 +160,7 @@ def made_up(without: int = 0) -> tuple[FormPlan, Mapping[str, ResultLine]]:
 
 def page(without: int = 0) -> BenchmarkResult:
     plan, lines = made_up(without)
-    return result_of(plan, "small", lines, planned_count(plan))
+    return benchmark_result(plan, "small", lines, planned_count(plan))
 
 
 def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
@@ -184,7 +191,7 @@ def test_figures_of_the_initial_model_are_counted_without_the_runs_that_choose_a
     of_method = [line for line in lines.values() if line.method == "surgical"]
     chosen = [line for line in of_method if line.tuning][:1] + [line for line in of_method if not line.tuning][:1]
     changed = {line.key: line.model_copy(update={"best_round": 0}) for line in chosen}
-    said = as_markdown(result_of(plan, "small", {**lines, **changed}, planned_count(plan)))
+    said = as_markdown(benchmark_result(plan, "small", {**lines, **changed}, planned_count(plan)))
     assert "surgical: in 1 run validation was best before round 1; the initial model is tested." in said
     assert said.count("validation was best before round 1") == 1
     assert "initial model is tested" not in as_markdown(page())
@@ -201,7 +208,7 @@ def test_a_page_of_missing_runs_says_that_it_is_partial_in_both_forms(tmp_path: 
 def test_only_seeds_that_every_ranked_method_has_are_compared() -> None:
     plan, lines = made_up()
     some = {key: line for key, line in lines.items() if (line.method, line.seed) != ("fednoro", 1)}
-    block = result_of(plan, "small", some, planned_count(plan)).blocks[0]
+    block = benchmark_result(plan, "small", some, planned_count(plan)).blocks[0]
     assert block.common_seeds == (0,)
     assert {entry.seeds for entry in block.entries.values()} == {1}
 
@@ -230,9 +237,9 @@ def test_the_page_says_how_far_methods_are_told_apart_where_each_data_set_counts
     }
     twice = replace(plan, form=plan.form.model_copy(update={"blocks": blocks}))
     assert "With the mean over its blocks as a data set's one value: 1 data set cannot" in as_markdown(
-        result_of(twice, "small", both, 2 * planned_count(plan))
+        benchmark_result(twice, "small", both, 2 * planned_count(plan))
     )
-    assert "a data set's one value" not in as_markdown(result_of(plan, "small", lines, planned_count(plan)))
+    assert "a data set's one value" not in as_markdown(benchmark_result(plan, "small", lines, planned_count(plan)))
 
 
 @pytest.mark.parametrize(

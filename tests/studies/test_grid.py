@@ -13,7 +13,7 @@ from common.errors import BadInput
 from studies import runner
 from studies.progress import ActiveRun, GridTable, Pace
 from studies.runner import FailedRuns, fitting_jobs, gpus_of, run_trials
-from studies.trial import Trial, check
+from studies.trial import Trial, check_trials
 from tests.federations import DIGITS
 
 SILENT = Console(quiet=True)
@@ -140,13 +140,13 @@ def test_a_folder_of_another_experiment_is_left_as_it_is(tmp_path: Path) -> None
     one.folder.mkdir(parents=True)
     (one.folder / "mine.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(BadInput, match="holds another experiment, and nothing is written over"):
-        check([one])
+        check_trials([one])
 
 
 def test_faults_of_all_cells_come_at_once(tmp_path: Path) -> None:
     trials = [trial(tmp_path, "a", "run.method=surgicl"), trial(tmp_path, "b", "partition.shared=11")]
     with pytest.raises(BadInput) as refused:
-        check(trials)
+        check_trials(trials)
     assert {fault.where for fault in refused.value.faults} == {"a.toml: run.method", "b.toml: partition.shared"}
 
 

@@ -98,9 +98,9 @@ def test_what_a_study_cannot_mean_is_refused_with_its_reason(old: str, new: str,
 
 def test_the_papers_numbers_are_fractions_whatever_unit_it_prints_and_may_be_missing(tmp_path: Path) -> None:
     table = read_study(study(tmp_path), quick=False).tables[0]
-    found = [table.of_paper("ours", *place) for place in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
+    found = [table.paper_value("ours", *place) for place in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
     assert found == [0.815, 0.7025, None, 0.9, None]
-    assert table.of_paper("theirs", 0, 0) is None
+    assert table.paper_value("theirs", 0, 0) is None
 
 
 def test_the_quick_scale_keeps_what_is_named_with_the_papers_numbers_for_it(tmp_path: Path) -> None:

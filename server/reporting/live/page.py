@@ -22,7 +22,7 @@ from server.runs.live_status import PHASES, Present
 SITES_SHOWN = 60
 POINTS_SHOWN = 300
 """Largest number of points of a curve."""
-MARKED = 40
+MOST_DOTS = 40
 """Rounds up to which each point of a curve has a dot."""
 WIDTH, HEIGHT = 480, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 34
@@ -195,7 +195,7 @@ def curves(title: str, rounds: Sequence[int], series: Mapping[str, Sequence[floa
                 {"name": name, "newest": points[-1], "corners": [(x(n), y(v)) for n, v in points]}
                 for name, points in lines.items()
             ],
-            most_dots=MARKED,
+            most_dots=MOST_DOTS,
         )
     )
 

@@ -29,7 +29,7 @@ from server.coordinator.folder import Coordinator
 from server.reporting.live.files import FileWatcher, Snapshot, Source, source_of
 from server.reporting.live.page import changing_part, content_security_policy, page
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Seconds between two looks of a page that is open (live.js)."""
 MOST_CONNECTIONS = 256
 """Enough for a browser's request to be read before its connection is the oldest, also beside a flood."""
@@ -38,7 +38,7 @@ GRACE_S = 0.3
 BACKLOG = 1024
 REQUEST_S = 10.0
 """Seconds until a connection without the token is closed; one with the token has as long again for its answer."""
-LAST_LOOK_S = 5.0
+LAST_POLL_S = 5.0
 """Seconds that a run that is over waits for a page to show its end."""
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
@@ -81,10 +81,10 @@ class ViewServer:
         """Have :meth:`serve` return once a page that is open has asked for the last state."""
         end = time.monotonic()
         self._snapshot = None  # the next look is a fresh one
-        while self._last_poll > end - 3 * LOOK_S and time.monotonic() < end + 3 * LOOK_S:
+        while self._last_poll > end - 3 * POLL_S and time.monotonic() < end + 3 * POLL_S:
             if self._last_poll > end:
                 break
-            time.sleep(LOOK_S / 20)
+            time.sleep(POLL_S / 20)
         self.stop()
 
     async def _serve(self) -> None:
@@ -157,7 +157,7 @@ class ViewServer:
 
     def _look(self) -> Snapshot:
         """Return the state of the run, half a look old at most, however many pages look on."""
-        if self._snapshot is None or time.monotonic() - self._snapshot_time > LOOK_S / 2:
+        if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
             self._snapshot, self._snapshot_time = self._watcher.look(), time.monotonic()
         return self._snapshot
 
@@ -169,7 +169,7 @@ def _response(code: int, text: str = "", kind: str = "text/plain") -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-def listening(address: str, port: int) -> socket.socket:
+def listening_socket(address: str, port: int) -> socket.socket:
     """Return a listening socket, so that a port that is taken ends the program before anything else begins.
 
     Raises:
@@ -190,7 +190,7 @@ def tls_of(coordinator: Coordinator) -> ssl.SSLContext:
     return tls
 
 
-def show(coordinator: Coordinator, address: str, port: int, tell: Callable[[str], None]) -> None:
+def serve_view(coordinator: Coordinator, address: str, port: int, tell: Callable[[str], None]) -> None:
     """Serve the page until this process has to stop. Only files are read, so that no run is disturbed.
 
     Raises:
@@ -200,7 +200,7 @@ def show(coordinator: Coordinator, address: str, port: int, tell: Callable[[str]
     certificate = x509.load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes())
     sha256 = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     token = secrets.token_urlsafe(24)
-    with listening(address, port) as listener:
+    with listening_socket(address, port) as listener:
         host = coordinator.file.hosts[0] if address in EVERYWHERE else address
         host = f"[{host}]" if ":" in host else host
         tell(f"live view: https://{host}:{listener.getsockname()[1]}/?token={token}")
@@ -212,7 +212,7 @@ def show(coordinator: Coordinator, address: str, port: int, tell: Callable[[str]
 
 
 @contextlib.contextmanager
-def beside(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
+def view_beside_run(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
     """Show the run in ``folder`` on 127.0.0.1 within the context, from a process of its own.
 
     It speaks plain HTTP, because a simulation has no certificate and the page does not leave this machine.
@@ -221,7 +221,7 @@ def beside(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[Non
         BadInput: If the port is taken.
     """
     token = secrets.token_urlsafe(24)
-    with listening(LOOPBACK, port) as listener:
+    with listening_socket(LOOPBACK, port) as listener:
         command = [sys.executable, "-P", "-m", __name__, str(listener.fileno()), str(folder.resolve())]
         viewer = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
         tell(f"live view: http://{LOOPBACK}:{listener.getsockname()[1]}/?token={token}")
@@ -233,7 +233,7 @@ def beside(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[Non
     finally:
         viewer.stdin.close()
         try:
-            viewer.wait(LAST_LOOK_S)
+            viewer.wait(LAST_POLL_S)
         except subprocess.TimeoutExpired:
             viewer.kill()
             viewer.wait()
