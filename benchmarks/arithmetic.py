@@ -34,19 +34,19 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=64)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    asked, rows = choices(), []
-    table = Table("model", *map(str, asked), "chosen")
-    for model in given.models.split(","):
-        seconds = step_seconds(plan(model, given.side, given.batch), asked)
+    arguments = parser.parse_args()
+    options, rows = choices(), []
+    table = Table("model", *map(str, options), "chosen")
+    for model in arguments.models.split(","):
+        seconds = step_seconds(plan(model, arguments.side, arguments.batch), options)
         best = fastest(seconds)
-        table.add_row(model, *(f"{seconds[one] * 1e3:.0f} ms" for one in asked), str(best))
-        told = {str(one): seconds[one] for one in asked}
-        rows.append({"model": model, "seconds": told, "chosen": str(best), "times": seconds[DEFAULT] / seconds[best]})
+        table.add_row(model, *(f"{seconds[each] * 1e3:.0f} ms" for each in options), str(best))
+        text = {str(each): seconds[each] for each in options}
+        rows.append({"model": model, "seconds": text, "chosen": str(best), "times": seconds[DEFAULT] / seconds[best]})
     Console(width=150).print(table)
-    if given.out:
-        told_all = {"side": given.side, "batch": given.batch, "rows": rows}
-        given.out.write_text(json.dumps(told_all, indent=1) + "\n", encoding="utf-8")
+    if arguments.out:
+        told_all = {"side": arguments.side, "batch": arguments.batch, "rows": rows}
+        arguments.out.write_text(json.dumps(told_all, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

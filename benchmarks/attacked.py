@@ -59,9 +59,9 @@ def main() -> None:
         policy = Policy.model_validate({"level": level, **(rounding if level == "trusted" else {})})
         with tempfile.TemporaryDirectory() as folder:
             site = hospital(Path(folder), policy)
-            for one in suite.attempts(site, plan_of(experiment_of(None, site))):
-                facts = f"{one.recovered} | {one.of} | {one.by_chance:.1f} | {one.seconds:.0f}"
-                print(f"| {level} | {one.name} | {facts} | {'; '.join(one.notes)} |", flush=True)
+            for each in suite.attempts(site, plan_of(experiment_of(None, site))):
+                facts = f"{each.recovered} | {each.of} | {each.by_chance:.1f} | {each.seconds:.0f}"
+                print(f"| {level} | {each.name} | {facts} | {'; '.join(each.notes)} |", flush=True)
 
 
 if __name__ == "__main__":

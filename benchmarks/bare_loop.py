@@ -37,7 +37,7 @@ class Hospital:
 def hospitals(file: ExperimentFile, device: str) -> list[Hospital]:
     """As the partition makes them."""
     data = simulated_data(file.experiment, file.base)
-    names, found = data.contract.class_names, []
+    names, results = data.contract.class_names, []
     for index in range(len(data.parts)):
         images = simulated_site(data, index, "no")
         order = [images.train.class_names.index(name) for name in names]
@@ -46,8 +46,8 @@ def hospitals(file: ExperimentFile, device: str) -> list[Hospital]:
             for part in (images.train, images.validation)
             for tensor in (channels_first(part.images), torch.from_numpy(part.labels[:, order].argmax(1)))
         )
-        found.append(Hospital(images.declaration.site, *(part.to(device) for part in parts)))
-    return sorted(found, key=lambda site: site.name)  # the order in which sums run
+        results.append(Hospital(images.declaration.site, *(part.to(device) for part in parts)))
+    return sorted(results, key=lambda site: site.name)  # the order in which sums run
 
 
 def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:

@@ -28,7 +28,7 @@ ROUNDS = 10_000
 
 
 @dataclass
-class Found:
+class FloodResult:
     """What was measured.
 
     Attributes:
@@ -84,9 +84,9 @@ class Watched:
         return self.rounds.read_bytes().count(b"\n") if self.rounds.exists() else 0
 
 
-def measured(federation: Federation, given: argparse.Namespace, scratch: Path) -> Found:
+def measured(federation: Federation, arguments: argparse.Namespace, scratch: Path) -> FloodResult:
     """One run, windows in turn."""
-    coordinator, found = federation.folder / "coordinator", Found()
+    coordinator, results = federation.folder / "coordinator", FloodResult()
     with processes(scratch) as these:
         started = these.start("coordinator", BIN / "flwr-server", "start", coordinator)
         for site in federation.sites:
@@ -99,41 +99,41 @@ def measured(federation: Federation, given: argparse.Namespace, scratch: Path) -
         watched = Watched(superlink, out / "rounds.jsonl")
         eventually(lambda: watched._count() >= 20, these)
         log = federation.coordinator.log
-        found.megabytes, found.descriptors = [watched.megabytes], [superlink.num_fds()]
-        found.log_bytes = [size_of(log)]
-        for number in range(given.windows):
-            rounds, cpu = watched.window(given.seconds)
-            found.quiet, found.cpu_quiet = found.quiet + rounds, [*found.cpu_quiet, cpu]
-            _flood(these, number, federation, given)
+        results.megabytes, results.descriptors = [watched.megabytes], [superlink.num_fds()]
+        results.log_bytes = [size_of(log)]
+        for number in range(arguments.windows):
+            rounds, cpu = watched.window(arguments.seconds)
+            results.quiet, results.cpu_quiet = results.quiet + rounds, [*results.cpu_quiet, cpu]
+            _flood(these, number, federation, arguments)
             time.sleep(SETTLES_S)
-            rounds, cpu = watched.window(given.seconds)
-            found.flooded, found.cpu_flooded = found.flooded + rounds, [*found.cpu_flooded, cpu]
-            _ended(these, number, found)
+            rounds, cpu = watched.window(arguments.seconds)
+            results.flooded, results.cpu_flooded = results.flooded + rounds, [*results.cpu_flooded, cpu]
+            _ended(these, number, results)
             these.alive()
         time.sleep(40)  # the guard's calm, and the deadline of the last connections
-        found.megabytes += [watched.peak_mb, watched.megabytes]
-        found.descriptors += [watched.peak_files, superlink.num_fds()]
-        found.log_bytes.append(size_of(log))
-        if given.log:
+        results.megabytes += [watched.peak_mb, watched.megabytes]
+        results.descriptors += [watched.peak_files, superlink.num_fds()]
+        results.log_bytes.append(size_of(log))
+        if arguments.log:
             print(log.read_text())
-    return found
+    return results
 
 
 def size_of(log: Path) -> int:
     return sum(path.stat().st_size for path in log.parent.glob(f"{log.name}*"))
 
 
-def _flood(these: Processes, number: int, federation: Federation, given: argparse.Namespace) -> None:
-    seconds = SETTLES_S + given.seconds + 0.5
-    kinds = ("--kinds", given.kinds) if given.kinds else ()
+def _flood(these: Processes, number: int, federation: Federation, arguments: argparse.Namespace) -> None:
+    seconds = SETTLES_S + arguments.seconds + 0.5
+    kinds = ("--kinds", arguments.kinds) if arguments.kinds else ()
     program = (sys.executable, ROOT / "tests" / "network" / "flood.py")
     port = federation.coordinator.file.port
-    these.start(f"flood-{number}", *program, port, given.connections, seconds, *kinds)
+    these.start(f"flood-{number}", *program, port, arguments.connections, seconds, *kinds)
 
 
-def _ended(these: Processes, number: int, found: Found) -> None:
+def _ended(these: Processes, number: int, results: FloodResult) -> None:
     eventually(lambda: '"most_open"' in these.log(f"flood-{number}"), these)
-    found.attackers.append(these.log(f"flood-{number}").splitlines()[-1])
+    results.attackers.append(these.log(f"flood-{number}").splitlines()[-1])
     time.sleep(SETTLES_S)
 
 
@@ -146,17 +146,18 @@ def main() -> None:
     parser.add_argument("--kinds", default="")
     parser.add_argument("--log", action="store_true", help="show the SuperLink's log")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as scratch:
         federation = Federation("tiny", Path(scratch) / "federation")
-        federation.make(given.sites, ROUNDS)
-        found = measured(federation, given, Path(scratch) / "run")
-    print(json.dumps(asdict(found) | {"quiet": len(found.quiet), "flooded": len(found.flooded)}, indent=1))
-    print(f"a round: {statistics.median(found.quiet):.3f} s, under the flood {statistics.median(found.flooded):.3f} s,"
-          f" {found.ratio:.2f} times as long; memory {found.megabytes} MB; files {found.descriptors}")  # fmt: skip
-    if given.out:
-        given.out.write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
+        federation.make(arguments.sites, ROUNDS)
+        results = measured(federation, arguments, Path(scratch) / "run")
+    print(json.dumps(asdict(results) | {"quiet": len(results.quiet), "flooded": len(results.flooded)}, indent=1))
+    quiet, flooded = statistics.median(results.quiet), statistics.median(results.flooded)
+    print(f"a round: {quiet:.3f} s, under the flood {flooded:.3f} s, {results.ratio:.2f} times as long")
+    print(f"memory {results.megabytes} MB; files {results.descriptors}")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(asdict(results), indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ CONTENDERS = "bare,eager,inline"
 
 
 @dataclass(frozen=True)
-class Found:
+class ContenderResult:
     """What one contender did with one case.
 
     Attributes:
@@ -62,38 +62,39 @@ class Found:
     sha256: str
 
 
-def measured(case: Case, contender: str, folder: Path, experiment: Path) -> Found:
+def measured(case: Case, contender: str, folder: Path, experiment: Path) -> ContenderResult:
     """Train once."""
     stamps = folder / contender.replace(":", "")
     torch.cuda.reset_peak_memory_stats()
-    kept, gpu.RECORD_AFTER = gpu.RECORD_AFTER, sys.maxsize if contender == "eager" else gpu.RECORD_AFTER
+    previous, gpu.RECORD_AFTER = gpu.RECORD_AFTER, sys.maxsize if contender == "eager" else gpu.RECORD_AFTER
     try:
         backend = "inline" if contender == "eager" else contender
         sha256 = bare(experiment, stamps) if contender == "bare" else ours(experiment, stamps, backend)
     finally:
-        gpu.RECORD_AFTER = kept
+        gpu.RECORD_AFTER = previous
     lines = [line.split() for line in stamps.read_text(encoding="ascii").splitlines()]
     rounds = [(float(line[1]), float(line[2])) for line in lines if line[0] == "round"][2:]
     images = case.sites * case.images * case.epochs
     rates = [images / (after[0] - before[0]) for before, after in itertools.pairwise(rounds)]
     cpu = [after[1] - before[1] for before, after in itertools.pairwise(rounds)]
-    return Found(case.model, case.side, contender, rates, cpu, torch.cuda.max_memory_allocated() / 1e6, sha256)
+    memory_mb = torch.cuda.max_memory_allocated() / 1e6
+    return ContenderResult(case.model, case.side, contender, rates, cpu, memory_mb, sha256)
 
 
-def table_of(found: Sequence[Found]) -> Table:
+def table_of(results: Sequence[ContenderResult]) -> Table:
     """A line for each contender."""
     table = Table("model", "side", "", "images a second", "x bare", "CPU s a round", "GPU MB")
-    for one in found:
-        rate = statistics.median(one.rates)
-        alike = [it for it in found if (it.model, it.side, it.contender) == (one.model, one.side, "bare")]
+    for each in results:
+        rate = statistics.median(each.rates)
+        alike = [it for it in results if (it.model, it.side, it.contender) == (each.model, each.side, "bare")]
         table.add_row(
-            one.model,
-            str(one.side),
-            one.contender,
-            f"{rate:.0f} [{min(one.rates):.0f}, {max(one.rates):.0f}]",
+            each.model,
+            str(each.side),
+            each.contender,
+            f"{rate:.0f} [{min(each.rates):.0f}, {max(each.rates):.0f}]",
             f"{rate / statistics.median(alike[0].rates):.2f}" if alike else "",
-            f"{statistics.median(one.cpu):.2f}",
-            f"{one.gpu_mb:.0f}",
+            f"{statistics.median(each.cpu):.2f}",
+            f"{each.gpu_mb:.0f}",
         )
     return table
 
@@ -134,34 +135,44 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--steps", action="store_true", help="time steps of a backbone, not federations")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("this machine has no GPU")
-    console, found = Console(width=140), list[Found]()
-    for model, _, side in (name.partition(":") for name in given.models.split(",")):
-        if given.steps:
-            without, graphs = steps_of(model, int(side), given.batch)
+    console, results = Console(width=140), list[ContenderResult]()
+    for model, _, side in (name.partition(":") for name in arguments.models.split(",")):
+        if arguments.steps:
+            without, graphs = steps_of(model, int(side), arguments.batch)
             console.print(f"{model} {side} px: {without:.2f} ms without graphs, {graphs:.2f} ms with them")
             continue
-        case = Case(model, given.sites, given.images, given.rounds, given.epochs, given.batch, given_side=int(side))
+        case = Case(
+            model,
+            arguments.sites,
+            arguments.images,
+            arguments.rounds,
+            arguments.epochs,
+            arguments.batch,
+            given_side=int(side),
+        )
         with tempfile.TemporaryDirectory() as scratch:
             experiment = case.write(Path(scratch) / "case")
-            ours_here = [measured(case, name, Path(scratch), experiment) for name in given.contenders.split(",")]
-        found += ours_here
+            ours_here = [measured(case, name, Path(scratch), experiment) for name in arguments.contenders.split(",")]
+        results += ours_here
         console.print(table_of(ours_here))
-        if given.out:
-            write(given.out, found)
-        if len({one.sha256 for one in ours_here}) > 1:
+        if arguments.out:
+            write(arguments.out, results)
+        if len({each.sha256 for each in ours_here}) > 1:
             raise SystemExit(
                 f"the contenders ended in different models: { {o.contender: o.sha256 for o in ours_here} }"
             )
 
 
-def write(out: Path, found: Sequence[Found]) -> None:
+def write(out: Path, results: Sequence[ContenderResult]) -> None:
     """Write all figures, and what they were measured on."""
     versions = {name: version(name) for name in ("flwr", "torch", "numpy")}
     machine = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} | versions
-    out.write_text(json.dumps({"machine": machine, "rows": [asdict(one) for one in found]}, indent=1) + "\n", "utf-8")
+    out.write_text(
+        json.dumps({"machine": machine, "rows": [asdict(each) for each in results]}, indent=1) + "\n", "utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -26,14 +26,14 @@ SITES_OF_MODELS, MODEL_OF_SITES = 4, "tiny_cnn"
 
 
 def measured(case: Case) -> Measured:
-    found = Measured()
+    results = Measured()
     with tempfile.TemporaryDirectory() as scratch:
-        measure("inline", case.write(Path(scratch) / "case"), Path(scratch), found)
-    return found
+        measure("inline", case.write(Path(scratch) / "case"), Path(scratch), results)
+    return results
 
 
-def row(x: float, found: Measured) -> dict[str, float]:
-    return {"x": x, "seconds": statistics.median(found.wall), "peak_mb": found.peak_mb[0][0]}
+def row(x: float, results: Measured) -> dict[str, float]:
+    return {"x": x, "seconds": statistics.median(results.wall), "peak_mb": results.peak_mb[0][0]}
 
 
 def parameters(model: str) -> int:
@@ -44,7 +44,7 @@ def parameters(model: str) -> int:
 def slope(rows: list[dict[str, float]], key: str) -> float:
     """Of the logarithms, least squares over the upper half of the range: 1 is in proportion."""
     upper = rows[len(rows) // 2 - 1 :]
-    return float(np.polyfit(np.log([one["x"] for one in upper]), np.log([one[key] for one in upper]), 1)[0])
+    return float(np.polyfit(np.log([each["x"] for each in upper]), np.log([each[key] for each in upper]), 1)[0])
 
 
 def picture(by_sites: list[dict[str, float]], by_size: list[dict[str, float]], path: Path) -> None:
@@ -57,7 +57,7 @@ def picture(by_sites: list[dict[str, float]], by_size: list[dict[str, float]], p
     ):
         for line, (key, what) in enumerate((("seconds", "seconds a round"), ("peak_mb", "peak memory, MB"))):
             axis = axes[line, column]
-            axis.loglog([one["x"] for one in rows], [one[key] for one in rows], "o-", color="#1f6f8b")
+            axis.loglog([each["x"] for each in rows], [each[key] for each in rows], "o-", color="#1f6f8b")
             axis.set_xlabel(label)
             axis.set_ylabel(what)
             axis.grid(visible=True, which="both", color="#dddddd", linewidth=0.5)
@@ -70,22 +70,24 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path)
-    given = parser.parse_args()
-    counts = [int(number) for number in given.sites.split(",")]
+    arguments = parser.parse_args()
+    counts = [int(number) for number in arguments.sites.split(",")]
     by_sites = [row(count, measured(Case(MODEL_OF_SITES, count, 22, 3, 1, 32))) for count in counts]
     by_size = [
         row(parameters(model), measured(Case(model, SITES_OF_MODELS, 22, 3, 1, 32)))
-        for model in given.models.split(",")
+        for model in arguments.models.split(",")
     ]
     for title, rows in (("sites", by_sites), ("parameters", by_size)):
         table = Table(title, "seconds a round", "peak MB")
-        for one in rows:
-            table.add_row(f"{one['x']:.0f}", f"{one['seconds']:.3f}", f"{one['peak_mb']:.0f}")
+        for each in rows:
+            table.add_row(f"{each['x']:.0f}", f"{each['seconds']:.3f}", f"{each['peak_mb']:.0f}")
         Console().print(table, f"slopes: time {slope(rows, 'seconds'):.2f}, memory {slope(rows, 'peak_mb'):.2f}")
-    if given.picture:
-        picture(by_sites, by_size, given.picture)
-    if given.out:
-        given.out.write_text(json.dumps({"sites": by_sites, "parameters": by_size}, indent=1) + "\n", encoding="utf-8")
+    if arguments.picture:
+        picture(by_sites, by_size, arguments.picture)
+    if arguments.out:
+        arguments.out.write_text(
+            json.dumps({"sites": by_sites, "parameters": by_size}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

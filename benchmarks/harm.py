@@ -113,7 +113,7 @@ def without(site: str) -> Iterator[None]:
         return drawn(members, server_round, frozenset({*out, site}))
 
     setattr(Membership, "drawn", others)  # noqa: B010 mypy: a method is assigned
-    setattr(Membership, "needed", lambda members, asked: max(needed(members, asked), 1))  # noqa: B010
+    setattr(Membership, "needed", lambda members, arguments: max(needed(members, arguments), 1))  # noqa: B010
     try:
         yield
     finally:
@@ -147,20 +147,24 @@ def _filled(setting: str, words: Mapping[str, str]) -> str:
     return setting
 
 
-def backdoors(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], asked: argparse.Namespace) -> Table:
+def backdoors(
+    rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], arguments: argparse.Namespace
+) -> Table:
     """Clean AUROC, and success of each attack."""
     table = Table("method", "sites", "attackers", "rule", "honest AUROC", *BACKDOORS)
     for method in methods:
         for sites in counts:
             of_run = (f"run.method={method}", f"run.rounds={ROUNDS}", f"partition.sites={sites}")
             whole = ("participation.min_sites=3", "evaluation.checkpoint=last")
-            base = (*of_run, f"partition.shared={asked.shared}", *whole)
-            for attackers in map(int, asked.attackers.split(",")):
+            base = (*of_run, f"partition.shared={arguments.shared}", *whole)
+            for attackers in map(int, arguments.attackers.split(",")):
                 for rule in rules:
                     names = [name_of(2 + number, sites) for number in range(attackers)]
                     settings = base + choices_of(rule, sites, attackers)
-                    honest = over_seeds(asked.seeds, settings, {})
-                    cells = [over_seeds(asked.seeds, settings, dict.fromkeys(names, one)) for one in BACKDOORS.values()]
+                    honest = over_seeds(arguments.seeds, settings, {})
+                    cells = [
+                        over_seeds(arguments.seeds, settings, dict.fromkeys(names, each)) for each in BACKDOORS.values()
+                    ]
                     words = [f"{cell.success:.3f} ({cell.auroc:.3f})" for cell in cells]
                     words = [f"{word} {' '.join(cell.excluded)}" for word, cell in zip(words, cells, strict=True)]
                     clean = f"{honest.auroc:.3f} ({honest.success:.3f})"
@@ -173,10 +177,10 @@ def over_seeds(seeds: int, settings: tuple[str, ...], answers: Mapping[str, Answ
     """Means over seeds, and everyone who was left out in any."""
     results = [run((*settings, f"run.seed={seed}"), answers, patched=True) for seed in range(seeds)]
     return Result(
-        statistics.mean(one.auroc for one in results),
-        tuple(sorted({site for one in results for site in one.excluded})),
-        sum(one.back for one in results),
-        statistics.mean(one.success for one in results),
+        statistics.mean(each.auroc for each in results),
+        tuple(sorted({site for each in results for site in each.excluded})),
+        sum(each.back for each in results),
+        statistics.mean(each.success for each in results),
     )
 
 
@@ -202,7 +206,7 @@ def liars(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], r
                     table.add_row(method, str(sites), rule, kind, *cells)
                     print(method, sites, rule, kind, *cells, sep=" | ", flush=True)
                 print(f"{method}, {sites} sites, {rule}: at most {max(below):.3f} below,", end=" ")
-                print(f"{sum(one <= 0.02 for one in below)} of {len(below)} within 0.02", flush=True)
+                print(f"{sum(each <= 0.02 for each in below)} of {len(below)} within 0.02", flush=True)
     return table
 
 
@@ -288,19 +292,21 @@ def main() -> None:
     parser.add_argument("--attackers", default="1,2")
     parser.add_argument("--shared", type=int, default=10, help="classes that all sites annotate, of ten")
     parser.add_argument("--runs", type=int, default=40)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     np.seterr(all="ignore")
-    if asked.what == "seconds":
-        seconds(int(asked.sites or 1000))
+    if arguments.what == "seconds":
+        seconds(int(arguments.sites or 1000))
         return
-    if asked.what == "honest":
-        table = honest_runs(asked.runs, RULES[asked.rules[0]] if asked.rules else ())
-    elif asked.what == "liars":
-        counts = map(int, (asked.sites or "3,4,10").split(","))
-        table = liars(asked.rules or ["clip 3.0"], asked.methods, list(counts), asked.rounds, asked.kinds)
+    if arguments.what == "honest":
+        table = honest_runs(arguments.runs, RULES[arguments.rules[0]] if arguments.rules else ())
+    elif arguments.what == "liars":
+        counts = map(int, (arguments.sites or "3,4,10").split(","))
+        table = liars(
+            arguments.rules or ["clip 3.0"], arguments.methods, list(counts), arguments.rounds, arguments.kinds
+        )
     else:
-        counts = map(int, (asked.sites or "5,10").split(","))
-        table = backdoors(asked.rules or RULES, asked.methods, list(counts), asked)
+        counts = map(int, (arguments.sites or "5,10").split(","))
+        table = backdoors(arguments.rules or RULES, arguments.methods, list(counts), arguments)
     Console(width=200).print(table)
 
 

@@ -17,8 +17,8 @@ SHOWN = 1000
 
 def share(images: NDArray[np.uint8]) -> tuple[int, float]:
     """How many pictures tell, and which part of these looks inverted."""
-    said = [looks_inverted(image) for image in images]
-    telling = [one for one in said if one is not None]
+    verdicts = [looks_inverted(image) for image in images]
+    telling = [each for each in verdicts if each is not None]
     return len(telling), sum(telling) / max(1, len(telling))
 
 

@@ -63,34 +63,34 @@ Check = Callable[[Round], Callable[[], object]]
 def passage(durable: bool) -> Check:
     """The gate around a handler that has its answer ready: policy, two hashes, two lines of the audit."""
 
-    def prepared(one: Round) -> Callable[[], object]:
-        site = one.site(durable=durable)
-        asked, answer = Message(encode(one.request), 2, "train"), encode(one.reply)
+    def prepared(each: Round) -> Callable[[], object]:
+        site = each.site(durable=durable)
+        options, answer = Message(encode(each.request), 2, "train"), encode(each.reply)
         through = gate(lambda context: site)
         context = Context(1, 2, {}, RecordDict(), {})
-        return lambda: through(asked, context, lambda message, context: Message(answer, reply_to=message))
+        return lambda: through(options, context, lambda message, context: Message(answer, reply_to=message))
 
     return prepared
 
 
-def policy_alone(one: Round) -> Callable[[], object]:
+def policy_alone(each: Round) -> Callable[[], object]:
     """The rules, without reading the record back; with a bound on the length, which is measured."""
-    policy, asked = one.site(durable=False).policy, RequestedWork(one.plan, method_of(one.plan), 1)
-    return lambda: (request_verdict(policy, asked), reply_verdict(policy, asked, one.reply))
+    policy, options = each.site(durable=False).policy, RequestedWork(each.plan, method_of(each.plan), 1)
+    return lambda: (request_verdict(policy, options), reply_verdict(policy, options, each.reply))
 
 
-def one_hash(one: Round) -> Callable[[], object]:
+def one_hash(each: Round) -> Callable[[], object]:
     """SHA-256 of a reply."""
-    content = encode(one.reply)
+    content = encode(each.reply)
     return lambda: record_sha256(content)
 
 
 def coordinator(keep: bool) -> Check:
     """The coordinator's line for a reply, with its hash; and the reply itself, where updates are kept."""
 
-    def prepared(one: Round) -> Callable[[], object]:
-        ledger = RunAudit(one.folder / "run", one.layout, keep=keep, durable=True)
-        arrival = Arrival("TrainReply", 1, "north", encode(one.reply), "")
+    def prepared(each: Round) -> Callable[[], object]:
+        ledger = RunAudit(each.folder / "run", each.layout, keep=keep, durable=True)
+        arrival = Arrival("TrainReply", 1, "north", encode(each.reply), "")
         return lambda: ledger.arrived(arrival)
 
     return prepared

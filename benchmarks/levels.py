@@ -43,10 +43,10 @@ def auroc(level: str, overrides: tuple[str, ...]) -> float:
         with patch("client.simulation.POLICY", policy), patch("server.federation.set_up.write_pages"):
             simulate(file, Path(name) / "run", Console(quiet=True))
         test = whole_data(file.experiment, file.base).test
-        told = polyclinic.predict(Path(name) / "run", test.images)
-        found = mean_auroc(told[list(test.class_names)].to_numpy(), test.labels)
-    assert found is not None, "the demo's test part shows every class"
-    return found
+        text = polyclinic.predict(Path(name) / "run", test.images)
+        results = mean_auroc(text[list(test.class_names)].to_numpy(), test.labels)
+    assert results is not None, "the demo's test part shows every class"
+    return results
 
 
 def main() -> None:
@@ -56,9 +56,9 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     print("| level | mean AUROC, mean and deviation over seeds |\n| --- | --- |")
     for name, (level, overrides) in ROWS.items():
-        found = [auroc(level, (*overrides, f"run.seed={seed}")) for seed in range(1, seeds + 1)]
-        spread = statistics.stdev(found) if len(found) > 1 else 0.0
-        print(f"| {name} | {statistics.mean(found):.3f} ± {spread:.3f} |", flush=True)
+        results = [auroc(level, (*overrides, f"run.seed={seed}")) for seed in range(1, seeds + 1)]
+        spread = statistics.stdev(results) if len(results) > 1 else 0.0
+        print(f"| {name} | {statistics.mean(results):.3f} ± {spread:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

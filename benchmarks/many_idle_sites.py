@@ -59,13 +59,13 @@ def measured(sites: int, rounds: int, hosts: int, folder: Path, into: Rounds) ->
         eventually(lambda: run.poll() is not None, these)
 
 
-def table_of(found: dict[int, Rounds]) -> Table:
+def table_of(results: dict[int, Rounds]) -> Table:
     table = Table("sites", "rounds", "s a round, median", "range", "CPU s a round", "peak MB")
-    for sites, one in found.items():
-        cpu = ", ".join(f"{NAMES[name]} {statistics.median(values):.2f}" for name, values in sorted(one.cpu.items()))
-        peak = ", ".join(f"{NAMES[name]} {one.peak_mb[name]:.0f}" for name in ("superlink", "run"))
-        spread = f"{min(one.seconds):.2f} - {max(one.seconds):.2f}"
-        table.add_row(str(sites), str(len(one.seconds)), f"{statistics.median(one.seconds):.2f}", spread, cpu, peak)
+    for sites, each in results.items():
+        cpu = ", ".join(f"{NAMES[name]} {statistics.median(values):.2f}" for name, values in sorted(each.cpu.items()))
+        peak = ", ".join(f"{NAMES[name]} {each.peak_mb[name]:.0f}" for name in ("superlink", "run"))
+        spread = f"{min(each.seconds):.2f} - {max(each.seconds):.2f}"
+        table.add_row(str(sites), str(len(each.seconds)), f"{statistics.median(each.seconds):.2f}", spread, cpu, peak)
     return table
 
 
@@ -79,17 +79,17 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    numbers = [int(number) for number in given.sites.split(",")]
-    found = {number: Rounds() for number in numbers}
+    arguments = parser.parse_args()
+    numbers = [int(number) for number in arguments.sites.split(",")]
+    results = {number: Rounds() for number in numbers}
     with tempfile.TemporaryDirectory() as name:
-        for _ in range(given.repetitions):
+        for _ in range(arguments.repetitions):
             for number in numbers:
-                measured(number, given.rounds, given.processes, Path(name) / str(number), found[number])
-    Console(width=150).print(table_of(found))
-    if given.out:
-        rows = [{"sites": sites, **vars(one)} for sites, one in found.items()]
-        given.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+                measured(number, arguments.rounds, arguments.processes, Path(name) / str(number), results[number])
+    Console(width=150).print(table_of(results))
+    if arguments.out:
+        rows = [{"sites": sites, **vars(each)} for sites, each in results.items()]
+        arguments.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,17 +32,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of runs")
     parser.add_argument("--like", type=Path, help="JSON of an earlier run of this program")
     arguments = parser.parse_args()
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for name, overrides in cases(STRATEGIES).items():
         if arguments.only and name not in arguments.only:
             continue
-        found[name] = model_sha256([*overrides, f"simulation.backend={arguments.backend}"])
-        print(f"{name:24} {found[name][:16]}", file=sys.stderr, flush=True)
-    print(json.dumps(found, indent=1))
+        results[name] = model_sha256([*overrides, f"simulation.backend={arguments.backend}"])
+        print(f"{name:24} {results[name][:16]}", file=sys.stderr, flush=True)
+    print(json.dumps(results, indent=1))
     if arguments.like:
         earlier = json.loads(arguments.like.read_text(encoding="utf-8"))
-        differ = [name for name, sha256 in found.items() if sha256 != earlier.get(name)]
-        print(f"{len(found) - len(differ)} of {len(found)} equal; different: {differ}", file=sys.stderr)
+        differ = [name for name, sha256 in results.items() if sha256 != earlier.get(name)]
+        print(f"{len(results) - len(differ)} of {len(results)} equal; different: {differ}", file=sys.stderr)
         sys.exit(1 if differ else 0)
 
 

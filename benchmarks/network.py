@@ -122,7 +122,7 @@ class Processes:
     def start(self, name: str, *arguments: object) -> psutil.Popen:
         with (self._folder / f"{name}.log").open("wb") as log:
             self._started[name] = psutil.Popen(
-                [str(one) for one in arguments],
+                [str(each) for each in arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -146,12 +146,12 @@ class Processes:
 
     def cpu_by_name(self) -> dict[str, float]:
         """CPU seconds so far by the part of a process's name before the first dash: all sites are one."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for process in self._all():
             with contextlib.suppress(psutil.NoSuchProcess):
                 name = self._name(process).split("-")[0]
-                found[name] = found.get(name, 0.0) + sum(process.cpu_times()[:2])
-        return found
+                result[name] = result.get(name, 0.0) + sum(process.cpu_times()[:2])
+        return result
 
     def peak_mb(self) -> dict[str, float]:
         """Largest resident memory of every process so far."""
@@ -165,11 +165,11 @@ class Processes:
         return peaks
 
     def _all(self) -> list[psutil.Process]:
-        found: list[psutil.Process] = []
+        result: list[psutil.Process] = []
         for process in self._started.values():
             with contextlib.suppress(psutil.NoSuchProcess):
-                found += [process, *process.children(recursive=True)]
-        return found
+                result += [process, *process.children(recursive=True)]
+        return result
 
     def _name(self, process: psutil.Process) -> str:
         own = {started.pid: name for name, started in self._started.items()}
@@ -198,10 +198,10 @@ def processes(folder: Path) -> Iterator[Processes]:
         these.end()
 
 
-def eventually(wanted: Callable[[], Any], these: Processes) -> None:
+def eventually(condition: Callable[[], Any], these: Processes) -> None:
     """Wait until ``wanted`` returns something true."""
     deadline = time.monotonic() + WITHIN_S
-    while not wanted():
+    while not condition():
         these.alive()
         if time.monotonic() > deadline:
             raise SystemExit(f"waited {WITHIN_S:.0f} s in vain")
@@ -210,13 +210,13 @@ def eventually(wanted: Callable[[], Any], these: Processes) -> None:
 
 def listens(port: int) -> bool:
     """Whether anybody listens on this port of 127.0.0.1."""
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as each:
+        return each.connect_ex(("127.0.0.1", port)) == 0
 
 
 def typed(*arguments: object) -> None:
     """A command that must succeed."""
-    done = subprocess.run([str(one) for one in arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(each) for each in arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{arguments}:\n{done.stdout}{done.stderr}")
 
@@ -374,16 +374,16 @@ def raw(federation: Federation, size: int, rounds: int, into: Measured) -> None:
 def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int]) -> Table:
     table = Table("model", "contender", "rounds", "s a round, median", "range", "CPU s a round", "x raw", "peak MB")
     for model, contenders in measured.items():
-        for name, one in contenders.items():
+        for name, each in contenders.items():
             table.add_row(
                 f"{model}, {bytes_of[model] / 1e6:.1f} MB" if name == "raw" else "",
                 name,
-                str(len(one.seconds)),
-                f"{one.median:.3f}",
-                f"{min(one.seconds):.3f} - {max(one.seconds):.3f}",
-                f"{statistics.median(one.cpu):.2f}" if one.cpu else "",
-                f"{one.median / contenders['raw'].median:.1f}",
-                ", ".join(f"{process} {mb:.0f}" for process, mb in sorted(one.peak_mb.items())),
+                str(len(each.seconds)),
+                f"{each.median:.3f}",
+                f"{min(each.seconds):.3f} - {max(each.seconds):.3f}",
+                f"{statistics.median(each.cpu):.2f}" if each.cpu else "",
+                f"{each.median / contenders['raw'].median:.1f}",
+                ", ".join(f"{process} {mb:.0f}" for process, mb in sorted(each.peak_mb.items())),
             )
     return table
 
@@ -419,9 +419,9 @@ def main() -> None:
     if given.out:
         versions = {name: version(name) for name in ("flwr", "grpcio", "torch", "numpy")}
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        results = {model: {name: vars(one) for name, one in found.items()} for model, found in measured.items()}
-        found = {"machine": machine | versions, "bytes": bytes_of, "measured": results}
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        results = {model: {name: vars(each) for name, each in result.items()} for model, result in measured.items()}
+        result = {"machine": machine | versions, "bytes": bytes_of, "measured": results}
+        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -96,11 +96,11 @@ def main() -> None:
     print("| privacy | CPU ms a site and round | mean AUROC, by seed |\n| --- | --- | --- |")
     for name, overrides in FORMS.items():
         rounds.seconds.clear()
-        found = [ran(arguments.rounds, seed, overrides)["test"]["mean_auroc"] for seed in range(arguments.seeds)]
-        told = ", ".join(f"{value:.3f}" for value in found)
+        results = [ran(arguments.rounds, seed, overrides)["test"]["mean_auroc"] for seed in range(arguments.seeds)]
+        text = ", ".join(f"{value:.3f}" for value in results)
         cpu_ms = statistics.median(rounds.seconds) / SITES * 1e3
-        rows.append({"privacy": name, "cpu_ms": cpu_ms, "mean_auroc": found})
-        print(f"| {name} | {cpu_ms:.0f} | {told} |", flush=True)
+        rows.append({"privacy": name, "cpu_ms": cpu_ms, "mean_auroc": results})
+        print(f"| {name} | {cpu_ms:.0f} | {text} |", flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 

@@ -55,8 +55,8 @@ def pull_and_push(authority: Path, size: int, port: int) -> None:
         pull, push = channel.unary_unary("/pull"), channel.unary_unary("/push")
         print("ready", flush=True)
         for _ in sys.stdin:
-            came = list(pool.map(lambda number: pull(str(number).encode()), range(len(own))))
-            assert sum(map(len, came)) == size
+            received = list(pool.map(lambda number: pull(str(number).encode()), range(len(own))))
+            assert sum(map(len, received)) == size
             list(pool.map(push, own))
             print("done", flush=True)
 

@@ -83,9 +83,9 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     held = time.process_time() - began
     meter = Meter(rounds)
     layout = SegmentLayout(trunk, 0, features)
-    asked = SumRequest(*ROUND, rows, CLASSES, layout, 16.0)
+    options = SumRequest(*ROUND, rows, CLASSES, layout, 16.0)
     began = time.process_time()
-    Summing(asked, meter).opened()
+    Summing(options, meter).opened()
     coordinator = time.process_time() - began - meter.cpu_s
     bare = 4 * layout.size(rows[names[0]])
     return (held + meter.cpu_s) / sites, coordinator, (meter.up / sites - bare) / 1e3, meter.down / sites / 1e3
@@ -95,7 +95,7 @@ def main() -> None:
     """Print a row for each size and number of sites."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    given, rows = parser.parse_args(), []
+    arguments, rows = parser.parse_args(), []
     print("| model | sites | CPU s of a site | CPU s of the coordinator | kB up beside the update | kB down |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name, (trunk, features) in SIZES.items():
@@ -104,8 +104,8 @@ def main() -> None:
             of = {"site_s": site_s, "coordinator_s": coordinator_s, "up_kb": up, "down_kb": down}
             rows.append({"model": name, "sites": sites, **of})
             print(f"| {name} | {sites} | {site_s:.2f} | {coordinator_s:.2f} | {up:.1f} | {down:.1f} |")
-    if given.out:
-        given.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Scores:
         self.machine, self.aurocs = machine, dict[int, float]()
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given: None
+        return lambda *arguments: None
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         test, model = self.machine.data.test, state.model
@@ -72,22 +72,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--criterion", default="method", choices=("method", "auroc", "loss"))
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     plan, losses = FormPlan.of(FOLDER, "published"), []
-    plan = FormPlan(plan.benchmark, plan.folder, plan.form.model_copy(update={"rounds": asked.rounds}))
-    for data in asked.data.split(","):
-        for method in (one for one in plan.methods(data) if one.name not in OWN_MODELS):
-            run = plan.run(data, "shared5", method, 3e-3, asked.seed)
-            more = (f"evaluation.criterion={asked.criterion}", *FEWER.get(data, ()))
+    plan = FormPlan(plan.benchmark, plan.folder, plan.form.model_copy(update={"rounds": options.rounds}))
+    for data in options.data.split(","):
+        for method in (each for each in plan.methods(data) if each.name not in OWN_MODELS):
+            run = plan.run(data, "shared5", method, 3e-3, options.seed)
+            more = (f"evaluation.criterion={options.criterion}", *FEWER.get(data, ()))
             file = read_experiment(run.experiment, (*run.overrides, *more))
             machine = Scored(file, Console(quiet=True), None, ProgressForm.none)
             with tempfile.TemporaryDirectory() as folder:
                 chosen = lead(machine, file, Path(folder) / "run", pages=False)["best_round"]
-            found = machine.scores.aurocs
-            best = max(found, key=lambda server_round: found[server_round])
-            losses.append(found[best] - found.get(chosen, 0.5))
-            told = f"chosen {chosen} {found.get(chosen, 0.5):.4f}, best {best} {found[best]:.4f}"
-            print(f"{data:11} {method.label:30} {told}, lost {losses[-1]:.4f}", flush=True)
+            results = machine.scores.aurocs
+            best = max(results, key=lambda server_round: results[server_round])
+            losses.append(results[best] - results.get(chosen, 0.5))
+            text = f"chosen {chosen} {results.get(chosen, 0.5):.4f}, best {best} {results[best]:.4f}"
+            print(f"{data:11} {method.label:30} {text}, lost {losses[-1]:.4f}", flush=True)
     within = sum(loss <= 0.005 for loss in losses)
     print(f"{within} of {len(losses)} within 0.005; the most lost is {max(losses):.4f}")
 

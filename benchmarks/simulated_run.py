@@ -51,10 +51,10 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     RunTotals.__init__, RunTotals.note = beginning, noting  # type: ignore[method-assign, assignment]
     stamp(stamps, "imported")
     name, _, workers = backend.partition(":")
-    asked = [f'simulation.backend="{name}"', *([f"simulation.workers={workers}"] if workers else [])]
+    options = [f'simulation.backend="{name}"', *([f"simulation.workers={workers}"] if workers else [])]
     out = stamps.with_name(f"{stamps.name}-run")
     try:
-        return str(simulate(read_experiment(experiment, asked), out, Console(quiet=True))["model_sha256"])
+        return str(simulate(read_experiment(experiment, options), out, Console(quiet=True))["model_sha256"])
     finally:
         RunTotals.__init__, RunTotals.note = began, noted  # type: ignore[method-assign]
 
@@ -69,20 +69,20 @@ def stock(experiment: Path, stamps: Path) -> str:
 
     stamp(stamps, "imported")
     file = read_experiment(experiment, [])
-    asked: Any = file.experiment
+    options: Any = file.experiment
     setting = Setting(
-        asked.model.architecture,
+        options.model.architecture,
         file.base / "images.npz",
-        asked.run.rounds,
-        asked.training.epochs,
-        asked.training.batch_size,
-        asked.training.lr,
+        options.run.rounds,
+        options.training.epochs,
+        options.training.batch_size,
+        options.training.lr,
     )
     warnings.simplefilter("ignore")
     run_simulation(
         server_app(setting, lambda: stamp(stamps, "round")),
         client_app(setting),
-        num_supernodes=int(asked.partition.sites),
+        num_supernodes=int(options.partition.sites),
         backend_config={"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}},
     )
     return "-"

@@ -203,40 +203,42 @@ def table_of(measured: Mapping[Case, Mapping[str, Measured]]) -> Table:
     head = ("model", "sites", "", "start s", "s a round", "CPU s a round", "range", "x bare", "end CPU s", "= rounds")
     table = Table(*head, "peak MB", "all MB")
     for case, contenders in measured.items():
-        for name, one in contenders.items():
-            if not one.cpu:
+        for name, entry in contenders.items():
+            if not entry.cpu:
                 continue
-            cpu = statistics.median(one.cpu)
+            cpu = statistics.median(entry.cpu)
             bare = contenders.get("bare", Measured()).cpu
-            own, child = (max(values) for values in zip(*one.peak_mb, strict=True))
+            own, child = (max(values) for values in zip(*entry.peak_mb, strict=True))
             table.add_row(
                 case.model if name == "bare" else "",
                 f"{case.sites} x {case.images}" if name == "bare" else "",
                 name,
-                f"{statistics.median(one.start):.2f}",
-                f"{statistics.median(one.wall):.3f}",
+                f"{statistics.median(entry.start):.2f}",
+                f"{statistics.median(entry.wall):.3f}",
                 f"{cpu:.3f}",
-                f"{min(one.cpu):.3f} - {max(one.cpu):.3f}",
+                f"{min(entry.cpu):.3f} - {max(entry.cpu):.3f}",
                 f"{cpu / statistics.median(bare):.2f}" if bare else "",
-                f"{statistics.median(one.end):.2f}" if one.end else "",
-                f"{statistics.median(one.end) / cpu:.1f}" if one.end else "",
+                f"{statistics.median(entry.end):.2f}" if entry.end else "",
+                f"{statistics.median(entry.end) / cpu:.1f}" if entry.end else "",
                 f"{own:.0f}" + (f", {child:.0f}" if child else ""),
-                f"{max(one.total_mb):.0f}",
+                f"{max(entry.total_mb):.0f}",
             )
     return table
 
 
 def same_model(contenders: Mapping[str, Measured]) -> None:
     """Raise if bare, inline and ray did not all end in one model."""
-    found = set[str]().union(*(one.sha256 for name, one in contenders.items() if name not in ("stock", "pfl")))
-    if len(found) > 1:
+    results = set[str]().union(*(entry.sha256 for name, entry in contenders.items() if name not in ("stock", "pfl")))
+    if len(results) > 1:
         raise SystemExit(f"the contenders ended in different models: { {n: o.sha256 for n, o in contenders.items()} }")
 
 
-def cases_of(given: argparse.Namespace) -> list[Case]:
-    each = {int(n): given.images if int(n) <= given.many else given.images // 10 for n in given.sites.split(",")}
-    common = (given.rounds, given.epochs, given.batch, given.drawn, given.all_test, given.side)
-    return [Case(model, n, images, *common) for model in given.models.split(",") for n, images in each.items()]
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    each = {
+        int(n): options.images if int(n) <= options.many else options.images // 10 for n in options.sites.split(",")
+    }
+    common = (options.rounds, options.epochs, options.batch, options.drawn, options.all_test, options.side)
+    return [Case(model, n, images, *common) for model in options.models.split(",") for n, images in each.items()]
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -258,25 +260,25 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    given, console = arguments(), Console()
-    contenders = given.contenders.split(",")
-    measured = {case: {name: Measured() for name in contenders} for case in cases_of(given)}
-    for repetition in range(given.repetitions):
-        for case, found in measured.items():
+    options, console = arguments(), Console()
+    contenders = options.contenders.split(",")
+    measured = {case: {name: Measured() for name in contenders} for case in cases_of(options)}
+    for repetition in range(options.repetitions):
+        for case, results in measured.items():
             for name in contenders:
                 with tempfile.TemporaryDirectory() as scratch:
-                    measure(name, case.write(Path(scratch) / "case"), Path(scratch), found[name])
-            same_model(found)
-        console.print(f"after {repetition + 1} of {given.repetitions}", table_of(measured))
-    if given.out:
+                    measure(name, case.write(Path(scratch) / "case"), Path(scratch), results[name])
+            same_model(results)
+        console.print(f"after {repetition + 1} of {options.repetitions}", table_of(measured))
+    if options.out:
         versions = {name: version(name) for name in ("flwr", "ray", "torch", "numpy")}
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
         rows = [
-            vars(case) | {"contender": name} | vars(one) | {"sha256": sorted(one.sha256)}
-            for case, found in measured.items()
-            for name, one in found.items()
+            vars(case) | {"contender": name} | vars(entry) | {"sha256": sorted(entry.sha256)}
+            for case, results in measured.items()
+            for name, entry in results.items()
         ]
-        given.out.write_text(json.dumps({"machine": machine | versions, "rows": rows}, indent=1) + "\n", "utf-8")
+        options.out.write_text(json.dumps({"machine": machine | versions, "rows": rows}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

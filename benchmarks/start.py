@@ -43,8 +43,8 @@ def cost(*arguments: object) -> tuple[float, float]:
 
 def repeated(repetitions: int, *arguments: object) -> dict[str, list[float]]:
     """One start that is not counted, so that all bytecode is there, then the others."""
-    found = [cost(*arguments) for _ in range(repetitions + 1)][1:]
-    return {"cpu": [cpu for cpu, _ in found], "peak_mb": [peak for _, peak in found]}
+    results = [cost(*arguments) for _ in range(repetitions + 1)][1:]
+    return {"cpu": [cpu for cpu, _ in results], "peak_mb": [peak for _, peak in results]}
 
 
 def run(folder: Path, backend: str) -> tuple[object, ...]:
@@ -53,11 +53,11 @@ def run(folder: Path, backend: str) -> tuple[object, ...]:
 
 
 def small_run(repetitions: int) -> dict[str, list[float]]:
-    found = []
+    results = []
     for _ in range(repetitions + 1):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(cost(*run(Path(folder) / "run", "inline")))
-    return {"cpu": [cpu for cpu, _ in found[1:]], "peak_mb": [peak for _, peak in found[1:]]}
+            results.append(cost(*run(Path(folder) / "run", "inline")))
+    return {"cpu": [cpu for cpu, _ in results[1:]], "peak_mb": [peak for _, peak in results[1:]]}
 
 
 def start_on_ray() -> float:
@@ -66,20 +66,20 @@ def start_on_ray() -> float:
         began = time.time()
         cost(*run(Path(folder) / "run", "ray"))
         lines = (Path(folder) / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    event = next(one for one in map(json.loads, lines) if one["event"] == "roll_call")
+    event = next(each for each in map(json.loads, lines) if each["event"] == "roll_call")
     return datetime.fromisoformat(event["time"]).timestamp() - began
 
 
-def table_of(found: dict[str, Any]) -> Table:
+def table_of(results: dict[str, Any]) -> Table:
     table = Table("", "CPU s", "peak MB")
 
     def add(name: str, cpu: Sequence[float], peak: Sequence[float]) -> None:
-        table.add_row(name, ", ".join(f"{one:.2f}" for one in cpu), ", ".join(f"{one:.0f}" for one in peak))
+        table.add_row(name, ", ".join(f"{each:.2f}" for each in cpu), ", ".join(f"{each:.0f}" for each in peak))
 
-    for one in found["programs"]:
-        add(one["program"], one["cpu"], one["peak_mb"])
-    add("a small run", found["run"]["cpu"], found["run"]["peak_mb"])
-    table.add_row("start on Ray, seconds", ", ".join(f"{one:.2f}" for one in found["ray"]), "")
+    for each in results["programs"]:
+        add(each["program"], each["cpu"], each["peak_mb"])
+    add("a small run", results["run"]["cpu"], results["run"]["peak_mb"])
+    table.add_row("start on Ray, seconds", ", ".join(f"{each:.2f}" for each in results["ray"]), "")
     return table
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=7)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "programs": [
             {"program": program, **repeated(given.repetitions, "-c", f"import {module}")}
             for program, module in PROGRAMS.items()
@@ -97,9 +97,9 @@ def main() -> None:
         "run": small_run(given.repetitions),
         "ray": [start_on_ray() for _ in range(given.starts + 1)][1:],
     }
-    Console(width=150).print(table_of(found))
+    Console(width=150).print(table_of(results))
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 # ---------------------------------------------------------------------- rows of each command
 
 
-def network(found: Any) -> Iterable[Row]:
+def network(result: Any) -> Iterable[Row]:
     for model, name in (("tiny", "a model of 0.2 MB"), ("resnet18", "ResNet-18, 44.7 MB")):
-        ours, raw, stock = (found["measured"][model][one] for one in ("ours", "raw", "stock"))
+        ours, raw, stock = (result["measured"][model][each] for each in ("ours", "raw", "stock"))
         cpu, theirs = statistics.median(ours["cpu"]), statistics.median(stock["cpu"])
         yield Row(
             f"a round of three hospitals over the network, nobody trains, {name}",
@@ -75,39 +75,39 @@ def network(found: Any) -> Iterable[Row]:
             f"Flower's own deployment {statistics.median(stock['seconds']):.1f} s, {theirs:.1f} CPU s; "
             f"the bare bytes {statistics.median(raw['seconds']):.3f} s",
         )
-    peak = found["measured"]["resnet18"]["ours"]["peak_mb"]
+    peak = result["measured"]["resnet18"]["ours"]["peak_mb"]
     together = f"{peak['superlink']:.0f} and {peak['coordinator']:.0f} MB"
     limit = aim(max(peak["superlink"], peak["coordinator"]), 200, "200 MB each")
     yield Row("peak memory of the SuperLink and of `flwr-server start` there, ResNet-18", together, limit)
 
 
-def twelve(found: Any) -> Iterable[Row]:
-    ours, raw = (statistics.median(found["measured"]["resnet18"][one]["seconds"]) for one in ("ours", "raw"))
-    figure = f"{spread(found['measured']['resnet18']['ours']['seconds'])}, {ours / raw:.1f} times the bare bytes"
+def twelve(result: Any) -> Iterable[Row]:
+    ours, raw = (statistics.median(result["measured"]["resnet18"][each]["seconds"]) for each in ("ours", "raw"))
+    figure = f"{spread(result['measured']['resnet18']['ours']['seconds'])}, {ours / raw:.1f} times the bare bytes"
     beside = f"the bare bytes {raw:.2f} s; {aim(ours / raw, 2, '2 times')}"
     yield Row("a round of twelve hospitals over the network, nobody trains, ResNet-18", figure, beside)
 
 
-def idle(found: Any) -> Iterable[Row]:
+def idle(result: Any) -> Iterable[Row]:
     limits = {48: 1, 200: 5}
-    for one in found["rows"]:
-        sites, seconds = one["sites"], one["seconds"]
-        cpu = ", ".join(f"{name} {statistics.median(one['cpu'][name]):.2f}" for name in ("superlink", "run", "site"))
+    for each in result["rows"]:
+        sites, seconds = each["sites"], each["seconds"]
+        cpu = ", ".join(f"{name} {statistics.median(each['cpu'][name]):.2f}" for name in ("superlink", "run", "site"))
         yield Row(
             f"a round of {sites} idle hospitals, a model of 0.2 MB",
             f"{spread(seconds)}; CPU s: {cpu.replace('site', 'all sites').replace('superlink', 'SuperLink')}; "
-            f"SuperLink {one['peak_mb']['superlink']:.0f} MB",
+            f"SuperLink {each['peak_mb']['superlink']:.0f} MB",
             aim(statistics.median(seconds), limits[sites], f"{limits[sites]} s") if sites in limits else "",
         )
 
 
-def _by_contender(found: Any) -> Mapping[str, Any]:
-    return {one["contender"]: one for one in found["rows"]}
+def _by_contender(result: Any) -> Mapping[str, Any]:
+    return {each["contender"]: each for each in result["rows"]}
 
 
 def over_bare(what: str, limit: float) -> Callable[[Any], Iterable[Row]]:
-    def rows(found: Any) -> Iterable[Row]:
-        cpu = {name: statistics.median(one["cpu"]) for name, one in _by_contender(found).items()}
+    def rows(result: Any) -> Iterable[Row]:
+        cpu = {name: statistics.median(each["cpu"]) for name, each in _by_contender(result).items()}
         ratio = cpu["inline"] / cpu["bare"]
         beside = f"a bare PyTorch loop, same bits: {cpu['bare']:.3f} CPU s a round; {aim(ratio, limit, f'{limit:.2f}')}"
         yield Row(f"simulation: {what}", f"{ratio:.2f} times, {cpu['inline']:.3f} CPU s a round", beside)
@@ -116,8 +116,8 @@ def over_bare(what: str, limit: float) -> Callable[[Any], Iterable[Row]]:
 
 
 def on_ray(what: str, sites: int) -> Callable[[Any], Iterable[Row]]:
-    def rows(found: Any) -> Iterable[Row]:
-        cpu = {name: statistics.median(one["cpu"]) for name, one in _by_contender(found).items()}
+    def rows(result: Any) -> Iterable[Row]:
+        cpu = {name: statistics.median(each["cpu"]) for name, each in _by_contender(result).items()}
         ours, stock = ((cpu[name] - cpu["bare"]) / sites for name in ("ray", "stock"))
         beside = f"Flower's own simulation {stock:.3f}; {aim(ours, stock / 2, 'half of it')}"
         yield Row(f"simulation on Ray: {what}, above bare a site and round", f"{ours:.3f} CPU s", beside)
@@ -125,74 +125,76 @@ def on_ray(what: str, sites: int) -> Callable[[Any], Iterable[Row]]:
     return rows
 
 
-def _after_the_last(one: Any) -> tuple[float, float]:
+def _after_the_last(each: Any) -> tuple[float, float]:
     """CPU seconds after the last round, and how many rounds they are worth."""
-    end = statistics.median(one["end"])
-    return end, end / statistics.median(one["cpu"])
+    end = statistics.median(each["end"])
+    return end, end / statistics.median(each["cpu"])
 
 
-def drawn(found: Any) -> Iterable[Row]:
-    yield from over_bare("1,000 sites of 40 images, 50 a round", 1.2)(found)
-    end, rounds = _after_the_last(_by_contender(found)["inline"])
+def drawn(result: Any) -> Iterable[Row]:
+    yield from over_bare("1,000 sites of 40 images, 50 a round", 1.2)(result)
+    end, rounds = _after_the_last(_by_contender(result)["inline"])
     what = "what comes after the last round there, where 100 sites test"
     yield Row(what, f"{end:.1f} CPU s, {rounds:.1f} rounds' worth", aim(rounds, 3, "3 rounds' worth"))
 
 
-def all_test(found: Any) -> Iterable[Row]:
-    end, rounds = _after_the_last(_by_contender(found)["inline"])
+def all_test(result: Any) -> Iterable[Row]:
+    end, rounds = _after_the_last(_by_contender(result)["inline"])
     yield Row("the same where all 1,000 sites test", f"{end:.1f} CPU s, {rounds:.0f} rounds' worth")
 
 
-def thousands(found: Any) -> Iterable[Row]:
-    by_sites = {one["sites"]: one for one in found["rows"]}
-    told = {
-        sites: f"{statistics.median(one['cpu']):.2f} CPU s a round, {one['end'][0]:.1f} after the last, "
-        f"{one['start'][0]:.0f} s to the first, {one['peak_mb'][0][0]:,.0f} MB"
-        for sites, one in by_sites.items()
+def thousands(result: Any) -> Iterable[Row]:
+    by_sites = {each["sites"]: each for each in result["rows"]}
+    words = {
+        sites: f"{statistics.median(each['cpu']):.2f} CPU s a round, {each['end'][0]:.1f} after the last, "
+        f"{each['start'][0]:.0f} s to the first, {each['peak_mb'][0][0]:,.0f} MB"
+        for sites, each in by_sites.items()
     }
-    yield Row("simulation: 10,000 sites, 50 a round", told[10_000], f"1,000 sites: {told[1000]}")
+    yield Row("simulation: 10,000 sites, 50 a round", words[10_000], f"1,000 sites: {words[1000]}")
 
 
-def leaving(found: Any) -> Iterable[Row]:
+def leaving(result: Any) -> Iterable[Row]:
     names = {"tiny_cnn": "0.2 MB", "resnet18": "ResNet-18"}
     for model, name in names.items():
-        site = next(one for one in found["rows"] if one["model"] == model and "flushed" in one["check"])
-        ours = next(one for one in found["rows"] if one["model"] == model and one["check"].startswith("coordinator"))
+        site = next(each for each in result["rows"] if each["model"] == model and "flushed" in each["check"])
+        ours = next(
+            each for each in result["rows"] if each["model"] == model and each["check"].startswith("coordinator")
+        )
         figure = f"{site['cpu_ms']:.1f} CPU ms, {site['wall_ms']:.1f} ms"
         yield Row(f"gate and audit of a round at a site, {name}", figure, f"coordinator: {ours['cpu_ms']:.2f} CPU ms")
 
 
-def secure(found: Any) -> Iterable[Row]:
-    one = next(row for row in found["rows"] if (row["model"], row["sites"]) == ("ResNet-18", 12))
-    beside = f"{one['up_kb']:.1f} kB up and {one['down_kb']:.1f} kB down beside the update"
-    figure = f"{one['site_s']:.2f} CPU s of a site, {one['coordinator_s']:.2f} of the coordinator"
+def secure(result: Any) -> Iterable[Row]:
+    each = next(row for row in result["rows"] if (row["model"], row["sites"]) == ("ResNet-18", 12))
+    beside = f"{each['up_kb']:.1f} kB up and {each['down_kb']:.1f} kB down beside the update"
+    figure = f"{each['site_s']:.2f} CPU s of a site, {each['coordinator_s']:.2f} of the coordinator"
     yield Row("secure aggregation, ResNet-18, 12 sites", figure, beside)
 
 
-def private(found: Any) -> Iterable[Row]:
-    cpu = {one["privacy"]: one["cpu_ms"] for one in found["rows"]}
+def private(result: Any) -> Iterable[Row]:
+    cpu = {each["privacy"]: each["cpu_ms"] for each in result["rows"]}
     beside = f"without privacy {cpu['none']:.0f} CPU ms"
     yield Row("DP-SGD (`sample`, epsilon 8), a site and round", f"{cpu['`sample`, epsilon 8']:.0f} CPU ms", beside)
 
 
-def start(found: Any) -> Iterable[Row]:
-    for one in found["programs"]:
-        light = one["program"] in ("`flwr-server start`", "the SuperLink")
-        figure = f"{statistics.median(one['cpu']):.1f} CPU s, {max(one['peak_mb']):.0f} MB"
-        limit = aim(max(one["peak_mb"]), 200, "200 MB") if light else ""
-        yield Row(f"imports of {one['program']}", figure, limit)
-    cpu, peak = found["run"]["cpu"], found["run"]["peak_mb"]
+def start(result: Any) -> Iterable[Row]:
+    for each in result["programs"]:
+        light = each["program"] in ("`flwr-server start`", "the SuperLink")
+        figure = f"{statistics.median(each['cpu']):.1f} CPU s, {max(each['peak_mb']):.0f} MB"
+        limit = aim(max(each["peak_mb"]), 200, "200 MB") if light else ""
+        yield Row(f"imports of {each['program']}", figure, limit)
+    cpu, peak = result["run"]["cpu"], result["run"]["peak_mb"]
     yield Row("a small `flwr-sim run`, whole", f"{statistics.median(cpu):.1f} CPU s, {max(peak):.0f} MB")
-    on_ray = found["ray"]
-    beside = f"{aim(statistics.median(on_ray), 4, '4 s')}; {sum(one > 4 for one in on_ray)} of {len(on_ray)} above it"
+    on_ray = result["ray"]
+    beside = f"{aim(statistics.median(on_ray), 4, '4 s')}; {sum(each > 4 for each in on_ray)} of {len(on_ray)} above it"
     yield Row("start on Ray, command to first round", spread(on_ray), beside)
 
 
-def step(found: Any) -> Iterable[Row]:
-    for one in found["rows"]:
-        what = f"a step of `{one['model']}`, {found['side']} pixels, batch {found['batch']}: the fastest arithmetic"
-        figure = f"{one['chosen']}, {one['times']:.2f} times as fast"
-        beside = "; ".join(f"{name} {seconds * 1e3:.0f} CPU ms" for name, seconds in one["seconds"].items())
+def step(result: Any) -> Iterable[Row]:
+    for each in result["rows"]:
+        what = f"a step of `{each['model']}`, {result['side']} pixels, batch {result['batch']}: the fastest arithmetic"
+        figure = f"{each['chosen']}, {each['times']:.2f} times as fast"
+        beside = "; ".join(f"{name} {seconds * 1e3:.0f} CPU ms" for name, seconds in each["seconds"].items())
         yield Row(what, figure, beside)
 
 
@@ -263,7 +265,7 @@ def measured(name: str) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "commit": commit(),
         "machine": f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
-        "versions": ", ".join(f"{one} {version(one)}" for one in VERSIONS),
+        "versions": ", ".join(f"{each} {version(each)}" for each in VERSIONS),
         "load": round(load, 1),
         "minutes": round((time.monotonic() - began) / 60, 1),
         "rows": rows,
@@ -281,43 +283,43 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def table_of(found: Mapping[str, Any]) -> str:
+def table_of(result: Mapping[str, Any]) -> str:
     """Both tables as they stand on the page: the figures, and the commands."""
     lines = ["| what | figure | beside it | command | date |", "| --- | --- | --- | --- | --- |"]
-    known = [(name, found[name]) for name in BENCHES if name in found]
-    for name, one in known:
-        lines += [f"| {' | '.join(row)} | `{name}` | {one['date']} |" for row in one["rows"]]
+    entries = [(name, result[name]) for name in BENCHES if name in result]
+    for name, each in entries:
+        lines += [f"| {' | '.join(row)} | `{name}` | {each['date']} |" for row in each["rows"]]
     lines += [
         "",
         "| | command | minutes | load before it | commit, machine, versions |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name, one in known:
-        where = f"{one['commit']}; {one['machine']}; {one['versions']}"
-        lines.append(f"| `{name}` | `{one['command']}` | {one['minutes']} | {one['load']} | {where} |")
+    for name, each in entries:
+        where = f"{each['commit']}; {each['machine']}; {each['versions']}"
+        lines.append(f"| `{name}` | `{each['command']}` | {each['minutes']} | {each['load']} | {where} |")
     return "\n".join(lines) + "\n"
 
 
-def write(found: Mapping[str, Any]) -> None:
+def write(result: Mapping[str, Any]) -> None:
     """Put the tables in place of those on the page."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table_of(found)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n{table_of(result)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help=f"some of {', '.join(BENCHES)}; all by default")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
-    given = parser.parse_args()
-    asked = [] if given.draw else [name for name in given.only.split(",") if name] or list(BENCHES)
-    if unknown := set(asked) - set(BENCHES):
+    options = parser.parse_args()
+    names = [] if options.draw else [name for name in options.only.split(",") if name] or list(BENCHES)
+    if unknown := set(names) - set(BENCHES):
         raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
-    found = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
-    for name in asked:
-        found[name] = measured(name)
-        MEASURED.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        write(found)
-    write(found)
+    result = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    for name in names:
+        result[name] = measured(name)
+        MEASURED.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write(result)
+    write(result)
 
 
 if __name__ == "__main__":

@@ -151,9 +151,7 @@ def _pooled(data: SimulatedData, pooling: Pooling) -> SiteImages:
     validation = [_relabelled(data.splits.validation, part, part.validation, names, pooling) for part in data.parts]
     own_rows = [part.test for part in data.parts if part.test is not None]
     test = data.splits.test.rows(np.concatenate(own_rows)) if own_rows else data.splits.test
-    return SiteImages(
-        Declaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names)
-    )
+    return SiteImages(Declaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names))
 
 
 def _relabelled(

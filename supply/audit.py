@@ -15,24 +15,24 @@ OFFLINE = "no advisories: the service that has them cannot be reached from this 
 def main() -> int:
     """0 where no flaw is known, 1 where some are or some libraries could not be asked of, 2 where none could."""
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder, "said.json")
+        report = Path(folder, "report.json")
         locks = [part for name in LOCKS for part in ("--requirement", str(HERE / name))]
         options = ["--require-hashes", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
-        command = [sys.executable, "-m", "pip_audit", *options, "--output", str(said), *locks]
+        command = [sys.executable, "-m", "pip_audit", *options, "--output", str(report), *locks]
         subprocess.run(command, capture_output=True, check=False)
-        libraries = json.loads(said.read_text(encoding="utf-8"))["dependencies"] if said.exists() else []
+        libraries = json.loads(report.read_text(encoding="utf-8"))["dependencies"] if report.exists() else []
     return verdict(libraries)
 
 
 def verdict(libraries: list[dict[str, Any]]) -> int:
     """Say what pip-audit found of each library: it ends with 0 also where it could ask of none."""
-    asked = [one for one in libraries if "skip_reason" not in one]
-    if not asked:
+    audited = [each for each in libraries if "skip_reason" not in each]
+    if not audited:
         print(OFFLINE, file=sys.stderr)
         return 2
-    flaws = [f"{one['name']} {one['version']}: {flaw['id']}" for one in asked for flaw in one["vulns"]]
-    print(f"{len(asked)} of {len(libraries)} libraries looked up, {len(flaws)} known flaws", *flaws, sep="\n")
-    return 1 if flaws or len(asked) < len(libraries) else 0
+    flaws = [f"{each['name']} {each['version']}: {flaw['id']}" for each in audited for flaw in each["vulns"]]
+    print(f"{len(audited)} of {len(libraries)} libraries looked up, {len(flaws)} known flaws", *flaws, sep="\n")
+    return 1 if flaws or len(audited) < len(libraries) else 0
 
 
 if __name__ == "__main__":

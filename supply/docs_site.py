@@ -57,10 +57,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def _rewritten(text: str, at: Path) -> str:
     """The text with its links as they are on the site, whose pages lie in one folder."""
 
-    def led(found: re.Match[str]) -> str:
-        target, _, heading = found[1].partition("#")
+    def site_link(match: re.Match[str]) -> str:
+        target, _, heading = match[1].partition("#")
         if not target or ":" in target:
-            return found[1]
+            return match[1]
         path = (at.parent / target).resolve().relative_to(ROOT)
         return _name_on_site(path) + (f"#{heading}" if heading else "")
 
@@ -68,7 +68,7 @@ def _rewritten(text: str, at: Path) -> str:
         (fenced, part if fenced else part.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
         for fenced, part in _parts(text)
     )
-    return "".join(part if fenced else _LINK.sub(led, part) for fenced, part in unbroken)
+    return "".join(part if fenced else _LINK.sub(site_link, part) for fenced, part in unbroken)
 
 
 def _parts(text: str) -> Iterator[tuple[bool, str]]:
@@ -109,7 +109,9 @@ def _shown(path: Path) -> str:
     whole = ROOT / path
     head = f"---\nsearch:\n  exclude: true\n---\n\n# {path.as_posix()}\n\n"
     if whole.is_dir():
-        names = sorted(one.name + "/" * one.is_dir() for one in whole.iterdir() if not one.name.startswith(("_", ".")))
+        names = sorted(
+            each.name + "/" * each.is_dir() for each in whole.iterdir() if not each.name.startswith(("_", "."))
+        )
         return head + "".join(f"- `{name}`\n" for name in names)
     return head + f"````{LANGUAGES.get(path.suffix, 'text')}\n{whole.read_text(encoding='utf-8')}\n````\n"
 

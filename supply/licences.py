@@ -65,13 +65,13 @@ def licence_of(name: str) -> str:
     if name in SAID_ELSEWHERE:
         return SAID_ELSEWHERE[name]
     try:
-        said = metadata(name).json
+        facts = metadata(name).json
     except PackageNotFoundError:
         return ""
-    classifiers = [text.rpartition(" :: ")[2] for text in said.get("classifier", []) if text.startswith("License")]
-    text = str(said.get("license", "")).strip()
+    classifiers = [text.rpartition(" :: ")[2] for text in facts.get("classifier", []) if text.startswith("License")]
+    text = str(facts.get("license", "")).strip()
     short = text if len(text) < 60 and text != "UNKNOWN" else ""
-    return str(said.get("license_expression") or short or " or ".join(classifiers))
+    return str(facts.get("license_expression") or short or " or ".join(classifiers))
 
 
 def page(libraries: list[Library]) -> str:
@@ -84,7 +84,7 @@ This project is under Apache-2.0 itself.
 | library | version | licence | |
 | --- | --- | --- | --- |
 """
-    return head + "".join(f"| {one.name} | {one.version} | {one.licence} | {one.note} |\n" for one in libraries)
+    return head + "".join(f"| {each.name} | {each.version} | {each.licence} | {each.note} |\n" for each in libraries)
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def main() -> None:
     before = on_page()
     libraries = [Library(name, version, licence_of(name) or before.get(name, "")) for name, version in locked()]
     PAGE.write_text(page(libraries), encoding="utf-8")
-    faults = [f"{one.name}: {one.fault}" for one in libraries if one.fault]
+    faults = [f"{each.name}: {each.fault}" for each in libraries if each.fault]
     if faults:
         raise SystemExit("\n".join(faults))
 

@@ -123,7 +123,7 @@ def metadata(saved: SavedModel) -> dict[str, str]:
 
 
 def largest_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
-    """Return the largest difference of two probabilities, the first image also by itself; NaN if one is not finite."""
+    """Return the largest difference of probabilities, for the batch and for its first image alone; may be NaN."""
     pairs = [(probabilities_of(model, images), run(images)) for images in (batch[:1], batch)]
     if any(ours.shape != exported.shape for ours, exported in pairs):
         return float("inf")

@@ -154,7 +154,7 @@ def naming_options(labelled: LabelledInput) -> Iterator[None]:
 
 
 def class_faults(data: Path, columns: Columns, class_names: Sequence[str], finding_column: str | None) -> list[Fault]:
-    """Return the fault of a csv without labels of these classes and without the run's own column of classes."""
+    """Return the fault of a csv that has neither a column of these classes nor the run's own column of classes."""
     if not class_names or finding_column in columns or any(name in columns for name in class_names):
         return []
     expected = f"at least one of {quoted(class_names)}"

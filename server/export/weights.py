@@ -1,4 +1,4 @@
-"""flwr-sim weights: local files of pre-trained weights, so that no run ever downloads any."""
+"""``flwr-sim weights``: local files of pre-trained weights, so that no run ever downloads any."""
 
 from pathlib import Path
 from typing import cast

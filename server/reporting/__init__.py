@@ -1,1 +1,1 @@
-"""What people read of a run: pages, figures, live view."""
+"""Pages, figures and the live view of a run, for people to read."""

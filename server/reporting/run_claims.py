@@ -62,7 +62,7 @@ def _parts(summary: RunSummary) -> Iterator[str]:
 
 
 def external_result(summary: RunSummary) -> str:
-    """State how good the model is on the external test set and on the other test images; empty without that set."""
+    """State the mean AUROC on the external test set, and on the other test images; empty without an external set."""
     if (external := summary.external) is None:
         return ""
     names = [name for name, result in external.per_class.items() if result.auroc is not None]
@@ -99,7 +99,7 @@ def interval_of_mean(summary: RunSummary) -> str:
 
 
 def where_tested(summary: RunSummary) -> str:
-    """Return at how many sites the model was tested, where only a sample of sites had to test; else empty."""
+    """Return the number of sites that tested the model, in a sentence, where the sites were drawn; else empty."""
     if summary.drawn_to_test is None:
         return ""
     subject = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"
@@ -223,7 +223,7 @@ def prominent_limits(run: Run) -> list[str]:
 
 
 def further_limits(run: Run) -> list[str]:
-    """Return the sentences on what the run does not show, beside those of :func:`prominent_limits`."""
+    """Return the less important sentences on what the run does not show; see :func:`prominent_limits`."""
     summary, test = run.summary, run.summary.test
     limits = list[str]()
     for name in summary.classes:
@@ -345,7 +345,7 @@ def _unfit_threshold(test: Summary) -> Iterator[str]:
 
 
 def few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
-    """Yield a sentence where the figures of a class rest on few images that show it, or that do not.
+    """Yield a sentence on a class with few positive or few negative images; nothing for other classes.
 
     Args:
         images: The noun for one image, such as ``"test image"``.
@@ -369,7 +369,7 @@ def _single_readings(run: Run) -> Iterator[str]:
 
 
 def hidden_classes(summary: RunSummary) -> list[str]:
-    """Return the classes of which no owner may tell a count, in a run in which policies may keep head rows."""
+    """Return the classes whose sites all hide their counts, where policies may keep head rows from training."""
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
         return []

@@ -187,7 +187,7 @@ def class_axis_height(groups: Sequence[ClassGroup]) -> float:
 
 
 def label_class_rows(axes: Axes, groups: Sequence[ClassGroup]) -> dict[str, float]:
-    """Name the rows from the top down, with a gap between groups; return each class's position."""
+    """Label one row for each class, from the top, with a gap between groups; return the row of each class."""
     positions: dict[str, float] = {}
     row = 0.0
     for group in groups:

@@ -64,7 +64,7 @@ def write_run_report(folder: Path) -> Path:
 
 
 def _facts(summary: RunSummary) -> list[str]:
-    """Return the facts below the title: method, data, seed, end of the run, release."""
+    """Return the texts below the page's title: method, data, seed, end of the run, release."""
     data = summary.experiment.get("data") or {}
     source = data.get("path") or data.get("labels") or data.get("name") or ""
     of_sites = not data or summary.backend == "network"

@@ -1,1 +1,1 @@
-"""The live view of a run: a page that reads the files which a run writes anyway, in a process of its own."""
+"""The live view of a run: a web page, served by a process of its own that reads the run's files."""

@@ -129,7 +129,7 @@ def source_of(coordinator: Coordinator) -> Source:
 
 
 class FileWatcher:
-    """Reads a run's files, of those that grow only the new lines."""
+    """Reads the state of a run from its files, and only the new lines of files that grow."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -137,7 +137,7 @@ class FileWatcher:
         self._records: tuple[RoundLine, ...] = ()
 
     def look(self) -> Snapshot:
-        """Return the current state."""
+        """Return the current state of the run."""
         source, links = self._source, self._source.links()
         if (present := read_present(source.state)) is None:
             sites = tuple(SiteStatus(name, link, "") for name, link in links.items())

@@ -208,7 +208,7 @@ def _points(rounds: Sequence[int], values: Sequence[float | None]) -> list[tuple
 
 
 def _axis(low: float, high: float) -> tuple[float, float, float]:
-    """Return the ends of an axis around both values, multiples of its step, and the step: two to five steps."""
+    """Return lower end, upper end and step of an axis of two to five steps around both values."""
     width = max(high - low, abs(high) * 0.02, 1e-6)
     power = 10.0 ** math.floor(math.log10(width / 2))
     step = next(power * factor for factor in (1, 2, 5, 10) if width / (power * factor) <= 4)

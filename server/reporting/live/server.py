@@ -156,7 +156,7 @@ class ViewServer:
         return _response(404)
 
     def _look(self) -> Snapshot:
-        """Return the state of the run, half a look old at most, however many pages look on."""
+        """Return the state of the run, read again for any number of pages after half a second."""
         if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
             self._snapshot, self._snapshot_time = self._watcher.look(), time.monotonic()
         return self._snapshot
@@ -184,7 +184,7 @@ def listening_socket(address: str, port: int) -> socket.socket:
 
 
 def tls_of(coordinator: Coordinator) -> ssl.SSLContext:
-    """Return TLS with the coordinator's certificate."""
+    """Return a TLS context with the coordinator's certificate and key."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(coordinator.authority / "server.crt", coordinator.authority / "server.key")
     return tls
