@@ -133,17 +133,6 @@ def _array_hash(array: Array) -> str:
     return str(cached[1])
 
 
-def cached_hash(array: Array) -> str:
-    """Return the hash that is cached on an array; empty where there is none of its present bytes."""
-    data, digest = vars(array).get(_CACHED, (None, ""))
-    return str(digest) if data is array.data else ""
-
-
-def cache_hash(array: Array, blake3_hash: str) -> None:
-    """Cache on an array the hash of its bytes that another process of the same run has computed."""
-    vars(array)[_CACHED] = array.data, blake3_hash
-
-
 @dataclass(frozen=True)
 class RecordField:
     """The name, shape and number of bytes of one field of a record, without its value.

@@ -346,7 +346,7 @@ class Recorder(Callbacks):
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Note the site that is left out for the rest of the run."""
         self.setting.folder.event("condemned", round=server_round, site=site, reason=reason)
-        self.ledger.condemned(server_round, site, reason)
+        self.ledger.excluded(server_round, site, reason)
         for watcher in self.watchers:
             watcher.excluded(server_round, site, reason)
 

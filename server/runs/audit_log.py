@@ -92,7 +92,7 @@ class RunAudit:
         """Record that a model collapsed, and that the run goes on from the model of an earlier round."""
         self.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
 
-    def condemned(self, server_round: int, site: str, reason: str) -> None:
+    def excluded(self, server_round: int, site: str, reason: str) -> None:
         """Record that a site is left out for the rest of the run."""
         self.audit.append(event="condemned", round=server_round, site=site, reason=reason)
 
