@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, Message, RecordDict
 
 from common.config import ParticipationSection, Plan
 from common.errors import BadInput
 from common.models.network import Head
 from common.models.state import ModelState
 from common.system.plain_text import MOST_WORDS
-from common.wire.codec import decode, encode, payload_bytes
+from common.wire.codec import encode, payload_bytes
 from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
@@ -31,7 +30,7 @@ from strategies.engine.exchange import Replies
 from strategies.engine.state import array_record, of_bytes, to_bytes
 from strategies.registry import strategy_named
 from tests.harms import FORMS, Harm
-from tests.strategies.noted import Noted
+from tests.strategies.leading import Noted, app_of
 from tests.words import raw_in
 
 CLASSES = {"east": ("c", "a"), "north": ("a", "b"), "south": ("b",)}
@@ -63,7 +62,7 @@ class Peer:
         run, labels = self.run or call.run, self.labels or names
         return RollCallAnswer(run, self.site, labels, names, self.samples, 5, 9, "layout", "0.1.0")
 
-    def trained(self, request: TrainRequest) -> RecordDict:
+    def trained(self, request: TrainRequest) -> TrainReply | RecordDict:
         model, head = request.model, request.model.head
         assert model.trunk is not None
         assert model.norm is not None
@@ -72,35 +71,13 @@ class Peer:
         rows = Head(head.class_names, np.full_like(head.weight, step), np.full_like(head.bias, -step))
         update = Groups(np.full_like(model.trunk, step), np.full_like(model.norm, step), rows)
         loss = self.losses[request.round - 1]
-        reply = self.spoil(
-            TrainReply(request.run, request.round, self.site, self.samples, 0.5, loss, None, 1.0, update)
-        )
-        return encode(reply) if isinstance(reply, TrainReply) else reply
+        return self.spoil(TrainReply(request.run, request.round, self.site, self.samples, 0.5, loss, None, 1.0, update))
 
     def judged(self, request: EvaluateRequest) -> EvaluateReply:
         column = (0.5,) * len(self.tested)
         counts, loss = (3,) * len(self.tested), self.losses[request.round]
         facts = (request.run, request.round, self.site, loss, None, self.tested)
         return EvaluateReply(*facts, column, column, column, counts, counts, "hash")
-
-
-def app_of(peers: Sequence[Peer]) -> ClientApp:
-    """One process that answers for all of them, as in a simulation."""
-    app, at = ClientApp(), lambda context: peers[int(context.node_config["partition-id"])]
-
-    @app.query("roll_call")
-    def _(message: Message, context: Context) -> Message:
-        return Message(encode(at(context).called(decode(message.content, RollCall))), reply_to=message)
-
-    @app.train()
-    def _(message: Message, context: Context) -> Message:
-        return Message(at(context).trained(decode(message.content, TrainRequest)), reply_to=message)
-
-    @app.evaluate()
-    def _(message: Message, context: Context) -> Message:
-        return Message(encode(at(context).judged(decode(message.content, EvaluateRequest))), reply_to=message)
-
-    return app
 
 
 class Turned:

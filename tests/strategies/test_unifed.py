@@ -2,19 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from common.config import ParticipationSection, Plan
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.codec import decode, encode
+from common.wire.codec import decode
 from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
@@ -31,7 +29,7 @@ from strategies.engine.sequential import coordinator_of
 from strategies.engine.state import array_record
 from strategies.methods.unifed import SequentialTraining, UniFed
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
-from tests.strategies.noted import Noted
+from tests.strategies.leading import Noted, app_of
 
 FILE = VECTORS / "unifed.json"
 VECTOR: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
@@ -44,6 +42,7 @@ class Hospital:
     Attributes:
         fails_in: Rounds in which it sends an error.
         losses: Validation loss of the model after round 1, 2, ...
+        heard: Round, site and the model's one value of every request to train; one list for all sites of a run.
     """
 
     site: str
@@ -51,11 +50,13 @@ class Hospital:
     slopes: Sequence[float] = (0.0,) * 9
     fails_in: tuple[int, ...] = ()
     losses: Sequence[float] = (0.5,) * 9
+    heard: list[tuple[int, str, float]] = field(default_factory=list)
 
     def called(self, call: RollCall) -> RollCallAnswer:
         return RollCallAnswer(call.run, self.site, (self.site,), (self.site,), 10, 5, 9, "layout", "1")
 
     def trained(self, request: TrainRequest) -> TrainReply:
+        self.heard.append((request.round, self.site, float(request.model.trunk[0])))  # type: ignore[index]
         if request.round in self.fails_in:
             raise OSError("No space left on device")
         assert request.model.trunk is not None
@@ -70,26 +71,6 @@ class Hospital:
     def judged(self, request: EvaluateRequest) -> EvaluateReply:
         loss = self.losses[request.round - 1]
         return EvaluateReply(request.run, request.round, self.site, loss, None, (), (), (), (), (), (), "hash")
-
-
-def app_of(hospitals: Sequence[Hospital], heard: list[tuple[int, str, float]]) -> ClientApp:
-    app, at = ClientApp(), lambda context: hospitals[int(context.node_config["partition-id"])]
-
-    @app.query("roll_call")
-    def _(message: Message, context: Context) -> Message:
-        return Message(encode(at(context).called(decode(message.content, RollCall))), reply_to=message)
-
-    @app.train()
-    def _(message: Message, context: Context) -> Message:
-        request = decode(message.content, TrainRequest)
-        heard.append((request.round, at(context).site, float(request.model.trunk[0])))  # type: ignore[index]
-        return Message(encode(at(context).trained(request)), reply_to=message)
-
-    @app.evaluate()
-    def _(message: Message, context: Context) -> Message:
-        return Message(encode(at(context).judged(decode(message.content, EvaluateRequest))), reply_to=message)
-
-    return app
 
 
 @dataclass
@@ -134,7 +115,7 @@ def passed(
         one = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
         coordinator.start(grid, array_record(one), rounds)
 
-    inline(main, app_of(hospitals, heard), len(hospitals))
+    inline(main, app_of([replace(hospital, heard=heard) for hospital in hospitals]), len(hospitals))
     return Passed(coordinator, noted.records, heard, noted.absences)
 
 
