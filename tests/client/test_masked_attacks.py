@@ -618,8 +618,8 @@ def test_a_masked_update_of_a_training_that_diverged_is_zero_and_no_error(tmp_pa
         here.bare(VICTIM, here.asked_to_train(of, VICTIM, 1))
 
 
-@pytest.mark.parametrize(("method", "told"), [("vanilla", True), ("pfl", False), ("fedbn", False)])
-def test_no_figure_leaves_of_parts_that_no_mask_ever_covered(method: str, lines: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "leaves"), [("vanilla", True), ("pfl", False), ("fedbn", False)])
+def test_no_figure_leaves_of_parts_that_no_mask_ever_covered(method: str, leaves: bool, tmp_path: Path) -> None:
     """Behind a trunk that a coordinator makes for it, scores of a hospital's own head say what the head holds."""
     here, of = Hospitals(tmp_path), masked_plan(method)
     here.trained(of, NAMES, 1, honest)
@@ -630,9 +630,9 @@ def test_no_figure_leaves_of_parts_that_no_mask_ever_covered(method: str, lines:
         asked = EvaluateRequest(**facts, test=test)
         reply = here.asked(VICTIM, "evaluate", asked, EvaluateReply)
         assert reply is not None, here.refusals
-        assert (reply.validation_loss is not None, reply.validation_auroc is not None) == (lines, lines)
+        assert (reply.validation_loss is not None, reply.validation_auroc is not None) == (leaves, leaves)
         assert (reply.class_names, reply.told_classes) == ((), ())
-        assert bool(reply.masked_classes) == (lines and test)
+        assert bool(reply.masked_classes) == (leaves and test)
 
 
 def test_no_masked_round_is_forgotten_however_many_follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
