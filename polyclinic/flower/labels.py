@@ -184,23 +184,12 @@ class RollCall:
     @property
     def label_counts(self) -> dict[str, RollCallAnswer]:
         """Return the counts of each site in the form in which a method reads them."""
-        return {site_name(node): _counts(site_name(node), answer) for node, answer in self.answers.items()}
-
-
-def _counts(name: str, site: SiteLabels) -> RollCallAnswer:
-    return RollCallAnswer(
-        run="",
-        site=name,
-        names=tuple(site.classes),
-        class_names=tuple(site.classes),
-        train_samples=site.images,
-        validation_samples=0,
-        patients=0,
-        layout="",
-        version="",
-        positives=tuple(site.positives),
-        negatives=tuple(site.images - count for count in site.positives),
-    )
+        counts = dict[str, RollCallAnswer]()
+        for node, answer in self.answers.items():
+            site, names, positives = site_name(node), tuple(answer.classes), tuple(answer.positives)
+            negatives = tuple(answer.images - count for count in positives)
+            counts[site] = RollCallAnswer("", site, names, names, answer.images, 0, 0, "", "", positives, negatives)
+        return counts
 
 
 def error_line(reason: str) -> str:

@@ -90,13 +90,14 @@ def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) ->
     state would be worse than a fresh one.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
-    return {
-        f"{names[parameter]}/{key}": value.detach().cpu().numpy().copy()
-        for parameter, state in optimizer.state.items()
-        if all(_fits(value, parameter) for value in state.values())
-        for key, value in state.items()
-        if isinstance(value, Tensor)
-    }
+    arrays: dict[str, NDArray[np.float32]] = {}
+    for parameter, state in optimizer.state.items():
+        tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+        others = [value for key, value in state.items() if key not in tensors and value is not None]
+        if not others and {value.shape for value in tensors.values()} <= {torch.Size(), parameter.shape}:
+            for key, value in tensors.items():
+                arrays[f"{names[parameter]}/{key}"] = value.detach().cpu().numpy().copy()
+    return arrays
 
 
 def restore_optimizer(
@@ -112,10 +113,6 @@ def restore_optimizer(
         # Like the parameter in memory too: a fused step reads both as they lie there.
         restored = torch.empty_like(parameter) if array.ndim else torch.empty((), device=parameter.device)
         optimizer.state[parameter][key] = restored.copy_(torch.from_numpy(array.copy()))
-
-
-def _fits(value: object, parameter: Tensor) -> bool:
-    return value is None or (isinstance(value, Tensor) and (value.ndim == 0 or value.shape == parameter.shape))
 
 
 def _of_plugin(spec: TrainingSection, learning: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -118,20 +118,13 @@ def train_epoch(
                 optimizer.zero_grad(set_to_none=True)
             scaler.scale(value if steps == 1 else value / steps).backward()  # type: ignore[no-untyped-call]
             if number % steps == 0 or number == len(parts):
-                step(network, optimizer, scaler, spec)
+                if spec.clip_gradients is not None:
+                    scaler.unscale_(optimizer)
+                    clip_grad_norm_(network.parameters(), spec.clip_gradients)
+                scaler.step(optimizer)
+                scaler.update()
             losses.append(value.detach())
     return torch.stack(losses).cpu().numpy()
-
-
-def step(
-    network: SplitNetwork, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, spec: TrainingSection
-) -> None:
-    """Change the weights by their gradients, which are clipped if the experiment sets a bound."""
-    if spec.clip_gradients is not None:
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(network.parameters(), spec.clip_gradients)
-    scaler.step(optimizer)
-    scaler.update()
 
 
 @dataclass(frozen=True)
