@@ -75,7 +75,7 @@ class PrivateEpochs:
     def __call__(
         self,
         network: SplitNetwork,
-        task: TrainingTask,
+        exercise: TrainingTask,
         optimizer: torch.optim.Optimizer,
         generator: torch.Generator,
     ) -> Losses:
@@ -84,21 +84,21 @@ class PrivateEpochs:
         Raises:
             BadInput: If the network draws random numbers of its own, which follow from the run's seed, or mixes images.
         """
-        frozen = task.frozen
+        frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
-        rows = rows_by_owner(torch.arange(len(task.examples)) if self.owners is None else self.owners)
+        rows = rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
-        image = task.examples.images[torch.zeros(1, dtype=torch.int64)]
+        image = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
         with secret_dropout(network, self.noise):
             with no_gradient_an_image():
-                refuse_mixed_images(network, pack_size(task.spec.batch_size), image.shape[1:])
+                refuse_mixed_images(network, pack_size(exercise.spec.batch_size), image.shape[1:])
             with refused_draws(device), gradients_by_image(network) as learning:
                 with no_gradient_an_image(), refused_draws(device):  # before any image is seen
-                    self._try(network, task, learning, generator)
+                    self._try(network, exercise, learning, generator)
                 for step in range(self.steps):
                     drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
-                    sums, losses[step] = self._sums(network, task, drawn, generator)
+                    sums, losses[step] = self._sums(network, exercise, drawn, generator)
                     optimizer.zero_grad(set_to_none=True)
                     for parameter, total in zip(learning, sums, strict=True):
                         noisy = self._grid.released(total, self.noise)
@@ -112,7 +112,7 @@ class PrivateEpochs:
         return Grid(self.noise_multiplier * self.max_norm, self.max_norm)
 
     def _sums(
-        self, network: SplitNetwork, task: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
+        self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
         """Return the sum of clipped gradients in steps of the grid, parameter by parameter, and the mean loss.
 
@@ -122,8 +122,8 @@ class PrivateEpochs:
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
         loss, images = 0.0, sum(map(len, drawn))
-        for pack in packs(drawn, pack_size(task.spec.batch_size)):
-            losses, each = self._gradients(network, task, pack, learning, generator)
+        for pack in packs(drawn, pack_size(exercise.spec.batch_size)):
+            losses, each = self._gradients(network, exercise, pack, learning, generator)
             loss += losses
             sums = [before + more for before, more in zip(sums, clipped_sum(each, self._grid), strict=True)]
             del each  # before the next pack needs as much
@@ -132,7 +132,7 @@ class PrivateEpochs:
     def _try(
         self,
         network: SplitNetwork,
-        task: TrainingTask,
+        exercise: TrainingTask,
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
     ) -> None:
@@ -141,10 +141,10 @@ class PrivateEpochs:
         Raises:
             Exception: What the network raised; :func:`no_gradient_an_image` makes a refusal of it.
         """
-        examples = task.examples
-        rows = torch.zeros(pack_size(task.spec.batch_size), dtype=torch.int64, device=examples.images.device)
+        examples = exercise.examples
+        rows = torch.zeros(pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
         nothing = torch.zeros_like(examples.images[rows])
-        facts = examples.labels[rows], examples.annotated, lambda images: images, task.spec.precision, generator
+        facts = examples.labels[rows], examples.annotated, lambda images: images, exercise.spec.precision, generator
         batch = MiniBatch(rows, nothing, *facts)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
@@ -153,7 +153,7 @@ class PrivateEpochs:
     def _gradients(
         self,
         network: SplitNetwork,
-        task: TrainingTask,
+        exercise: TrainingTask,
         pack: Sequence[Tensor],
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
@@ -163,28 +163,30 @@ class PrivateEpochs:
         There are as many rows as a pack has images at most; those that are no owner's are 0. Memory must not follow
         from how many owners a pack has: whether it suffices would say so, without noise.
         """
-        size = pack_size(task.spec.batch_size)
+        size = pack_size(exercise.spec.batch_size)
         loss, each = 0.0, [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
         rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(owned) for owned in pack]))
         for part, whose in zip(*(torch.split(numbers, size) for numbers in (rows, owner)), strict=True):
             filled = torch.cat([part, part[-1:].expand(size - len(part))])
-            losses = self._losses(network, task, filled, generator)[: len(part)]
+            losses = self._losses(network, exercise, filled, generator)[: len(part)]
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
             for parameter, gradients in zip(learning, each, strict=True):
                 gradients.index_add_(0, whose.to(gradients.device), taken_gradients(parameter, size)[: len(part)])
         return loss, each
 
-    def _losses(self, network: SplitNetwork, task: TrainingTask, rows: Tensor, generator: torch.Generator) -> Tensor:
+    def _losses(
+        self, network: SplitNetwork, exercise: TrainingTask, rows: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """Return the loss of each image, ``(batch,)``."""
-        examples, spec = task.examples, task.spec
+        examples, spec = exercise.examples, exercise.spec
         rows = rows.to(examples.images.device)
         labels, annotated = examples.labels[rows], examples.annotated
 
         def augmented(images: Tensor) -> Tensor:
-            off = task.augmentation == AugmentationSpec()
+            off = exercise.augmentation == AugmentationSpec()
             draws = None if off else self.noise.uniform((DRAWS, len(images)))
-            return images if draws is None else apply_weak_changes(images, task.augmentation, draws)
+            return images if draws is None else apply_weak_changes(images, exercise.augmentation, draws)
 
         batch = MiniBatch(rows, examples.images[rows], labels, annotated, augmented, spec.precision, generator)
         return losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)
