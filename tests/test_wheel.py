@@ -62,7 +62,7 @@ def test_it_holds_every_file_of_our_packages_that_git_has(installed: Path) -> No
     packages = ("common", "strategies", "server", "client", "polyclinic", "studies")
     listed = subprocess.run(["git", "ls-files", "-z", *packages], cwd=ROOT, check=True, capture_output=True).stdout
     names = [name for name in listed.decode().split("\0") if name]
-    assert len(names) > 400
+    assert len(names) > 200  # the listing is not empty
     assert [name for name in names if not (installed / name).is_file()] == []
 
 
