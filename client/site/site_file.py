@@ -188,7 +188,7 @@ def last_plan(state: Path) -> Plan | None:
 def site_toml(name: str) -> str:
     """Return the ``site.toml`` of a new site, every key of which has a comment."""
     text = (Path(__file__).parent / "site.toml.template").read_text(encoding="utf-8")
-    return Template(text).substitute(name=name, **TRUST)
+    return Template(text).substitute({str(level): sentence for level, sentence in TRUST.items()}, name=name)
 
 
 def make_site(folder: Path, name: str) -> list[str]:
