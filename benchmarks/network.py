@@ -92,7 +92,7 @@ class Measured:
     peak_mb: dict[str, float] = field(default_factory=dict)
 
     def add(self, ends: Sequence[float], cpu: float) -> None:
-        """Add a repetition, given when each of its rounds ended."""
+        """Add a repetition, arguments when each of its rounds ended."""
         self.seconds += [after - before for before, after in itertools.pairwise(ends)]
         self.cpu.append(cpu / (len(ends) - 1))
 
@@ -396,32 +396,32 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(ARCHITECTURES))
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    console, models = Console(), given.models.split(",")
-    contenders = ["raw", "ours", *(["stock"] if given.stock_rounds else [])]
+    arguments = parser.parse_args()
+    console, models = Console(), arguments.models.split(",")
+    contenders = ["raw", "ours", *(["stock"] if arguments.stock_rounds else [])]
     measured = {model: {name: Measured() for name in contenders} for model in models}
     bytes_of: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         federations = [Federation(model, folder / model) for model in models]
         for federation in federations:
-            federation.make(given.sites)
-        for repetition in range(given.repetitions):
+            federation.make(arguments.sites)
+        for repetition in range(arguments.repetitions):
             for federation in federations:
                 of, model = measured[federation.model], federation.model
                 scratch = folder / f"{model}-{repetition}"
-                bytes_of[model] = ours(federation, given.rounds, of["ours"], scratch / "ours")
-                raw(federation, bytes_of[model], given.rounds, of["raw"])
-                if given.stock_rounds:
-                    stock(federation, given.stock_rounds, of["stock"], scratch / "stock")
+                bytes_of[model] = ours(federation, arguments.rounds, of["ours"], scratch / "ours")
+                raw(federation, bytes_of[model], arguments.rounds, of["raw"])
+                if arguments.stock_rounds:
+                    stock(federation, arguments.stock_rounds, of["stock"], scratch / "stock")
                 shutil.rmtree(scratch)
             console.print(table_of(measured, bytes_of))
-    if given.out:
+    if arguments.out:
         versions = {name: version(name) for name in ("flwr", "grpcio", "torch", "numpy")}
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
         results = {model: {name: vars(each) for name, each in result.items()} for model, result in measured.items()}
         result = {"machine": machine | versions, "bytes": bytes_of, "measured": results}
-        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

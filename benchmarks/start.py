@@ -88,18 +88,18 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--starts", type=int, default=7)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     results: dict[str, Any] = {
         "programs": [
-            {"program": program, **repeated(given.repetitions, "-c", f"import {module}")}
+            {"program": program, **repeated(arguments.repetitions, "-c", f"import {module}")}
             for program, module in PROGRAMS.items()
         ],
-        "run": small_run(given.repetitions),
-        "ray": [start_on_ray() for _ in range(given.starts + 1)][1:],
+        "run": small_run(arguments.repetitions),
+        "ray": [start_on_ray() for _ in range(arguments.starts + 1)][1:],
     }
     Console(width=150).print(table_of(results))
-    if given.out:
-        given.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

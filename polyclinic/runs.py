@@ -339,10 +339,10 @@ def _mean_of(test: Mapping[str, Any], subset: str) -> float | None:
 def _returning(images: LabelledImages) -> DatasetPlugin:
     """Return a data set of this process as a plug-in, whose name follows from the captured values."""
 
-    def given(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
+    def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
         return images
 
-    return given
+    return dataset
 
 
 def _experiment(

@@ -231,10 +231,10 @@ class RankingCurve:
     """Numbers of test images above a threshold that falls from 1 to 0, for ROC and precision-recall curves.
 
     Attributes:
-        found, alarms: Numbers of positives and negatives above each threshold, from 0 to all.
+        detected, alarms: Numbers of positives and negatives above each threshold, from 0 to all.
     """
 
-    found: tuple[int, ...]
+    detected: tuple[int, ...]
     alarms: tuple[int, ...]
 
 

@@ -126,27 +126,27 @@ class SiteSample:
     """A sample of sites whose figures stand for all.
 
     Attributes:
-        asked: Number of sites that were drawn to test.
+        drawn: Number of sites that were drawn to test.
         of: Number of sites of the run.
         mean_auroc: 95 % interval of the mean over classes, for all sites; None where a class was tested at only one of
             several sites, or where the figures are not means over sites.
         per_class: The interval of each class that has one.
     """
 
-    asked: int
+    drawn: int
     of: int
     mean_auroc: Interval | None = None
     per_class: Mapping[str, Interval] = field(default_factory=dict)
 
 
 def site_sample(
-    values: Mapping[str, Mapping[str, float]], shares: Mapping[str, float], asked: int, of: int
+    values: Mapping[str, Mapping[str, float]], shares: Mapping[str, float], drawn: int, of: int
 ) -> SiteSample:
     """Return the sample with its intervals.
 
     Args:
         values: Class -> site -> AUROC, of the sites that have one.
-        shares: Class -> share of its sites that were asked; with 1 nothing is random.
+        shares: Class -> share of its sites that were drawn; with 1 nothing is random.
     """
     tested = {name: of_sites for name, of_sites in values.items() if of_sites}
     unknown = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]
@@ -154,12 +154,12 @@ def site_sample(
     means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
     per_class = {name: _around(means[name], of_sites) for name, of_sites in moved.items()}
     if unknown or not tested:
-        return SiteSample(asked, of, None, per_class)
+        return SiteSample(drawn, of, None, per_class)
     together: dict[str, float] = {}
     for of_sites in moved.values():
         for site, by in of_sites.items():
             together[site] = together.get(site, 0.0) + by / len(moved)
-    return SiteSample(asked, of, _around(float(np.mean(list(means.values()))), together), per_class)
+    return SiteSample(drawn, of, _around(float(np.mean(list(means.values()))), together), per_class)
 
 
 def _moved(of_sites: Mapping[str, float], share: float) -> dict[str, float]:

@@ -52,12 +52,12 @@ class SiteReplies:
     """A site's own record of its replies to a run.
 
     Attributes:
-        taken: Number of replies that the coordinator has accepted.
+        accepted: Number of replies that the coordinator has accepted.
         sent: All replies that left, accepted or not.
     """
 
     site: str = ""
-    taken: int = 0
+    accepted: int = 0
     sent: Sequence[SentReply] = ()
 
 
@@ -152,7 +152,7 @@ def _check_gaps(
     """
     numbered = {statement.number: statement for statement in statements if statement.number > 0}
     sent = own.sent if own.site == site else ()
-    end = max([*numbered, own.taken if own.site == site else 0]) + 1
+    end = max([*numbered, own.accepted if own.site == site else 0]) + 1
     for before, after in pairwise([0, *sorted(numbered), end]):
         if after - before > 1:
             missing = range(before + 1, after)

@@ -27,34 +27,34 @@ def fingerprint(part: object) -> str:
     return digest.hexdigest()
 
 
-def _pieces(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """Yield the bytes that stand for an object; a repeated object is named by its place in ``seen``.
+def _pieces(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
+    """Yield the bytes that stand for an object; a repeated object is named by its place in ``visited``.
 
     Args:
-        seen: Objects by id, kept alive so that their ids stay unique.
+        visited: Objects by id, kept alive so that their ids stay unique.
     """
     if part is None or isinstance(part, bool | int | float | complex | str | bytes):
         yield repr(part).encode()
-    elif id(part) in seen:
-        yield f"again {list(seen).index(id(part))}".encode()
+    elif id(part) in visited:
+        yield f"again {list(visited).index(id(part))}".encode()
     else:
-        seen[id(part)] = part
+        visited[id(part)] = part
         yield type(part).__qualname__.encode()
-        yield from _inside(part, seen)
+        yield from _inside(part, visited)
 
 
-def _inside(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+def _inside(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
     if isinstance(part, types.ModuleType):
         yield part.__name__.encode()
     elif isinstance(part, functools.partial):
-        yield from _all((part.func, part.args, part.keywords), seen)
+        yield from _all((part.func, part.args, part.keywords), visited)
     elif isinstance(part, types.MethodType):
-        yield from _all((part.__func__, part.__self__), seen)
+        yield from _all((part.__func__, part.__self__), visited)
     elif isinstance(part, types.FunctionType):
         yield _source(part)
         closure = inspect.getclosurevars(part)
         used = {name: value for name, value in closure.globals.items() if not isinstance(value, types.ModuleType)}
-        yield from _all((part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), seen)
+        yield from _all((part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), visited)
     elif isinstance(part, type):
         yield f"{part.__module__}.{part.__qualname__}".encode()
         yield _source(part)
@@ -62,20 +62,20 @@ def _inside(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
         yield f"{part.dtype} {part.shape}".encode()
         yield part.tobytes()
     elif hasattr(part, "detach") and hasattr(part, "numpy"):  # torch's
-        yield from _pieces(part.detach().cpu().float().numpy(), seen)
+        yield from _pieces(part.detach().cpu().float().numpy(), visited)
     elif isinstance(part, Mapping):
-        yield from _all(chain.from_iterable(part.items()), seen)
+        yield from _all(chain.from_iterable(part.items()), visited)
     elif isinstance(part, Collection) and not isinstance(part, set | frozenset):
-        yield from _all(part, seen)
+        yield from _all(part, visited)
     elif (state := getattr(part, "__dict__", None)) is None:
         yield re.sub(" at 0x[0-9a-f]+", "", repr(part)).encode()
     else:
-        yield from _all((type(part), state), seen)
+        yield from _all((type(part), state), visited)
 
 
-def _all(parts: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+def _all(parts: Any, visited: dict[int, Any]) -> Iterator[bytes]:
     for part in parts:
-        yield from _pieces(part, seen)
+        yield from _pieces(part, visited)
 
 
 def _source(part: Any) -> bytes:

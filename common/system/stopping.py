@@ -45,7 +45,7 @@ class _Closing:
 
     code: int
     ask: Callable[[], object] | None
-    asked: bool = False
+    requested: bool = False
     closed: bool = False
 
 
@@ -103,7 +103,7 @@ def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Ite
         yield
     finally:
         closing.closed = True
-        if not closing.asked:
+        if not closing.requested:
             _closing.remove(closing)
 
 
@@ -188,8 +188,8 @@ def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
     Raises:
         SystemExit: In a program with a graceful shutdown.
     """
-    if _closing and (closing := _closing[-1]).ask is None and not closing.asked:
-        closing.asked = True
+    if _closing and (closing := _closing[-1]).ask is None and not closing.requested:
+        closing.requested = True
         raise SystemExit(closing.code)
 
 
@@ -202,8 +202,8 @@ def _wait(reading: int) -> None:
             if not _closing:
                 _end(STOPPED_ON_REQUEST)
             closing = _closing[-1]
-            if closing.ask is not None and not closing.asked:
-                closing.asked = True
+            if closing.ask is not None and not closing.requested:
+                closing.requested = True
                 closing.ask()
             if not has_timer:
                 has_timer = True

@@ -65,7 +65,7 @@ def roc(curves: Mapping[str, RankingCurve]) -> Markup:
 
 
 def _roc(axes: Axes, at: Transform, curve: RankingCurve) -> None:
-    detected, alarms = np.array(curve.found, float), np.array(curve.alarms, float)
+    detected, alarms = np.array(curve.detected, float), np.array(curve.alarms, float)
     _band(axes, at, alarms / alarms[-1], detected, np.full_like(detected, detected[-1]), guessing=(0, 1))
 
 
@@ -76,7 +76,7 @@ def precision_recall(curves: Mapping[str, RankingCurve]) -> Markup:
 
 
 def _precision(axes: Axes, at: Transform, curve: RankingCurve) -> None:
-    detected, alarms = np.array(curve.found[1:], float), np.array(curve.alarms[1:], float)
+    detected, alarms = np.array(curve.detected[1:], float), np.array(curve.alarms[1:], float)
     share = detected[-1] / (detected[-1] + alarms[-1])
     _band(axes, at, detected / detected[-1], detected, detected + alarms, guessing=(share, share))
 

@@ -167,7 +167,7 @@ class Draft:
         """Add the next entry of the audit."""
         match entry.get("event"):
             case "resumed" | "rolled_back" as event:
-                self.rounds = {number: kept for number, kept in self.rounds.items() if number <= entry["round"]}
+                self.rounds = {number: facts for number, facts in self.rounds.items() if number <= entry["round"]}
                 if event == "resumed":
                     self.fields["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
                     self.resumed += 1

@@ -43,14 +43,14 @@ EVALUATION = 1
 """Added to the seed of an evaluation, so that it does not draw the sites of a round."""
 
 
-def evaluated(asked: int | None, sites_per_round: int) -> int:
+def evaluated(configured: int | None, sites_per_round: int) -> int:
     """Return how many sites are asked how good a model is; 0 stands for all.
 
     Args:
-        asked: What the experiment says; None where it leaves it open. Then all are asked wherever all train.
+        configured: What the experiment says; None where it leaves it open. Then all are asked wherever all train.
     """
-    if asked is not None:
-        return asked
+    if configured is not None:
+        return configured
     return max(FEW, sites_per_round) if sites_per_round else 0
 
 
@@ -394,9 +394,9 @@ class Membership:
         self._roll: Roll
         self._layout = ""
 
-    def needed(self, asked: int) -> int:
-        """Return how many of the sites that are asked have to answer."""
-        return self.participation.min_sites or asked
+    def needed(self, requests: int) -> int:
+        """Return how many sites have to answer that many requests."""
+        return self.participation.min_sites or requests
 
     def roll_call(self, grid: Grid, expected: int) -> LabelContract:
         """Ask every site who it is and which classes it annotates; settle the label contract.

@@ -32,7 +32,7 @@ def test_every_point_is_one_of_scikit_learns(seed: int, count: int, spread: floa
     assert curve is not None
     binned = EDGES[bin_indices(scores[known]) + 1]  # images of one bin cannot be told apart
     rates, sensitivities, _ = roc_curve(labels[known], binned, drop_intermediate=False)
-    found, alarms = np.array(curve.found), np.array(curve.alarms)
+    found, alarms = np.array(curve.detected), np.array(curve.alarms)
     theirs = {(round(a, 9), round(b, 9)) for a, b in zip(rates, sensitivities, strict=True)}
     ours = [(round(a, 9), round(b, 9)) for a, b in zip(alarms / alarms[-1], found / found[-1], strict=True)]
     assert set(ours) <= theirs
@@ -50,7 +50,7 @@ def test_the_points_that_are_kept_hardly_change_the_area(seed: int) -> None:
     curve, known = curve_of(score_histogram(scores, labels)), ~np.isnan(labels)
     assert curve is not None
     rates, sensitivities, _ = roc_curve(labels[known], scores[known])
-    ours = np.trapezoid(np.array(curve.found) / curve.found[-1], np.array(curve.alarms) / curve.alarms[-1])
+    ours = np.trapezoid(np.array(curve.detected) / curve.detected[-1], np.array(curve.alarms) / curve.alarms[-1])
     assert ours == pytest.approx(np.trapezoid(sensitivities, rates), abs=0.004)
 
 

@@ -11,7 +11,7 @@ def test_the_interval_of_one_class_is_students_with_cochrans_correction() -> Non
     found = site_sample({"a": {"x": 0.5, "y": 0.6, "z": 0.7}}, {"a": 0.25}, 3, 12)
     assert found.per_class["a"] == pytest.approx((0.6 - 4.302653 * 0.05, 0.6 + 4.302653 * 0.05), abs=1e-6)
     assert found.mean_auroc == pytest.approx(found.per_class["a"])
-    assert (found.asked, found.of) == (3, 12)
+    assert (found.drawn, found.of) == (3, 12)
 
 
 def test_sites_that_test_two_classes_move_both_together() -> None:

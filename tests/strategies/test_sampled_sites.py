@@ -48,7 +48,7 @@ def test_the_run_ends_with_the_model_that_all_sites_would_choose(
     assert sorted(sample["per_site"]) == sorted(sample["drawn_to_test"])
     assert len(sample["per_site"]) == 2
     sampled = sample["test"]["sampled"]
-    assert (sampled["asked"], sampled["of"], sampled["mean_auroc"]) == (2, 6, None)  # the coordinator has test images
+    assert (sampled["drawn"], sampled["of"], sampled["mean_auroc"]) == (2, 6, None)  # the coordinator has test images
 
 
 def test_where_the_last_round_counts_the_sites_judge_it_that_the_next_would_draw(

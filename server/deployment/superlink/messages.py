@@ -222,7 +222,8 @@ class Messages:
         """End a run and release its requests; its replies stay until the next run has recorded them."""
         with self.database.lock:
             self.runs.end(run)
-            self._release([one for one in self._by_root.values() if one.run == run and not one.is_reply])
+            requests = (message for message in self._by_root.values() if not message.is_reply)
+            self._release([request for request in requests if request.run == run])
 
     def left_replies(self) -> list[StoredMessage]:
         """Return the replies to ended runs that nobody has released, in the order of their arrival."""
@@ -366,7 +367,7 @@ class Messages:
         return not request.withdrawn and request.expires > self.clock() and self.runs.is_active(request.run)
 
     def _missing(self, messages: Iterable[StoredMessage]) -> list[str]:
-        names = dict.fromkeys(name for one in messages for name in object_ids(ObjectTree.FromString(one.tree)))
+        names = dict.fromkeys(name for message in messages for name in object_ids(ObjectTree.FromString(message.tree)))
         return [name for name in names if not self.files.has(name)]
 
     def _remember(self, message: StoredMessage) -> None:
