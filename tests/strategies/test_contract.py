@@ -272,7 +272,8 @@ def test_every_method_stands_in_one_of_the_groups_and_says_of_its_client_what_it
     assert sorted([*AVERAGING, *SEQUENTIAL, *POOLED]) == sorted(STRATEGIES)
     for one in STRATEGIES.values():
         half = one.site_class
-        assert half.plain_client == (half.client is SiteMethod.client)
+        overrides = half.client is not SiteMethod.client or half.local_loss is not SiteMethod.local_loss
+        assert half.plain_client == (not overrides)
         assert half.weighs_updates == (one.site_weights is not Method.site_weights)
         sends = one.statistics_shape is not Method.statistics_shape
         assert bool(half.declared.statistics) == sends
