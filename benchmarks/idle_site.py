@@ -17,8 +17,8 @@ from flwr.clientapp import ClientApp
 from rich.console import Console
 
 from client.app import SiteOf, answer_roll_call
-from client.connection.service import Service, exclusive
-from client.connection.status import Status
+from client.connection.service import HospitalService, lock_site_folder
+from client.connection.status import SiteStatus
 from client.gate.gate import gate
 from client.site.settings import open_site, read_settings
 from client.site.site_file import read_credentials
@@ -74,8 +74,8 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
 def serve(folder: Path) -> None:
     settings = read_settings(folder)
     site, kit = open_site(settings), read_credentials(settings)
-    with exclusive(settings.state):
-        Service(settings, kit, site, event_printer(Console()), Status(site.name), idle_app).run()
+    with lock_site_folder(settings.state):
+        HospitalService(settings, kit, site, event_printer(Console()), SiteStatus(site.name), idle_app).run()
 
 
 def main() -> None:

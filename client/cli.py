@@ -165,8 +165,8 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
 def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     with uncollected_imports():
-        from client.connection.service import DROP_SIGNAL, Service, exclusive
-        from client.connection.status import Status, status_file
+        from client.connection.service import DROP_SIGNAL, HospitalService, lock_site_folder
+        from client.connection.status import SiteStatus, keep_status_file
         from client.gate.gate import note_start
         from client.site.settings import open_site, read_settings
         from client.site.site_file import read_credentials
@@ -175,8 +175,8 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     keep_large_buffers()
     settings = read_settings(folder)
     kit = read_credentials(settings)
-    status = Status(site=settings.file.name, coordinator=kit.coordinator)
-    with exclusive(settings.state), status_file(status, settings.state):
+    status = SiteStatus(site=settings.file.name, coordinator=kit.coordinator)
+    with lock_site_folder(settings.state), keep_status_file(status, settings.state):
         site = replace(open_site(settings), tell=tell)
         status.privacy = privacy_status(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
@@ -187,7 +187,7 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
         if torn := note_start(site):
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
-            service = Service(settings, kit, site, tell, status)
+            service = HospitalService(settings, kit, site, tell, status)
             signal.signal(DROP_SIGNAL, service.drop)
             service.run()
         except Refused as refusal:
@@ -215,14 +215,14 @@ def check(
     planned = _read_experiment(experiment)
     if not as_json:  # its findings hold the faults of the file too
         read_with_faults(folder)  # before torch is imported
-    from client.check.findings import page_console, show
+    from client.check.findings import make_page_console, print_result
     from client.check.run import check as run_check
 
     result, classes = run_check(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
         print(json_text(result.as_json(), indent=2, allow_nan=True))
     else:
-        show(result, classes, page_console())
+        print_result(result, classes, make_page_console())
     raise SystemExit(int(result.exit_code))
 
 
@@ -256,14 +256,14 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: flwr-client status north
     """
-    from client.connection.status import read_status, status_text
+    from client.connection.status import format_status, read_status
     from client.site.site_file import checked_folder
 
     present = read_status(checked_folder(folder) / "state")
     if as_json:
         print(json_text(present, allow_nan=True))
     else:
-        _plain(status_text(present))
+        _plain(format_status(present))
 
 
 @app.command()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from client.benefit.home_training import HomeTraining, plan_at_home
+from client.benefit.home_training import HomeTraining, plan_for_training_alone
 from client.site.site import Site
 from client.training.figures import covers_local_parts, scored
 from client.training.local_round import load_best_parts
@@ -49,7 +49,7 @@ Scores = Mapping[SiteModel, NDArray[np.floating]]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ModelScores:
     """The scores of four models on the test part.
 
     Attributes:
@@ -104,43 +104,43 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     if not 0 < request.epochs <= (most := plan.run.rounds * most_epochs(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
     check_rows(request.initial.head, site.declaration.canonical)
-    figures_leave = _figures_leave(task)
+    figures_leave = _may_figures_leave(task)
     if not len(site.test):
         write_page(site, request.run, request.epochs, None)
-        return no_figures(site, request)
+        return reply_without_figures(site, request)
     seed = plan.run.seed
     try:
-        scores = _scored(task, request, figures_leave=figures_leave)
+        scores = _score_four_models(task, request, figures_leave=figures_leave)
         benefit = scores.benefit(site, seed)
     except Exception as error:
         if site.simulated:
             raise
         # A failure can depend on one patient's image, so the coordinator gets the same reply as without one.
         site.tell(f"the comparison with training alone failed: {error}")
-        return no_figures(site, request)
+        return reply_without_figures(site, request)
     write_page(site, request.run, request.epochs, benefit)
     hidden = site.hides("test")
     released = scores.benefit(site, seed, hidden) if hidden and figures_leave else benefit
     if not figures_leave or released is None:
-        return no_figures(site, request)
+        return reply_without_figures(site, request)
     return BenefitReply(
         request.run,
         request.round,
         site.name,
         released.classes,
         tuple(released.auroc[model][name] for model in MODELS for name in released.classes),
-        **_columns("mean", [released.mean[model] for model in MODELS]),
-        **_columns("gain", [released.gain[model] for model in OVER_ALONE]),
+        **_interval_columns("mean", [released.mean[model] for model in MODELS]),
+        **_interval_columns("gain", [released.gain[model] for model in OVER_ALONE]),
         over_patients=released.over == "patients",
     )
 
 
-def no_figures(site: Site, request: BenefitRequest) -> BenefitReply:
+def reply_without_figures(site: Site, request: BenefitRequest) -> BenefitReply:
     """Return a reply without any figure of the site's data."""
     return BenefitReply(request.run, request.round, site.name)
 
 
-def _columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[float, ...]]:
+def _interval_columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[float, ...]]:
     return {
         name: tuple(estimate.value for estimate in estimates),
         f"{name}_low": tuple(estimate.interval[0] for estimate in estimates),
@@ -148,7 +148,7 @@ def _columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[float, ...
     }
 
 
-def _figures_leave(task: LocalTask) -> bool:
+def _may_figures_leave(task: LocalTask) -> bool:
     """Return True if figures of models that are trained here without noise may leave in such a run."""
     policy, privacy = task.site.policy, task.plan.privacy
     outside = privacy.level != "none" and not policy.metrics_outside_privacy
@@ -156,25 +156,27 @@ def _figures_leave(task: LocalTask) -> bool:
     return policy.test_metrics and not (outside or masked or covers_local_parts(task))
 
 
-def _scored(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> Scored:
+def _score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leave: bool) -> ModelScores:
     """Score the test part with all four models; two of them are trained here."""
     site, plan, method = task.site, task.plan, task.method
-    federated, model, held = _federated(task, request)
+    federated, model, held = _score_federated_model(task, request)
     tuned_from = Groups(model.trunk, model.norm, model.head.rows(site.declaration.canonical))
     home = site.for_itself(site.folder / FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
     short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
-    whole = plan_at_home(plan, method, rounds, warm_up=True)
-    short = plan_at_home(plan, method, short_rounds, warm_up=False)
+    whole = plan_for_training_alone(plan, method, rounds, warm_up=True)
+    short = plan_for_training_alone(plan, method, short_rounds, warm_up=False)
     alone, names = HomeTraining(home, whole, request.initial).scores(home.folder / "model", request.contract)
     tuned, _ = HomeTraining(home, short, tuned_from).scores(home.folder / "fine-tuned", request.contract)
     federated = federated[:, [held.index(name) for name in names]]
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}
-    return Scored(scores, label_matrix(site.test, names).numpy(), names, site.test.patients)
+    return ModelScores(scores, label_matrix(site.test, names).numpy(), names, site.test.patients)
 
 
-def _federated(task: LocalTask, request: BenefitRequest) -> tuple[NDArray[np.floating], ModelState, tuple[str, ...]]:
+def _score_federated_model(
+    task: LocalTask, request: BenefitRequest
+) -> tuple[NDArray[np.floating], ModelState, tuple[str, ...]]:
     """Score the test part with the run's model, local parts included; return scores, model and classes.
 
     They are copies: the networks that are trained next share its tensors.
@@ -204,14 +206,14 @@ def write_page(site: Site, run: str, epochs: int, benefit: Benefit | None) -> No
         sentence = benefit_sentence(site.name, benefit, annotated)
     folder = site.folder / FOLDER
     about = f"Run {run}. Trained alone for {counted(epochs, 'local epoch')}, as many as in the run."
-    text = "\n".join([sentence, "", about, "", *([] if benefit is None else _table(benefit)), *ABOUT_THE_MODELS])
+    text = "\n".join([sentence, "", about, "", *([] if benefit is None else _format_table(benefit)), *ABOUT_THE_MODELS])
     figures = {"run": run, "site": site.name, "epochs": epochs, "benefit": benefit and asdict(benefit)}
     write_atomically(folder / PAGE, f"{text}\n".encode(), durable=site.durable, private=True)
     write_atomically(folder / FIGURES, json.dumps(figures, indent=2).encode(), durable=site.durable, private=True)
     site.tell(f"{sentence} More in {folder / PAGE}")
 
 
-def _table(benefit: Benefit) -> list[str]:
+def _format_table(benefit: Benefit) -> list[str]:
     """Format a table with a line for each model and a column for each class."""
     heads = ("model", "mean AUROC", "95 % interval", "minus alone", "95 % interval", *benefit.classes)
     rows = [heads]

@@ -30,7 +30,7 @@ METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")
 
 
-def plan_at_home(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
+def plan_for_training_alone(plan: Plan, method: SiteMethod, rounds: int, *, warm_up: bool) -> Plan:
     """Change the run's plan to training alone: all keys that are not about other sites stay.
 
     Args:
@@ -56,7 +56,7 @@ class HomeTraining:
 
     Attributes:
         site: The site for itself (:meth:`Site.for_itself`).
-        plan: The result of :func:`plan_at_home`.
+        plan: The result of :func:`plan_for_training_alone`.
         initial: The initial model, with head rows of the site's own classes.
     """
 

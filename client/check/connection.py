@@ -12,10 +12,16 @@ from collections.abc import Mapping
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.check.findings import Area
+from client.check.findings import CheckArea
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.connection.fleet_client import FleetClient
-from client.connection.tls import EXEMPTIONS, PROXY_VARIABLES, any_certificate, days_valid, proxy_for
+from client.connection.tls import (
+    EXEMPTIONS,
+    PROXY_VARIABLES,
+    check_certificate,
+    fetch_untrusted_certificate,
+    find_proxy_address,
+)
 from client.site.site_file import Settings, read_credentials
 from common import __version__
 from common.errors import BadInput
@@ -34,9 +40,9 @@ _SET_CLOCKS = (
 )
 
 
-def check_connection(settings: Settings, environment: Mapping[str, str], *, offline: bool) -> Area:
+def check_connection(settings: Settings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
     """Check key and kit, then each step to the coordinator; faults of the files do not stop the other checks."""
-    area, awaits_kit = Area("connection"), offline and not settings.kit_path.is_file()
+    area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
     try:
         if awaits_kit:
             read_key(settings.key_path)
@@ -61,19 +67,19 @@ def check_connection(settings: Settings, environment: Mapping[str, str], *, offl
 
 
 def _check_steps(
-    area: Area, kit: SiteKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str]
+    area: CheckArea, kit: SiteKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str]
 ) -> None:
     host, port = split_address(kit.address)
     area.facts["address"] = kit.address
     try:
-        proxy = proxy_for(host, environment)
+        proxy = find_proxy_address(host, environment)
     except Unreachable as error:
         area.fault(ExitCode.NO_ANSWER, f"{error}.", "Correct that variable where this program is started.")
         return
     days = None
     try:
-        if _resolves(area, *(proxy or (host, port))):
-            days = days_valid(kit.address, kit.ca_certificate, environment)
+        if _check_host_name(area, *(proxy or (host, port))):
+            days = check_certificate(kit.address, kit.ca_certificate, environment)
     except Refused as refused:
         _explain_refusal(area, refused, kit, environment)
     except Unreachable as error:
@@ -107,7 +113,7 @@ def _check_steps(
 # ---------------------------------------------------------------------- host name, port, TLS
 
 
-def _resolves(area: Area, host: str, port: int) -> bool:
+def _check_host_name(area: CheckArea, host: str, port: int) -> bool:
     """Look up a host name and add its addresses, or a fault."""
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -121,11 +127,11 @@ def _resolves(area: Area, host: str, port: int) -> bool:
     return True
 
 
-def _explain_refusal(area: Area, refused: Refused, kit: SiteKit, environment: Mapping[str, str]) -> None:
+def _explain_refusal(area: CheckArea, refused: Refused, kit: SiteKit, environment: Mapping[str, str]) -> None:
     """Add the fault, with facts about the certificate or the protocol that was met instead of the coordinator's."""
     host, port = split_address(kit.address)
     if refused.exit_code == ExitCode.NO_TLS:
-        protocol = "" if proxy_for(host, environment) else _protocol_spoken(host, port)
+        protocol = "" if find_proxy_address(host, environment) else _identify_protocol(host, port)
         remedy = (
             "Ask the coordinator which port flwr-server listens on: this is another service's, or something between"
             " ends TLS before it (a reverse proxy must pass TCP through)."
@@ -133,14 +139,16 @@ def _explain_refusal(area: Area, refused: Refused, kit: SiteKit, environment: Ma
         area.fault(refused.exit_code, f"{refused.problem}{protocol}", remedy)
         return
     try:
-        certificate = any_certificate(kit.address, environment)
-        problem, remedy = _certificate_fault(refused, certificate, host, port)
+        certificate = fetch_untrusted_certificate(kit.address, environment)
+        problem, remedy = _explain_certificate_fault(refused, certificate, host, port)
     except (Refused, Unreachable, ValueError):
         problem, remedy = refused.problem, refused.remedy
     area.fault(refused.exit_code, problem, remedy)
 
 
-def _certificate_fault(refused: Refused, certificate: x509.Certificate, host: str, port: int) -> tuple[str, str]:
+def _explain_certificate_fault(
+    refused: Refused, certificate: x509.Certificate, host: str, port: int
+) -> tuple[str, str]:
     """Return problem and remedy of a certificate that was not accepted.
 
     Raises:
@@ -171,7 +179,7 @@ def _certificate_fault(refused: Refused, certificate: x509.Certificate, host: st
     return f"{refused.problem} It is valid from {dates}; this machine's clock says {now}.", refused.remedy
 
 
-def _protocol_spoken(host: str, port: int) -> str:
+def _identify_protocol(host: str, port: int) -> str:
     """Name the protocol of a server without TLS by its answer to the first bytes of HTTP/2; empty if not known."""
     try:
         with socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection:
@@ -189,7 +197,7 @@ def _protocol_spoken(host: str, port: int) -> str:
 # ---------------------------------------------------------------------- the coordinator's answer
 
 
-def _call_coordinator(area: Area, kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> None:
+def _call_coordinator(area: CheckArea, kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> None:
     try:
         with FleetClient(kit.address, kit.ca_certificate.encode(), key) as link:
             # An admission may be on its way, as at flwr-client start. The first call also opens the connection, so
@@ -213,7 +221,7 @@ def _call_coordinator(area: Area, kit: SiteKit, key: ec.EllipticCurvePrivateKey)
     check_hello(area, hello, ahead_s=clock + seconds / 2 - hello.time, unsure_s=seconds / 2)
 
 
-def check_hello(area: Area, hello: Hello, *, ahead_s: float, unsure_s: float) -> None:
+def check_hello(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: float) -> None:
     """Compare clocks, releases and the site's key with what the coordinator answered.
 
     Args:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from client.check.findings import Area, ClassCounts
+from client.check.findings import CheckArea, ClassCounts
 from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describe_pictures, read_pictures
-from client.check.source import Source, chosen_rows, open_source
+from client.check.source import ImageSource, choose_rows, open_source
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Policy
 from client.site.settings import data_faults_of, declaration_of
@@ -43,8 +43,8 @@ class DataCheck:
         classes: Counts for the label table.
     """
 
-    area: Area
-    source: Source | None = None
+    area: CheckArea
+    source: ImageSource | None = None
     pictures: tuple[PictureFacts, ...] = ()
     classes: tuple[ClassCounts, ...] = ()
 
@@ -55,7 +55,7 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     Args:
         images: How many images to decode; None for all.
     """
-    area = Area("data")
+    area = CheckArea("data")
     try:
         stop_on(data_faults_of(settings))
         source = open_source(settings)
@@ -66,7 +66,7 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
         return DataCheck(area)
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
-    pictures = read_pictures(source, filled[chosen_rows(len(filled), images)])
+    pictures = read_pictures(source, filled[choose_rows(len(filled), images)])
     if faults := source.reader_faults():
         area.passed.append(source.archive)
         area.input_faults(BadInput(faults))
@@ -76,14 +76,14 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     compared = [facts.row for facts in decoded] if source.archive else filled.tolist()
     duplicates = find_duplicates(source, compared)
     syntaxes = source.syntax_counts or Counter(filter(None, (facts.syntax for facts in pictures)))
-    classes = class_counts(source, settings)
-    _check_parts(area, source)
-    _check_syntaxes(area, source, syntaxes, len(pictures))
-    _check_lost(area, source, empty, pictures)
+    classes = count_classes(source, settings)
+    _check_dataset_parts(area, source)
+    _check_transfer_syntaxes(area, source, syntaxes, len(pictures))
+    _check_unreadable_files(area, source, empty, pictures)
     _check_inversion(area, decoded)
     _check_duplicates(area, source, duplicates)
     _note_policy(area, source, classes, settings.file.policy)
-    _note_passed(area, source, decoded, syntaxes)
+    _note_passed_checks(area, source, decoded, syntaxes)
     if duplicates.compared == len(filled) and not duplicates.groups:
         area.passed.append("no image is there twice")
     area.facts = {
@@ -99,7 +99,9 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     return DataCheck(area, source, tuple(decoded), tuple(classes))
 
 
-def _note_passed(area: Area, source: Source, decoded: Sequence[PictureFacts], syntaxes: Counter[str]) -> None:
+def _note_passed_checks(
+    area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts], syntaxes: Counter[str]
+) -> None:
     counts = Counter(source.parts.tolist())
     by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
     patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
@@ -116,7 +118,7 @@ def _note_passed(area: Area, source: Source, decoded: Sequence[PictureFacts], sy
         area.passed.append(f"{len(decoded):,} of them decoded: {describe_pictures(decoded)}")
 
 
-def _check_parts(area: Area, source: Source) -> None:
+def _check_dataset_parts(area: CheckArea, source: ImageSource) -> None:
     if not (source.parts == "train").any():
         area.fault(ExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part.")
     for part in PARTS[1:]:
@@ -124,7 +126,7 @@ def _check_parts(area: Area, source: Source) -> None:
             area.note(f"there is no {part} image: {_WITHOUT[part]}.")
 
 
-def _check_syntaxes(area: Area, source: Source, syntaxes: Counter[str], decoded: int) -> None:
+def _check_transfer_syntaxes(area: CheckArea, source: ImageSource, syntaxes: Counter[str], decoded: int) -> None:
     """Find transfer syntaxes for which there is no decoder."""
     total = decoded if source.archive else len(source)
     for syntax, count in syntaxes.items():
@@ -137,7 +139,9 @@ def _check_syntaxes(area: Area, source: Source, syntaxes: Counter[str], decoded:
             area.warn(ExitCode.UNREADABLE, problem, remedy, fatal=count > source.skip_budget * total)
 
 
-def _check_lost(area: Area, source: Source, empty: Sequence[int], pictures: Sequence[PictureFacts]) -> None:
+def _check_unreadable_files(
+    area: CheckArea, source: ImageSource, empty: Sequence[int], pictures: Sequence[PictureFacts]
+) -> None:
     """Count empty files among all files, and unreadable ones among those that were read."""
     budget, total = source.skip_budget, len(source)
     rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
@@ -157,7 +161,7 @@ def _check_lost(area: Area, source: Source, empty: Sequence[int], pictures: Sequ
         area.warn(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
 
-def _check_inversion(area: Area, decoded: Sequence[PictureFacts]) -> None:
+def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:
     counts = InversionCounts.of(decoded)
     modes = ", ".join(counts.modes)
     if counts.are_most:
@@ -174,7 +178,7 @@ def _check_inversion(area: Area, decoded: Sequence[PictureFacts]) -> None:
         area.warn(ExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
 
 
-def _note_policy(area: Area, source: Source, classes: Sequence[ClassCounts], policy: Policy) -> None:
+def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCounts], policy: Policy) -> None:
     """Note consequences of the policy and of the labels that are there."""
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
@@ -206,7 +210,7 @@ def _note_policy(area: Area, source: Source, classes: Sequence[ClassCounts], pol
             area.note(f"no image {verb} {', '.join(names)}.", remedy)
 
 
-def class_counts(source: Source, settings: Settings) -> list[ClassCounts]:
+def count_classes(source: ImageSource, settings: Settings) -> list[ClassCounts]:
     """Count images and patients of each class that the site annotates."""
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
@@ -232,11 +236,11 @@ class Duplicates:
     compared: int
 
 
-def find_duplicates(source: Source, rows: Sequence[int]) -> Duplicates:
+def find_duplicates(source: ImageSource, rows: Sequence[int]) -> Duplicates:
     """Compare images bit by bit: files by their bytes and only with files of the same size, arrays by their pixels."""
     if not source.files:
         with source.opened():
-            return Duplicates(_equal_rows(source, rows), len(rows))
+            return Duplicates(_group_equal_rows(source, rows), len(rows))
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
         by_size[source.files[row].stat().st_size].append(row)
@@ -248,10 +252,10 @@ def find_duplicates(source: Source, rows: Sequence[int]) -> Duplicates:
             bytes_left -= size * len(same_size)
             compared += len(same_size)
             to_read += same_size
-    return Duplicates(_equal_rows(source, to_read), compared)
+    return Duplicates(_group_equal_rows(source, to_read), compared)
 
 
-def _equal_rows(source: Source, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+def _group_equal_rows(source: ImageSource, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
     by_digest = defaultdict[bytes, list[int]](list)
     for row in rows:
         content = source.read(row)
@@ -264,7 +268,7 @@ def _equal_rows(source: Source, rows: Iterable[int]) -> tuple[tuple[int, ...], .
     return tuple(tuple(group) for group in by_digest.values() if len(group) > 1)
 
 
-def _check_duplicates(area: Area, source: Source, duplicates: Duplicates) -> None:
+def _check_duplicates(area: CheckArea, source: ImageSource, duplicates: Duplicates) -> None:
     across = [group for group in duplicates.groups if len(set(source.parts[list(group)])) > 1]
     within = [group for group in duplicates.groups if group not in across]
 

@@ -61,7 +61,7 @@ class Finding:
 
 
 @dataclass
-class Area:
+class CheckArea:
     """One area of the check, to which the checks of this area add their results.
 
     Attributes:
@@ -135,11 +135,11 @@ class ClassCounts:
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """The findings of all areas, in the order in which they are printed."""
 
     site: str
-    areas: tuple[Area, ...]
+    areas: tuple[CheckArea, ...]
 
     @property
     def most_severe(self) -> Finding | None:
@@ -180,14 +180,14 @@ _MARKS = {
 _INDENT = (0, 0, 0, 8)
 
 
-def page_console(file: Any = None) -> Console:
+def make_page_console(file: Any = None) -> Console:
     """Make a console that is at most as wide as a page, in colour on a terminal."""
     console = PlainConsole(file=file, highlight=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
     return console
 
 
-def show(result: Result, classes: Sequence[ClassCounts], console: Console) -> None:
+def print_result(result: CheckResult, classes: Sequence[ClassCounts], console: Console) -> None:
     """Print each area with its findings and remedies, then the finding to begin with."""
     for area in result.areas:
         console.print(Text(area.name, style="bold"))
@@ -198,10 +198,10 @@ def show(result: Result, classes: Sequence[ClassCounts], console: Console) -> No
             grid.add_row(Text("ok", style="green"), Text(line))
         for finding in sorted(area.findings, key=lambda finding: -finding.severity):
             mark, style = _MARKS[finding.severity]
-            grid.add_row(Text(mark, style=style), _text(finding))
+            grid.add_row(Text(mark, style=style), _format_finding(finding))
         console.print(grid)
         if area.name == "data" and classes:
-            console.print(Padding(_class_table(classes), _INDENT))
+            console.print(Padding(_format_class_table(classes), _INDENT))
     console.print()
     worst = result.most_severe
     if worst is None:
@@ -211,10 +211,10 @@ def show(result: Result, classes: Sequence[ClassCounts], console: Console) -> No
     words = "begin with this one" if count > 1 else "one finding"
     style = "bold red" if worst.severity == Severity.FAULT else "bold yellow"
     console.print(Text(f"{result.site}: {words}, exit code {int(result.exit_code)}:", style=style))
-    console.print(Padding(_text(worst), _INDENT))
+    console.print(Padding(_format_finding(worst), _INDENT))
 
 
-def _text(finding: Finding) -> Text:
+def _format_finding(finding: Finding) -> Text:
     text = Text(finding.problem + (f" [{int(finding.exit_code)}]" if finding.severity else ""))
     if finding.names:
         more = len(finding.names) - MOST_NAMES
@@ -225,7 +225,7 @@ def _text(finding: Finding) -> Text:
     return text
 
 
-def _class_table(classes: Sequence[ClassCounts]) -> Table:
+def _format_class_table(classes: Sequence[ClassCounts]) -> Table:
     cells = any(row.blank is not None for row in classes)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("class", overflow="fold")

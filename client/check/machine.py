@@ -13,9 +13,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from client.check.findings import Area
+from client.check.findings import CheckArea
 from client.connection.exit_codes import ExitCode
-from client.gate.plan_costs import activation_count
+from client.gate.plan_costs import count_activations
 from client.site.settings import gpus_lacking
 from client.site.site_file import Settings
 from common import __version__
@@ -95,7 +95,7 @@ def measure_machine(settings: Settings) -> Machine:
 
 
 @dataclass(frozen=True)
-class Needs:
+class ResourceNeeds:
     """Bytes that a run needs.
 
     Attributes:
@@ -109,7 +109,7 @@ class Needs:
     gpu: int
 
 
-def estimate_needs(network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1) -> Needs:
+def estimate_needs(network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1) -> ResourceNeeds:
     """Estimate the disk and memory that training takes.
 
     Args:
@@ -120,9 +120,9 @@ def estimate_needs(network: SplitNetwork, plan: Plan, sample: Tensor, images: in
     model = FLOAT * sum(tensor.numel() for tensor in network.state_dict().values())
     resident = images * sample.numel()
     # Each layer's output is kept for the backward pass, where its gradient is of the same size.
-    batch = 2 * plan.training.batch_size * FLOAT * activation_count(network, sample.float())
+    batch = 2 * plan.training.batch_size * FLOAT * count_activations(network, sample.float())
     on_one_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # noise in each step uses one GPU
-    return Needs(
+    return ResourceNeeds(
         model=model,
         disk=DISK_FLOOR + MEMORIES * model,
         memory=PROGRAM + COPIES * model + resident + batch,
@@ -130,15 +130,15 @@ def estimate_needs(network: SplitNetwork, plan: Plan, sample: Tensor, images: in
     )
 
 
-def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> Area:
+def check_machine(machine: Machine, settings: Settings, needs: ResourceNeeds | None) -> CheckArea:
     """Compare the measurements with a run's needs.
 
     Args:
         needs: None where no image could be read to estimate from; then only the minimum of disk is checked.
     """
-    area, used_gpu = Area("machine"), machine.gpu if settings.file.device != "cpu" else None
-    _check_rights(area, machine, settings)
-    _check_room(area, machine, settings, needs)
+    area, used_gpu = CheckArea("machine"), machine.gpu if settings.file.device != "cpu" else None
+    _check_file_permissions(area, machine, settings)
+    _check_disk_and_memory(area, machine, settings, needs)
     faulty = {finding.exit_code for finding in area.findings}
     disk, memory, gpu = (
         f" ({size(amount)} wanted)" if amount else ""
@@ -166,7 +166,7 @@ def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> 
     return area
 
 
-def _check_rights(area: Area, machine: Machine, settings: Settings) -> None:
+def _check_file_permissions(area: CheckArea, machine: Machine, settings: Settings) -> None:
     if not machine.writable:
         problem = f"user {machine.user} may not write to {settings.folder}."
         area.fault(ExitCode.PERMISSIONS, problem, f"Run: chown -R {machine.user} {settings.folder}")
@@ -180,7 +180,7 @@ def _check_rights(area: Area, machine: Machine, settings: Settings) -> None:
         area.note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
 
 
-def _check_room(area: Area, machine: Machine, settings: Settings, needs: Needs | None) -> None:
+def _check_disk_and_memory(area: CheckArea, machine: Machine, settings: Settings, needs: ResourceNeeds | None) -> None:
     disk, device, gpu = needs.disk if needs else DISK_FLOOR, settings.file.device, machine.gpu
     if machine.disk_free < disk:
         problem = f"{size(machine.disk_free)} are free on the disk of {settings.folder}; {size(disk)} are wanted."

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.check.source import Source
+from client.check.source import ImageSource
 from common.data.base.spec import AS_IN_FILE
 from common.data.images.headers import read_dataset, tags_of
 from common.data.images.reading import (
@@ -59,16 +59,16 @@ class PictureFacts:
     reason: str = ""
 
 
-def read_pictures(source: Source, rows: Iterable[int]) -> list[PictureFacts]:
+def read_pictures(source: ImageSource, rows: Iterable[int]) -> list[PictureFacts]:
     """Read and decode the images of these rows on several threads; a fault in one image does not stop the others."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
-        pictures = pool.map(lambda row: _facts_of(source, int(row)), rows)
+        pictures = pool.map(lambda row: _read_picture(source, int(row)), rows)
         return [
             facts if place < MOST_PIXELS_KEPT else replace(facts, pixels=None) for place, facts in enumerate(pictures)
         ]
 
 
-def _facts_of(source: Source, row: int) -> PictureFacts:
+def _read_picture(source: ImageSource, row: int) -> PictureFacts:
     syntax = ""
     # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
     try:

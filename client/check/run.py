@@ -8,9 +8,9 @@ import torch
 
 from client.check.connection import check_connection
 from client.check.data import check_data
-from client.check.findings import Area, ClassCounts, Result
+from client.check.findings import CheckArea, CheckResult, ClassCounts
 from client.check.machine import Machine, check_machine, measure_machine
-from client.check.training import check_training, planned_training, prepare_trial
+from client.check.training import check_training, find_planned_training, prepare_trial
 from client.site.site_file import Settings, read_file_only
 from common.config import Experiment
 from common.errors import BadInput
@@ -26,7 +26,7 @@ def check(
     experiment: Experiment | None = None,
     look: Callable[[Settings], Machine] = measure_machine,
     environment: Mapping[str, str] = os.environ,
-) -> tuple[Result, tuple[ClassCounts, ...]]:
+) -> tuple[CheckResult, tuple[ClassCounts, ...]]:
     """Check a site's folder; nothing in it is changed and nothing is sent.
 
     Args:
@@ -45,12 +45,12 @@ def check(
     machine = look(settings)
     connection = check_connection(settings, environment, offline=offline)
     data = check_data(settings, images)
-    training, trial = Area("training"), None
+    training, trial = CheckArea("training"), None
     if data.source is None or not data.pictures:
         training.note("no step was trained: no image could be read.")
     else:
         gpu = machine.gpu and settings.file.device != "cpu" and torch.cuda.is_available()
-        planned = planned_training(settings, experiment, data.source)
+        planned = find_planned_training(settings, experiment, data.source)
         try:
             trial = prepare_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
         except BadInput as bad:
@@ -59,4 +59,4 @@ def check(
     checked_machine = check_machine(machine, settings, needs)
     if trial and needs:
         check_training(training, trial, needs)
-    return Result(settings.file.name, (connection, checked_machine, data.area, training)), data.classes
+    return CheckResult(settings.file.name, (connection, checked_machine, data.area, training)), data.classes

@@ -30,7 +30,7 @@ from common.system.plain_text import counted
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """A site's images with their labels; row by row the fields describe one image.
 
     Attributes:
@@ -86,7 +86,7 @@ class Source:
         return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
 
 
-def open_source(settings: Settings) -> Source:
+def open_source(settings: Settings) -> ImageSource:
     """Find a site's images and labels; pictures in files are not read.
 
     Raises:
@@ -94,7 +94,7 @@ def open_source(settings: Settings) -> Source:
     """
     spec = settings.file.data
     if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginSpec):
-        return _source_of_arrays(settings)
+        return _open_array_source(settings)
     archive = patients_from = ""
     files, syntaxes = tuple[Path, ...](), tuple[str, ...]()
     if isinstance(spec, DicomwebSpec):
@@ -112,7 +112,7 @@ def open_source(settings: Settings) -> Source:
         if getattr(spec, "patient_column", "in the table") is None and dicom_patients(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
-    return Source(
+    return ImageSource(
         names=tuple(file.name for file in table.files),
         labels=table.labels,
         class_names=table.class_names,
@@ -132,7 +132,7 @@ def open_source(settings: Settings) -> Source:
     )
 
 
-def _source_of_arrays(settings: Settings) -> Source:
+def _open_array_source(settings: Settings) -> ImageSource:
     splits = load(settings.file.data, settings.folder)
     sets: list[ImageSet] = [splits.train, splits.validation, splits.test]
     starts = np.cumsum([0, *map(len, sets)])
@@ -143,7 +143,7 @@ def _source_of_arrays(settings: Settings) -> Source:
         return pixels
 
     patients = np.concatenate([images.patients for images in sets])
-    return Source(
+    return ImageSource(
         names=tuple(f"{part}[{row}]" for part, images in zip(PARTS, sets, strict=True) for row in range(len(images))),
         labels=np.concatenate([images.labels for images in sets]),
         class_names=splits.class_names,
@@ -155,7 +155,7 @@ def _source_of_arrays(settings: Settings) -> Source:
     )
 
 
-def chosen_rows(total: int, images: int | None) -> NDArray[np.intp]:
+def choose_rows(total: int, images: int | None) -> NDArray[np.intp]:
     """Choose ``images`` rows spread evenly over all, the first and the last among them; None chooses all."""
     if images is None or images >= total:
         return np.arange(total)

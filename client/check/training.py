@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from client.check.findings import Area
-from client.check.machine import Needs, estimate_needs
+from client.check.findings import CheckArea
+from client.check.machine import ResourceNeeds, estimate_needs
 from client.check.pictures import PictureFacts
-from client.check.source import Source
+from client.check.source import ImageSource
 from client.connection.exit_codes import ExitCode
 from client.site.site_file import Settings, last_plan
 from client.training.local_round import difference
@@ -47,7 +47,7 @@ class PlannedTraining:
     assumed: bool = False
 
 
-def planned_training(settings: Settings, experiment: Experiment | None, source: Source) -> PlannedTraining:
+def find_planned_training(settings: Settings, experiment: Experiment | None, source: ImageSource) -> PlannedTraining:
     """Return the plan of the experiment given or of the last roll call, or a guess."""
     if experiment is not None:
         return PlannedTraining(plan_of(experiment), "the experiment given")
@@ -75,13 +75,13 @@ class TrainingTrial:
     gpus: int = 1
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> ResourceNeeds:
         sample = channels_first(self.images.images[:1]).to(self.device)
         return estimate_needs(self.network, self.planned.plan, sample, sum(self.totals), self.gpus)
 
 
 def prepare_trial(
-    settings: Settings, planned: PlannedTraining, source: Source, pictures: tuple[PictureFacts, ...], device: str
+    settings: Settings, planned: PlannedTraining, source: ImageSource, pictures: tuple[PictureFacts, ...], device: str
 ) -> TrainingTrial:
     """Build the run's network, and a batch of images to train it on.
 
@@ -113,7 +113,7 @@ class StepCost:
     sent: int
 
 
-def check_training(area: Area, trial: TrainingTrial, needs: Needs) -> None:
+def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) -> None:
     """Train one or two steps, and estimate what a round takes."""
     try:
         cost = _measure_step(trial)
@@ -134,8 +134,8 @@ def check_training(area: Area, trial: TrainingTrial, needs: Needs) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     area.passed += [
         f"{plan.run.method}, {model} ({trial.planned.origin}): a step on {where} works",
-        f"a round: about {_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
-        f" ({_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
+        f"a round: about {_format_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
+        f" ({_format_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
         f"a model of {size(needs.model)}; this check took {size(peak)} of memory",
     ]
     if trial.planned.assumed:
@@ -168,9 +168,9 @@ def _measure_step(trial: TrainingTrial) -> StepCost:
         def step() -> object:
             return train_epoch(network, task, optimizer, generator)
 
-        train_s = _timed(step)
-        train_s = train_s if train_s > PATIENCE_S else _timed(step)
-        validate_s = _timed(lambda: logits_of(network, pixels, plan.training.precision).cpu())
+        train_s = _measure_seconds(step)
+        train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
+        validate_s = _measure_seconds(lambda: logits_of(network, pixels, plan.training.precision).cpu())
     update = difference(read_state(network), received, trial.method, trial.images.class_names)
     sent, _ = compressed(update, Groups(), trial.method.parameters.compress_update)
     down, up = (
@@ -180,11 +180,11 @@ def _measure_step(trial: TrainingTrial) -> StepCost:
     return StepCost(train_s / len(examples), validate_s / len(examples), down, up)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _measure_seconds(work: Callable[[], object]) -> float:
     began = time.monotonic()
     work()
     return time.monotonic() - began
 
 
-def _minutes(seconds: float) -> str:
+def _format_minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -193,7 +193,7 @@ class FleetClient:
         Raises:
             Unreachable: If nobody answers.
         """
-        with _translated():
+        with _translate_grpc_errors():
             try:
                 return cast(Hello, self._call(self._hello, b"", timeout=TLS_TIMEOUT_S))
             except grpc.RpcError as error:
@@ -216,7 +216,7 @@ class FleetClient:
         """
         request = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
         try:
-            with _translated(admitted_only=True):
+            with _translate_grpc_errors(admitted_only=True):
                 self.node_id = self._call(self._fleet["ActivateNode"], request).node_id
         except Refused:
             if not node_id:
@@ -227,7 +227,7 @@ class FleetClient:
 
     def heartbeat(self) -> None:
         """Send a heartbeat."""
-        with _translated():
+        with _translate_grpc_errors():
             request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
             answer = self._call(self._fleet["SendNodeHeartbeat"], request, timeout=10)
         if not answer.success:
@@ -251,7 +251,7 @@ class FleetClient:
             wait_s: Time for which the coordinator may hold the call until there is a message.
         """
         request, wait = PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
-        with _translated():
+        with _translate_grpc_errors():
             answer = self._call(self._fleet["PullMessages"], request, more_headers=wait)
         self._small = by_sha256(answer.small_contents)
         answer.ClearField(SMALL_CONTENTS)
@@ -265,9 +265,9 @@ class FleetClient:
             ContentGone: If the content is gone, or cannot be read.
             RequestRefused: If its run's app bundle carries code, or the coordinator did not sign it for this site.
         """
-        metadata, tree = _first(received)
+        metadata, tree = _read_metadata_and_tree(received)
         run_id, message_id = metadata.run_id, metadata.message_id
-        with _translated():
+        with _translate_grpc_errors():
             try:
                 contents = self._fetched(run_id, object_ids(tree))
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
@@ -294,7 +294,7 @@ class FleetClient:
         Raises:
             RunOver: If none does.
         """
-        with _translated():
+        with _translate_grpc_errors():
             self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id), timeout=10)
 
     def reply(self, received: bytes, reply: Message) -> None:
@@ -321,7 +321,7 @@ class FleetClient:
             message_object_trees=[tree],
             small_contents=[contents[name] for name in small],
         )
-        with _translated():
+        with _translate_grpc_errors():
             try:
                 answer = self._call(self._fleet["PushMessages"], request)
             except grpc.RpcError as error:
@@ -330,7 +330,7 @@ class FleetClient:
                 raise
             names = set(answer.objects_to_push)
             push = partial(self._push, run_id, answer.session_id)
-            _transfer(push, [(name, content) for name, content in contents.items() if name in names])
+            _transfer_in_parallel(push, [(name, content) for name, content in contents.items() if name in names])
             if self._statements and reply.has_content():
                 self._statements.count_accepted(reply.content, answered.message_id)
             self.release(received)
@@ -340,7 +340,7 @@ class FleetClient:
         contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
         missing = [name for name in dict.fromkeys(names) if name not in contents]
         until = time.monotonic() + CALL_TIMEOUT_S
-        pulled = _transfer(lambda name: self._pulled(run_id, name, until), [(name,) for name in missing])
+        pulled = _transfer_in_parallel(lambda name: self._pulled(run_id, name, until), [(name,) for name in missing])
         return contents | dict(zip(missing, pulled, strict=True))
 
     def _pulled(self, run_id: int, name: str, until: float) -> memoryview:
@@ -364,17 +364,17 @@ class FleetClient:
 
     def release(self, received: bytes) -> None:
         """Tell the coordinator that this site no longer needs a message's content."""
-        metadata, _ = _first(received)
+        metadata, _ = _read_metadata_and_tree(received)
         request = ConfirmMessageReceivedRequest(
             node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
-        with suppress(RunOver), _translated():  # with its run it is gone by itself
+        with suppress(RunOver), _translate_grpc_errors():  # with its run it is gone by itself
             self._call(self._fleet["ConfirmMessageReceived"], request)
 
     def _bundle_fault(self, run_id: int) -> str:
         """Explain why this run's app bundle is refused; empty where the bundle carries no code."""
         if run_id not in self._bundles:
-            with _translated():
+            with _translate_grpc_errors():
                 run = self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id)).run
                 request = GetFabRequest(node=self._node, hash_str=run.fab_hash, run_id=run_id)
                 content = self._call(self._fleet["GetFab"], request).fab.content
@@ -396,7 +396,7 @@ class FleetClient:
         return method(request, timeout=timeout, metadata=metadata)
 
 
-def _transfer(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
+def _transfer_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
     """Make these transfers, :data:`TRANSFERS` at a time; after the first one that fails, none is begun."""
     pool = ThreadPoolExecutor(TRANSFERS)
     try:
@@ -420,22 +420,22 @@ def bundle_fault(content: bytes, fab_hash: str) -> str:
     return ""
 
 
-def error_reply(message: Message, code: int, reason: str) -> Message:
+def make_error_reply(message: Message, code: int, reason: str) -> Message:
     """Return a reply that reports an error."""
     return Message(Error(code, reason), reply_to=message)
 
 
-def expired(received: bytes, now: float) -> bool:
+def is_expired(received: bytes, now: float) -> bool:
     """Return whether a received message has expired, as far as two clocks agree.
 
     Raises:
         ContentGone: If the bytes are no message.
     """
-    metadata, _ = _first(received)
+    metadata, _ = _read_metadata_and_tree(received)
     return bool(metadata.created_at + metadata.ttl + CLOCKS_DIFFER_S <= now)
 
 
-def _first(received: bytes) -> tuple[Any, Any]:
+def _read_metadata_and_tree(received: bytes) -> tuple[Any, Any]:
     """Return metadata and tree of objects of a received message; raise :class:`ContentGone` if one is missing."""
     try:
         answer = PullMessagesResponse.FromString(received)
@@ -445,7 +445,7 @@ def _first(received: bytes) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _translated(admitted_only: bool = False) -> Iterator[None]:
+def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
     """Translate gRPC's errors into the few that matter to a site."""
     try:
         yield
@@ -454,7 +454,7 @@ def _translated(admitted_only: bool = False) -> Iterator[None]:
     except grpc.RpcError as error:
         code, details = error.code(), grpc_words(error.details())
         if code in _LINE_ERRORS:
-            raise Unreachable(_description(code, details)) from None
+            raise Unreachable(_describe_grpc_error(code, details)) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise Refused.clock() from None
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
@@ -485,7 +485,7 @@ DESCRIPTIONS = {
 _WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
 
 
-def _description(code: grpc.StatusCode, details: str) -> str:
+def _describe_grpc_error(code: grpc.StatusCode, details: str) -> str:
     """Describe an error of the line without gRPC's wrapping, which repeats the address; other words stay."""
     known_words = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]
     return known_words[0] if known_words else _WRAPPING.sub("", details) or code.name.lower().replace("_", " ")

@@ -6,7 +6,7 @@ from pathlib import Path
 from cryptography import x509
 
 from client.connection.exit_codes import Unreachable
-from client.connection.tls import days_valid
+from client.connection.tls import check_certificate
 from client.site.site_file import read_credentials, read_with_faults
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import is_locked
@@ -36,7 +36,7 @@ def check_start(folder: Path) -> None:
         faults += date_faults(f"{name}: the coordinator's authority", authority, "Ask the coordinator for a new kit.")
     stop_on([*faults, *writable_folder_faults(settings.state), *flower_faults()])
     with contextlib.suppress(Unreachable):
-        days_valid(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
+        check_certificate(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
 
 
 def is_running(state: Path) -> bool:

@@ -28,13 +28,13 @@ from client.connection.fleet_client import (
     ReplyRejected,
     RequestRefused,
     RunOver,
-    error_reply,
-    expired,
+    is_expired,
+    make_error_reply,
     read_node_id,
 )
 from client.connection.preflight import already_running
-from client.connection.status import Status
-from client.connection.tls import days_valid
+from client.connection.status import SiteStatus
+from client.connection.tls import check_certificate
 from client.gate.gate import note_refused_request
 from client.gate.incoming_request import PlanRefused, read_plan
 from client.site.site import Site
@@ -116,7 +116,7 @@ class PendingMessage:
 
 
 @dataclass
-class Service:
+class HospitalService:
     """The service of one site: connects to the coordinator and answers its messages.
 
     Attributes:
@@ -129,7 +129,7 @@ class Service:
     kit: SiteKit
     site: Site
     tell: Tell
-    status: Status
+    status: SiteStatus
     make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = client_app
     _refusal: Refused | None = None
     _unsent: tuple[bytes, Message] | None = None
@@ -178,7 +178,7 @@ class Service:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[FleetClient]:
-        self.status.certificate_days = days = days_valid(self.kit.address, self.kit.ca_certificate)
+        self.status.certificate_days = days = check_certificate(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
         with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
             node_id = link.activate(read_node_id(self._node_id_file))
@@ -289,7 +289,7 @@ class Service:
     def _resume(self, link: FleetClient, attempts: int, received: bytes) -> None:
         """Repeat the work at which an earlier process was killed."""
         try:
-            late = expired(received, time.time())
+            late = is_expired(received, time.time())
         except ContentGone:
             late = True
         if late:
@@ -310,7 +310,7 @@ class Service:
         try:
             message = link.message(received)
             if give_up:
-                reply = error_reply(message, SITE_RAISED, give_up)
+                reply = make_error_reply(message, SITE_RAISED, give_up)
             else:
                 self._pending.write(received, attempts + 1)  # counts this process as dead, should it die
                 try:
@@ -323,7 +323,7 @@ class Service:
             self._refusal = refused.ends or self._refusal
             note_refused_request(self.site, message, reason)
             self._failed(f"refused a message of run {message.metadata.run_id}: {reason}")
-            reply = error_reply(message, BUNDLE_REFUSED, reason)
+            reply = make_error_reply(message, BUNDLE_REFUSED, reason)
         except (RunOver, ContentGone) as error:
             self._failed(f"a message is no longer wanted: {error}")
             self._pending.remove()
@@ -365,7 +365,7 @@ class Service:
             if isinstance(error, WireVersionError):
                 self._refusal = Refused(ExitCode.VERSION, str(error), "")
             self._failed(f"{self.status.phase} failed: {error}")
-            return error_reply(message, SITE_RAISED, harmless_reason(error))
+            return make_error_reply(message, SITE_RAISED, harmless_reason(error))
         if reply.has_error():
             self._failed(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
@@ -383,7 +383,7 @@ class Service:
         self.tell(reason)
 
     def _note_phase(self, message: Message) -> None:
-        fields = _fields(message)
+        fields = _read_scalar_fields(message)
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.run = printable(str(fields.get("run", ""))[:8])
         self.status.finished = ""
@@ -409,7 +409,7 @@ class Service:
         status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
     def _say_done(self, message: Message, reply: Message, seconds: float) -> None:
-        status, fields = self.status, _fields(reply)
+        status, fields = self.status, _read_scalar_fields(reply)
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
             self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
@@ -441,13 +441,13 @@ def harmless_reason(error: Exception) -> str:
     return f"{type(error).__name__} at the site; the site's own log has the text"
 
 
-def _fields(message: Message) -> dict[str, Any]:
+def _read_scalar_fields(message: Message) -> dict[str, Any]:
     """Return the scalar fields of one of our records, unchecked, for text only."""
     return small_fields(message.content) if message.has_content() else {}
 
 
 @contextlib.contextmanager
-def exclusive(state: Path) -> Iterator[None]:
+def lock_site_folder(state: Path) -> Iterator[None]:
     """Lock a site's folder for one process.
 
     Raises:

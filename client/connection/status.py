@@ -28,7 +28,7 @@ SILENT_S = 60.0
 
 
 @dataclass
-class Status:
+class SiteStatus:
     """The status of a site, with the field names of ``status --json``.
 
     Attributes:
@@ -70,23 +70,23 @@ def is_healthy(status: Mapping[str, Any], now: float) -> bool:
     """Return whether the site trains, or the coordinator answered lately.
 
     Args:
-        status: The fields of a :class:`Status`.
+        status: The fields of a :class:`SiteStatus`.
         now: Unix time.
     """
     return status["state"] in ("starting", "working") or now - status["last_contact"] < STALE_S
 
 
 @contextlib.contextmanager
-def status_file(status: Status, state: Path) -> Iterator[None]:
+def keep_status_file(status: SiteStatus, state: Path) -> Iterator[None]:
     """Keep ``state/status.json`` up to date while the program runs, by a thread; remove it at the end."""
     path, stop = state / FILE, threading.Event()
-    _write(asdict(status), path)
+    _write_status(asdict(status), path)
 
     def update() -> None:
         last, written = asdict(status), time.monotonic()
         while not stop.wait(LOOK_S):
             present = asdict(status)
-            if (present != last or time.monotonic() - written > SIGN_S) and _write(present, path):
+            if (present != last or time.monotonic() - written > SIGN_S) and _write_status(present, path):
                 last, written = present, time.monotonic()
 
     thread = threading.Thread(target=update, name="status", daemon=True)
@@ -99,7 +99,7 @@ def status_file(status: Status, state: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _write(present: Mapping[str, Any], path: Path) -> bool:
+def _write_status(present: Mapping[str, Any], path: Path) -> bool:
     """Write the fields of a status; return False where that failed, which a reader sees by the age of the file."""
     content = json.dumps({**present, "written": time.time()}).encode()
     with contextlib.suppress(OSError):  # no room on the disk, or no descriptor: no reason to end
@@ -112,7 +112,7 @@ def read_status(state: Path) -> Mapping[str, Any]:
     """Read the status of the running process of a site's folder.
 
     Returns:
-        The fields of :class:`Status`, and ``healthy``.
+        The fields of :class:`SiteStatus`, and ``healthy``.
 
     Raises:
         BadInput: If no process runs on the folder, or the process has not written its status for :data:`SILENT_S`.
@@ -123,7 +123,7 @@ def read_status(state: Path) -> Mapping[str, Any]:
     try:
         present = dict(json.loads((state / FILE).read_bytes()))
         age_s = time.time() - present.pop("written")
-        present = asdict(Status(**present))
+        present = asdict(SiteStatus(**present))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         age_s = float("inf")
     if not abs(age_s) <= SILENT_S:  # a clock that was set back is followed by a new file within SIGN_S
@@ -133,7 +133,7 @@ def read_status(state: Path) -> Mapping[str, Any]:
     return {"healthy": is_healthy(present, time.time()), **present}
 
 
-def status_text(status: Mapping[str, Any]) -> str:
+def format_status(status: Mapping[str, Any]) -> str:
     """Return the text of ``flwr-client status`` for a person."""
     lines = [f"site {status['site']}: {status['state']}"]
     if status["phase"]:

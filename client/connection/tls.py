@@ -26,7 +26,7 @@ EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
-def days_valid(
+def check_certificate(
     address: str,
     ca_certificate: str,
     environment: Mapping[str, str] = os.environ,
@@ -41,19 +41,19 @@ def days_valid(
     """
     context = ssl.create_default_context(cadata=ca_certificate)
     try:
-        shown = _shown_certificate(address, context, environment, timeout_s)
+        shown = _fetch_certificate(address, context, environment, timeout_s)
     except Refused as refusal:
         if refusal.exit_code is ExitCode.EXPIRED:
-            dates = _dates_shown(address, environment)
+            dates = _describe_certificate_dates(address, environment)
             raise Refused(refusal.exit_code, f"{refusal.problem} {dates}".strip(), refusal.remedy) from None
         raise
     return (x509.load_der_x509_certificate(shown).not_valid_after_utc.timestamp() - time.time()) / 86400
 
 
-def _dates_shown(address: str, environment: Mapping[str, str]) -> str:
+def _describe_certificate_dates(address: str, environment: Mapping[str, str]) -> str:
     """Describe the dates of the certificate that is shown, for a person who looks for the wrong clock."""
     try:
-        shown = any_certificate(address, environment)
+        shown = fetch_untrusted_certificate(address, environment)
     except (Refused, Unreachable, ValueError):
         return ""
     first, last = (f"{moment:%Y-%m-%d %H:%M}" for moment in (shown.not_valid_before_utc, shown.not_valid_after_utc))
@@ -61,7 +61,7 @@ def _dates_shown(address: str, environment: Mapping[str, str]) -> str:
     return f"It is valid from {first} to {last} UTC; this machine's clock says {now} UTC."
 
 
-def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
+def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
     """Return the certificate that is shown at an address, no matter who issued it: to be read, never to be trusted.
 
     Raises:
@@ -72,58 +72,58 @@ def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        return x509.load_der_x509_certificate(_shown_certificate(address, context, environment))
+        return x509.load_der_x509_certificate(_fetch_certificate(address, context, environment))
     except UNREADABLE_CERTIFICATE as error:
         raise ValueError(str(error)) from None
 
 
-def _shown_certificate(
+def _fetch_certificate(
     address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
 ) -> bytes:
     """Return the certificate (DER) that is shown to a caller with this context, which may refuse it."""
     host, port = split_address(address)
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     context.set_alpn_protocols(["h2"])
-    url = _proxy(host, environment)
-    proxy = _address(url)
+    url = _find_proxy(host, environment)
+    proxy = _proxy_address(url)
     connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=within_s, context=context)
     if url:
-        connection.set_tunnel(host, port, _authorization(url))
+        connection.set_tunnel(host, port, _proxy_authorization_header(url))
     try:
         connection.connect()
         return connection.sock.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
-        raise _certificate_refused(error, host) from None
+        raise _explain_certificate_error(error, host) from None
     except ssl.SSLError as error:
-        raise _no_tls(error, address) from None
+        raise _explain_tls_error(error, address) from None
     except (socket.gaierror, UnicodeError):
         raise Unreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
     except TimeoutError:
-        raise Unreachable(f"no answer from {_way(address, proxy)} within {within_s:.0f} s") from None
+        raise Unreachable(f"no answer from {_describe_route(address, proxy)} within {within_s:.0f} s") from None
     except http.client.HTTPException:
-        raise Unreachable(f"{_way(address, proxy)}: what answers is no proxy") from None
+        raise Unreachable(f"{_describe_route(address, proxy)}: what answers is no proxy") from None
     except OSError as error:
-        raise Unreachable(f"{_way(address, proxy)}: {error.strerror or error}") from None
+        raise Unreachable(f"{_describe_route(address, proxy)}: {error.strerror or error}") from None
     finally:
         connection.close()
 
 
-def proxy_for(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
+def find_proxy_address(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
     """Return host and port of the proxy through which gRPC reaches ``host``; None without a proxy.
 
     Raises:
         Unreachable: If the variable that names the proxy cannot be read.
     """
-    return _address(_proxy(host, environment))
+    return _proxy_address(_find_proxy(host, environment))
 
 
-def _address(proxy: SplitResult | None) -> tuple[str, int] | None:
+def _proxy_address(proxy: SplitResult | None) -> tuple[str, int] | None:
     return (proxy.hostname or "", proxy.port or 80) if proxy else None
 
 
-def _proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None:
+def _find_proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None:
     exempt = next((environment[name] for name in EXEMPTIONS if name in environment), "")
-    if any(_exempts(entry.strip().lower(), host.lower()) for entry in exempt.split(",") if entry.strip()):
+    if any(_is_exempt_from_proxy(entry.strip().lower(), host.lower()) for entry in exempt.split(",") if entry.strip()):
         return None
     name = next((name for name in PROXY_VARIABLES if name in environment), "")
     try:
@@ -133,7 +133,7 @@ def _proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None:
         raise Unreachable(f"{name} names no proxy: {error}") from None
 
 
-def _exempts(entry: str, host: str) -> bool:
+def _is_exempt_from_proxy(entry: str, host: str) -> bool:
     """Return whether an entry of ``no_proxy`` is this host, its domain, or a network with its address."""
     if "/" in entry:
         with contextlib.suppress(ValueError):
@@ -143,7 +143,7 @@ def _exempts(entry: str, host: str) -> bool:
     return host == name or host.endswith(f".{name}")
 
 
-def _authorization(proxy: SplitResult) -> dict[str, str]:
+def _proxy_authorization_header(proxy: SplitResult) -> dict[str, str]:
     """Return the header with name and password of the proxy's URL, as gRPC sends it; empty without a name."""
     if proxy.username is None:
         return {}
@@ -151,11 +151,11 @@ def _authorization(proxy: SplitResult) -> dict[str, str]:
     return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
-def _way(address: str, proxy: tuple[str, int] | None) -> str:
+def _describe_route(address: str, proxy: tuple[str, int] | None) -> str:
     return f"{address} through the proxy {proxy[0]}:{proxy[1]}" if proxy else address
 
 
-def _certificate_refused(error: ssl.SSLCertVerificationError, host: str) -> Refused:
+def _explain_certificate_error(error: ssl.SSLCertVerificationError, host: str) -> Refused:
     if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
         problem = f"the coordinator's certificate is not for {host}."
         remedy = (
@@ -177,7 +177,7 @@ def _certificate_refused(error: ssl.SSLCertVerificationError, host: str) -> Refu
     return Refused(ExitCode.OTHER_AUTHORITY, problem, remedy)
 
 
-def _no_tls(error: ssl.SSLError, address: str) -> Exception:
+def _explain_tls_error(error: ssl.SSLError, address: str) -> Exception:
     if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
         problem = f"{address} does not speak TLS; this site talks to nobody without."
         return Refused(ExitCode.NO_TLS, problem, "Check host and port of the kit, and proxies on the way.")

@@ -41,17 +41,17 @@ def audit_report(
     if not findings.entries and not faults and (state / STATEMENTS).exists():
         faults.append(f"{FILE}: is not there, and this site has replied to a run: removed.")
     if authority is not None:
-        requests = _signed_requests(state, authority)
+        requests = _check_signed_requests(state, authority)
         notes += requests.notes
         faults += map(str, requests.faults)
     if receipt is not None:
         content = _read_receipt(receipt)
-        missing = _missing_replies(state, site, content, receipt.name)
+        missing = _list_missing_replies(state, site, content, receipt.name)
         faults += missing
         if not missing:
-            records = counted(len(_received_from(content, site)), "record")
+            records = counted(len(_list_received_replies(content, site)), "record")
             notes.append(f"{receipt.name}: the {records} that it names of {site} left by entries of this audit.")
-        authorship = _authorship(content, site, keys, state)
+        authorship = _check_authorship(content, site, keys, state)
         notes += [f"{receipt.name}: {line}" for line in (*authorship.right, *authorship.notes)]
         faults += map(str, authorship.faults)
     if not findings.entries and not faults:
@@ -61,7 +61,7 @@ def audit_report(
     return [*notes, f"{findings.entries} entries, unbroken; the last one's SHA-256 is {findings.sha256}."], True
 
 
-def _signed_requests(state: Path, authority: x509.Certificate) -> Findings:
+def _check_signed_requests(state: Path, authority: x509.Certificate) -> Findings:
     """Count the requests in the audit that the coordinator signed, and find those that it did not sign.
 
     An audit outlives a kit: a request by another authority's certificate may be of an earlier coordinator.
@@ -97,7 +97,7 @@ def _signed_requests(state: Path, authority: x509.Certificate) -> Findings:
 def _read_receipt(receipt: Path) -> Mapping[str, Any]:
     try:
         content = dict(json.loads(receipt.read_text(encoding="utf-8")))
-        _received_from(content, "")
+        _list_received_replies(content, "")
         if content["format_version"] != RECEIPT_FORMAT:
             raise ValueError(f"it has format {content['format_version']}, this release reads {RECEIPT_FORMAT}")
         return content
@@ -105,14 +105,14 @@ def _read_receipt(receipt: Path) -> Mapping[str, Any]:
         raise BadInput([Fault(str(receipt), f"is no receipt that can be read: {error!r}.")]) from None
 
 
-def _received_from(content: Mapping[str, Any], site: str) -> dict[str, str]:
+def _list_received_replies(content: Mapping[str, Any], site: str) -> dict[str, str]:
     """Return the SHA-256 of each reply that the coordinator received from a site, with its round."""
     updates = {row["sites"][site]: f"round {row['round']}" for row in content["rounds"] if site in row["sites"]}
     answers = content["sites"]
     return {answers[site]["answer_sha256"]: "the roll call", **updates} if site in answers else {}
 
 
-def _authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path) -> Authorship:
+def _check_authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path) -> Authorship:
     """Check that each site signed the replies that the receipt names, and that the receipt has all of this site's."""
     try:
         run = content["run"]
@@ -134,9 +134,9 @@ def _authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, str], 
         raise BadInput([Fault("receipt.json", f"is no receipt that can be read: {error!r}.")]) from None
 
 
-def _missing_replies(state: Path, site: str, content: Mapping[str, Any], where: str) -> list[str]:
+def _list_missing_replies(state: Path, site: str, content: Mapping[str, Any], where: str) -> list[str]:
     """List the replies that the receipt names and this audit does not have."""
-    received = _received_from(content, site)
+    received = _list_received_replies(content, site)
     if not received:
         return [f"{where}: knows nothing of {site}."]
     left = {entry.get("sha256") for entry in Audit(state).entries() if entry.get("direction") == "out"}

@@ -53,7 +53,7 @@ def gate(site_of: Callable[[Context], Site]) -> Mod:
 
     def passage(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
-        return Passage(site, Audit(site.folder, durable=site.durable), message).reply(context, answer)
+        return GatePassage(site, Audit(site.folder, durable=site.durable), message).reply(context, answer)
 
     return passage
 
@@ -77,11 +77,11 @@ def note_refused_request(site: Site, message: Message, reason: str) -> None:
         decision="deny",
         rule="signature",
         reason=printable(reason),
-        **signature(message.content),
+        **read_request_signature(message.content),
     )
 
 
-def signature(content: RecordDict) -> dict[str, str]:
+def read_request_signature(content: RecordDict) -> dict[str, str]:
     """Return the coordinator's signed statement about a request; with it a site can prove what it was asked."""
     try:
         signed, certificate = signature_of(content)
@@ -90,7 +90,7 @@ def signature(content: RecordDict) -> dict[str, str]:
     return {"statement": signed.statement, "signature": signed.signature, "certificate": certificate.hex()}
 
 
-class Passage:
+class GatePassage:
     """One message, its reply, and their lines in the audit."""
 
     def __init__(self, site: Site, audit: Audit, message: Message) -> None:
@@ -150,13 +150,13 @@ class Passage:
             **self._about,
             direction=direction,
             record=printable(str(small_fields(content).get("wire.record", "")), MOST_NAME),
-            fields=audit_fields(fields_of(content)),
+            fields=list_audit_fields(fields_of(content)),
             bytes=payload_bytes(content),
             sha256=record_sha256(content),
             decision="allow" if verdict.allowed else "deny",
             rule=verdict.rule,
             **({} if verdict.allowed else {"reason": printable(verdict.reason)}),
-            **(signature(content) if direction == "in" else {}),
+            **(read_request_signature(content) if direction == "in" else {}),
         )
 
     def _note_error(self, kind: str, reason: str = "") -> None:
@@ -166,7 +166,7 @@ class Passage:
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
 
 
-def audit_fields(fields: Sequence[RecordField]) -> list[Any]:
+def list_audit_fields(fields: Sequence[RecordField]) -> list[Any]:
     """List name, shape and bytes of a record's fields for a line of the audit, at most ``LISTED_BYTES`` of JSON.
 
     An ordinary record has some thirty. Of a longer list the rest is counted: the sender of a record must not decide how

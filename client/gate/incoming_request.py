@@ -59,13 +59,13 @@ class IncomingRequest:
         self._fields = fields = small_fields(content)
         self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
-        self._runs = Runs(site.folder, durable=site.durable)
+        self._runs = RunRecords(site.folder, durable=site.durable)
         self._record = self._runs.get(self._run)
 
     def verdict(self) -> tuple[RequestedWork | None, Verdict]:
         """Return the requested work, and the verdict on it: the first rule that it breaks."""
         try:
-            work = requested_work(self._fields, self._site)
+            work = read_requested_work(self._fields, self._site)
         except PlanRefused as error:
             return None, Verdict(error.rule, str(error))
         if work is None:
@@ -102,7 +102,7 @@ class IncomingRequest:
             forget_run(self._site.folder / "memory", self._run)
             forget_other_runs(self._site.folder / "memory", self._run)
             self._record = self._runs.settle(self._run, plan)
-        if self._record.plan != digest(plan):
+        if self._record.plan != hash_plan(plan):
             return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
         return self.time_verdict() if self._seconds_left() == 0 else ALLOWED
 
@@ -115,7 +115,7 @@ class IncomingRequest:
         """
         began = time.monotonic()
         try:
-            with interrupted_after(self._seconds_left()):
+            with interrupt_after(self._seconds_left()):
                 yield
         finally:
             if self._site.durable:  # in a simulation nobody waits for what is not needed
@@ -140,7 +140,7 @@ class IncomingRequest:
         return self._record.seconds if self._record else 0.0
 
 
-def requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
+def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
     """Return the work that a request asks for.
 
     None where the record has no plan or is of another release: its handler says what is wrong.
@@ -178,7 +178,7 @@ class OutOfTime(BaseException):
 
 
 @contextmanager
-def interrupted_after(seconds: float | None) -> Iterator[None]:
+def interrupt_after(seconds: float | None) -> Iterator[None]:
     """Interrupt the work inside after so many seconds; no limit where None, or outside the main thread.
 
     Only the main thread of a process can be interrupted; there a hospital's program does all its work.
@@ -225,7 +225,7 @@ class RunRecord:
     seconds: float = 0.0
 
 
-class Runs:
+class RunRecords:
     """The runs that a site takes part in, in ``runs.json`` of its state folder."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
@@ -237,7 +237,7 @@ class Runs:
 
     def settle(self, run: str, plan: str) -> RunRecord:
         """Record a new run with its plan; return the record of the run."""
-        return self.get(run) or self._note(run, RunRecord(digest(plan)), durable=self._durable)
+        return self.get(run) or self._note(run, RunRecord(hash_plan(plan)), durable=self._durable)
 
     def add_seconds(self, run: str, seconds: float) -> RunRecord | None:
         """Add to the time that the site has worked for a run; None where the run is not noted."""
@@ -263,7 +263,7 @@ class Runs:
             return {}
 
 
-def digest(plan: str) -> str:
+def hash_plan(plan: str) -> str:
     """Hash a plan without the keys that a resumed run may change: name, and rounds unless noise depends on them."""
     try:
         tree = json.loads(plan)
@@ -296,7 +296,7 @@ class PlanRefused(ValueError):
 
     def __init__(self, rule: str, reason: str) -> None:
         self.rule = rule
-        super().__init__(ascii_line(reason))
+        super().__init__(to_ascii_line(reason))
 
 
 def read_plan(text: object, maximum_kb: float | None) -> Plan:
@@ -314,16 +314,22 @@ def read_plan(text: object, maximum_kb: float | None) -> Plan:
     length = len(text.encode(errors="replace"))
     if maximum_kb is not None and length > maximum_kb * KB:
         raise PlanRefused("policy.maximum_plan_kb", f"it is {maximum_kb:g}, and the plan has {length / KB:.1f} kB")
-    return _plan_in(text)
+    return _parse_plan(text)
 
 
 @lru_cache(maxsize=4)
-def _plan_in(text: str) -> Plan:
+def _parse_plan(text: str) -> Plan:
     """Parse a plan; the last few stay parsed, because every request of a run holds the same one."""
-    if (deep := _depth(text)) > DEEPEST:
+    if (deep := _nesting_depth(text)) > DEEPEST:
         raise PlanRefused("plan.form", f"it is nested {deep} deep; {DEEPEST} is the most")
     try:
-        json.loads(text, object_pairs_hook=_table, parse_constant=_no_number, parse_int=_bounded, parse_float=_fraction)
+        json.loads(
+            text,
+            object_pairs_hook=_check_table,
+            parse_constant=_refuse_constant,
+            parse_int=_check_digit_count,
+            parse_float=_parse_fraction,
+        )
         return plan_of_text(text)
     except ValidationError as error:
         raise PlanRefused("plan.form", first_fault(validation_faults(error, Plan, "plan"))) from None
@@ -337,14 +343,14 @@ def first_fault(faults: Sequence[Fault]) -> str:
     return f"{faults[0]}".removesuffix(".") + more
 
 
-def ascii_line(text: str) -> str:
+def to_ascii_line(text: str) -> str:
     """Make a coordinator's text fit for a log: a short line of printable ASCII."""
     escaped = text.encode("ascii", "backslashreplace").decode()
     shown = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in escaped)
     return shown if len(shown) <= LONGEST_REASON else f"{shown[:LONGEST_REASON]}..."
 
 
-def _depth(text: str) -> int:
+def _nesting_depth(text: str) -> int:
     """Return the depth of tables and lists in one another; brackets within texts do not count."""
     depth = deepest = 0
     for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
@@ -353,7 +359,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
@@ -365,16 +371,16 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _no_number(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise PlanRefused("plan.form", f"it has {name} in the place of a number")
 
 
-def _fraction(digits: str) -> float:
-    value = float(_bounded(digits))
-    return value if math.isfinite(value) else _no_number(digits)
+def _parse_fraction(digits: str) -> float:
+    value = float(_check_digit_count(digits))
+    return value if math.isfinite(value) else _refuse_constant(digits)
 
 
-def _bounded(digits: str) -> str:
+def _check_digit_count(digits: str) -> str:
     if len(digits) > MOST_DIGITS:
         raise PlanRefused("plan.form", f"it has a number of {len(digits)} digits; {MOST_DIGITS} is the most")
     return digits

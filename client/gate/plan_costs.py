@@ -31,7 +31,7 @@ FILES_AT_ONCE = 2
 """A site's memory of a round lies beside that of the round before until that round has counted."""
 
 
-class Backbone(NamedTuple):
+class BackboneCost(NamedTuple):
     """Sizes of a backbone, for estimates.
 
     Attributes:
@@ -45,16 +45,16 @@ class Backbone(NamedTuple):
     parameters: int | None = None
 
 
-BACKBONES: Mapping[Architecture, Backbone] = {
-    "densenet121": Backbone(1024, 2590, 6_950_000),
-    "resnet18": Backbone(512, 440, 11_170_000),
-    "vgg11": Backbone(512, 1550, 9_220_000),
-    "efficientnet_lite0": Backbone(1280, 1580, 3_370_000),
-    "fedsld_cnn": Backbone(500, 180),
-    "femnist_cnn": Backbone(2048, 280),
-    "unifed_vgg11": Backbone(4096, 1550, 28_100_000),
-    "unifed_resnet18": Backbone(512, 440, 12_550_000),
-    "tiny_cnn": Backbone(96, 470, 52_000),
+BACKBONES: Mapping[Architecture, BackboneCost] = {
+    "densenet121": BackboneCost(1024, 2590, 6_950_000),
+    "resnet18": BackboneCost(512, 440, 11_170_000),
+    "vgg11": BackboneCost(512, 1550, 9_220_000),
+    "efficientnet_lite0": BackboneCost(1280, 1580, 3_370_000),
+    "fedsld_cnn": BackboneCost(500, 180),
+    "femnist_cnn": BackboneCost(2048, 280),
+    "unifed_vgg11": BackboneCost(4096, 1550, 28_100_000),
+    "unifed_resnet18": BackboneCost(512, 440, 12_550_000),
+    "tiny_cnn": BackboneCost(96, 470, 52_000),
 }
 
 
@@ -80,7 +80,7 @@ def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
         rows: Of its head.
     """
     if is_external(spec.architecture):
-        width, backbone, activations = _measured(spec)
+        width, backbone, activations = _measure_network(spec)
     else:
         width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
         backbone = listed or sum(
@@ -90,12 +90,12 @@ def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
         activations = bytes_a_pixel * spec.image_size**2
     features = spec.neck or width
     behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
-    trained = behind + (backbone if spec.train == "all" else _trained_of_backbone(spec))
+    trained = behind + (backbone if spec.train == "all" else _count_trained_backbone_parameters(spec))
     return NetworkCost(backbone + behind, trained, activations if spec.train == "all" else 0)
 
 
 @lru_cache(maxsize=8)
-def _trained_of_backbone(spec: ModelSpec) -> int:
+def _count_trained_backbone_parameters(spec: ModelSpec) -> int:
     """Count the trained parameters of a partly frozen backbone.
 
     Raises:
@@ -109,7 +109,7 @@ def _trained_of_backbone(spec: ModelSpec) -> int:
 
 
 @lru_cache(maxsize=8)
-def _measured(spec: ModelSpec) -> tuple[int, int, int]:
+def _measure_network(spec: ModelSpec) -> tuple[int, int, int]:
     """Measure width, parameters and activations of a network that is not ours.
 
     Raises:
@@ -118,11 +118,11 @@ def _measured(spec: ModelSpec) -> tuple[int, int, int]:
     module, width = meta_backbone(spec.architecture, spec.channels, spec.image_size)
     device = next((value.device for value in module.parameters()), None)
     image = torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device)
-    numbers = activation_count(module, image)
+    numbers = count_activations(module, image)
     return width, sum(value.numel() for value in module.parameters()), numbers * FLOAT32
 
 
-def activation_count(network: nn.Module, images: Tensor) -> int:
+def count_activations(network: nn.Module, images: Tensor) -> int:
     """Count the numbers that all layers of a network together put out for these images."""
     counts = list[int]()
 
@@ -142,7 +142,7 @@ def activation_count(network: nn.Module, images: Tensor) -> int:
     return sum(counts)
 
 
-def memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1) -> int:
+def estimate_memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1) -> int:
     """Estimate the least memory that training by this plan takes at a site: of the machine, or of its fullest GPU.
 
     Args:
@@ -162,7 +162,7 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1)
     return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32 + of_batch
 
 
-def disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
+def estimate_disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
     """Estimate the most that one run leaves on a site's disk.
 
     The message at work, its memory of two rounds, its own model; of a frozen part, the message and the file.
@@ -181,7 +181,7 @@ def disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def machine_memory(device: str) -> int:
+def measure_machine_memory(device: str) -> int:
     """Return the bytes of the machine's memory, or of its GPU's."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[1])

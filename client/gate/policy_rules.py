@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from client.gate.plan_costs import disk_bytes, estimate_cost, machine_memory, memory_bytes
+from client.gate.plan_costs import estimate_cost, estimate_disk_bytes, estimate_memory_bytes, measure_machine_memory
 from client.site.policy import GROUPS, Policy
 from common.config import Plan
 from common.errors import BadInput, quoted
@@ -120,7 +120,11 @@ _LIMITS: tuple[tuple[str, Callable[["RequestedWork"], int], str], ...] = (
     ("image_size", lambda work: work.plan.model.image_size, "pixels a side"),
     ("threads", lambda work: work.plan.training.threads, "threads"),
     ("classes", lambda work: work.rows, "head rows"),
-    ("method_number", lambda work: max(_integers(work.plan.method), default=0), "in [method] as one of its numbers"),
+    (
+        "method_number",
+        lambda work: max(_iterate_integers(work.plan.method), default=0),
+        "in [method] as one of its numbers",
+    ),
 )
 """Key of the policy behind ``maximum_``, the plan's number, and its noun."""
 
@@ -142,13 +146,13 @@ def request_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, st
     yield "plan.rounds", "" if announced else f"the run has {last} rounds, and this is round {work.round}"
     for key, number_in, noun in _LIMITS:
         most, value = getattr(policy, f"maximum_{key}"), number_in(work)
-        yield f"policy.maximum_{key}", _excess(value, most, noun)
+        yield f"policy.maximum_{key}", _excess_fault(value, most, noun)
     tests = plan.evaluation.test_each_round and not policy.test_each_round
     yield "policy.test_each_round", "it is false, and the plan tests every round" if tests else ""
     yield "plan.privacy", _privacy_range_fault(plan)
     yield from _size_rules(policy, work)
-    yield "policy.parts", _not_listed(work.parts, policy.parts, f"{method.name} needs the change of")
-    yield "policy.statistics", _not_listed(method.traffic.names, policy.statistics, f"{method.name} needs")
+    yield "policy.parts", _not_listed_fault(work.parts, policy.parts, f"{method.name} needs the change of")
+    yield "policy.statistics", _not_listed_fault(method.traffic.names, policy.statistics, f"{method.name} needs")
     yield "policy.maximum_update_norm", _clipping_fault(policy, work)
     yield from _privacy_rules(policy, plan)
 
@@ -206,15 +210,15 @@ def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_cost(plan.model, rows).parameters
-        yield "policy.maximum_parameters", _excess(numbers, parameters, "numbers a model")
+        yield "policy.maximum_parameters", _excess_fault(numbers, parameters, "numbers a model")
     for key, most in (("memory", policy.maximum_memory_gb), ("disk", policy.maximum_disk_gb)):
         if most is None:
             continue
-        room = machine_memory(work.device) if most == "machine" else int(most * GB)
+        room = measure_machine_memory(work.device) if most == "machine" else int(most * GB)
         needed = (
-            memory_bytes(plan, rows, work.images, work.device, work.gpus)
+            estimate_memory_bytes(plan, rows, work.images, work.device, work.gpus)
             if key == "memory"
-            else disk_bytes(plan, work.method, rows)
+            else estimate_disk_bytes(plan, work.method, rows)
         )
         reason = f"it is {size(room)}, and this plan takes {size(needed)} of {key} or more" if needed > room else ""
         yield f"policy.maximum_{key}_gb", reason
@@ -257,22 +261,22 @@ def _privacy_rules(policy: Policy, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "policy.peers", reason if listed < needed - 1 else ""
 
 
-def _excess(value: int, most: int | None, noun: str) -> str:
+def _excess_fault(value: int, most: int | None, noun: str) -> str:
     return f"it is {most:,}, and the plan has {value:,} {noun}" if most is not None and value > most else ""
 
 
-def _not_listed(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
+def _not_listed_fault(names: Iterable[str], allowed: tuple[str, ...] | None, what: str) -> str:
     extra = [] if allowed is None else [name for name in names if name not in allowed]
     return f"{what} {quoted(extra)}" if extra else ""
 
 
-def _integers(tree: Any) -> Iterator[int]:
+def _iterate_integers(tree: Any) -> Iterator[int]:
     """Yield all whole numbers of a table, those of inner tables and lists too."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     if isinstance(tree, list):
         for value in tree:
-            yield from _integers(value)
+            yield from _iterate_integers(value)
     elif isinstance(tree, int):
         yield tree
 
@@ -301,7 +305,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
             yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""
             yield "policy.smallest_count", _small_count_fault(policy, reply)
             yield "policy.test_metrics", _test_fault(policy, work, reply)
-            metrics = _not_listed(reply.metric_names, evaluation.metrics, "the plan does not ask for")
+            metrics = _not_listed_fault(reply.metric_names, evaluation.metrics, "the plan does not ask for")
             yield "evaluation.metrics", metrics
             # A class whose validation scores are counted stands as a figure.
             counted = [0.0] * len(reply.validation_classes)
@@ -319,11 +323,14 @@ def _training_rules(policy: Policy, work: RequestedWork, reply: TrainReply) -> I
     name = work.method.name
     groups = tuple(group for group in GROUPS if getattr(reply.update, group) is not None)
     needed = work.parts if work.round else ()  # round 0 ranks the sites by their statistics
-    yield "method.groups", _not_listed(groups, needed, f"round {work.round} of {name} does not need the change of")
-    yield "policy.parts", _not_listed(groups, policy.parts, "it does not have")
+    yield (
+        "method.groups",
+        _not_listed_fault(groups, needed, f"round {work.round} of {name} does not need the change of"),
+    )
+    yield "policy.parts", _not_listed_fault(groups, policy.parts, "it does not have")
     statistics = tuple(reply.statistics)
-    yield "method.statistics", _not_listed(statistics, work.method.traffic.names, f"{name} does not declare")
-    yield "policy.statistics", _not_listed(statistics, policy.statistics, "it does not have")
+    yield "method.statistics", _not_listed_fault(statistics, work.method.traffic.names, f"{name} does not declare")
+    yield "policy.statistics", _not_listed_fault(statistics, policy.statistics, "it does not have")
     bound = policy.maximum_update_norm
     if bound is not None and work.plan.privacy.level != "update":  # noise comes on top of what was clipped
         length = norm_of(reply.update)

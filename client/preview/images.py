@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client.check.pictures import read_pictures
-from client.check.source import Source, chosen_rows, open_source
-from client.check.training import planned_training
+from client.check.source import ImageSource, choose_rows, open_source
+from client.check.training import find_planned_training
 from client.site.settings import data_faults_of, declaration_of
 from client.site.site_file import read_file_only
 from common.config import Experiment, Plan
@@ -75,7 +75,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
     stop_on(data_faults_of(settings))
     source = open_source(settings)
     declaration_of(settings, source.class_names)
-    planned = planned_training(settings, experiment, source)
+    planned = find_planned_training(settings, experiment, source)
     names = settings.labels or source.class_names
     labels = source.labels[:, [source.class_names.index(name) for name in names]]
     rows = []
@@ -108,7 +108,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
 
 
 def _groups(
-    source: Source, names: Sequence[str], labels: NDArray[np.float32], plan: Plan, each: int
+    source: ImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: Plan, each: int
 ) -> Iterator[Group]:
     """Choose training images of each class, and of no class, spread evenly over the table."""
     training = source.parts == "train"
@@ -120,7 +120,7 @@ def _groups(
         if name == NOTHING and not len(rows):
             continue
         tiles = []
-        for facts in read_pictures(source, rows[chosen_rows(len(rows), each)]):
+        for facts in read_pictures(source, rows[choose_rows(len(rows), each)]):
             if facts.pixels is not None:
                 pixels = channels_first(facts.pixels[None]).float()
                 count = VIEWS if plan.augmentation != AugmentationSpec() else 0

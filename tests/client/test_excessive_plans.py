@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from client import app as site_app
 from client.gate import plan_costs
 from client.gate.gate import DECLINED
-from client.gate.incoming_request import RUNS_KEPT, requested_work
+from client.gate.incoming_request import RUNS_KEPT, read_requested_work
 from client.gate.policy_rules import RequestedWork, request_verdict
 from client.site.memory import KEPT_RUNS
 from client.site.policy import Policy
@@ -159,7 +159,7 @@ def excessive(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_16_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.gate.policy_rules.machine_memory", lambda device: 16 * 10**9)
+    monkeypatch.setattr("client.gate.policy_rules.measure_machine_memory", lambda device: 16 * 10**9)
 
 
 @pytest.mark.parametrize("name", EXCESSIVE)
@@ -200,7 +200,7 @@ def test_a_plan_that_was_never_announced_is_declined_with_every_request_too(name
 def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: Path) -> None:
     experiment = read_experiment(path, [f"scale={scale}"] if "[small]" in path.read_text(encoding="utf-8") else ())
     text = plan_of(experiment.experiment).model_dump_json()
-    work = requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
+    work = read_requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
     assert work is not None
     as_large_as_any = replace(work, images=10**6, rows=100)
     assert str(request_verdict(Policy(), as_large_as_any)) == "policy: ."
@@ -341,7 +341,7 @@ def test_gradients_of_every_image_are_counted_where_a_plan_asks_for_them() -> No
     # tiny_cnn, a neck of 8 and two rows: 52,000 + 97 * 8 + 9 * 2 numbers of 4 bytes; batches of 8 images.
     private = ORDINARY.privacy.model_copy(update={"level": "sample", "noise_multiplier": 1.0})
     bare, shielded = (
-        plan_costs.memory_bytes(of, rows=2, images=40, device="cpu")
+        plan_costs.estimate_memory_bytes(of, rows=2, images=40, device="cpu")
         for of in (ORDINARY, ORDINARY.model_copy(update={"privacy": private}))
     )
     assert shielded - bare == 3 * 8 * 4 * 52_794
@@ -349,7 +349,7 @@ def test_gradients_of_every_image_are_counted_where_a_plan_asks_for_them() -> No
 
 def test_no_batch_holds_more_images_than_the_site_has() -> None:
     many = fit(ORDINARY, batch_size=4096)
-    assert plan_costs.memory_bytes(many, rows=2, images=8, device="cpu") == plan_costs.memory_bytes(
+    assert plan_costs.estimate_memory_bytes(many, rows=2, images=8, device="cpu") == plan_costs.estimate_memory_bytes(
         ORDINARY, rows=2, images=8, device="cpu"
     )
 
@@ -358,11 +358,11 @@ def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
     # 52,794 numbers: the message at work; of two rounds, Adam's two moments where the optimiser is kept.
     model = 4 * 52_794
     fresh = fit(ORDINARY, reset_optimizer=True)
-    assert plan_costs.disk_bytes(fresh, method_of(fresh), rows=2) == model
-    assert plan_costs.disk_bytes(ORDINARY, method_of(ORDINARY), rows=2) == (1 + 2 * 2) * model
+    assert plan_costs.estimate_disk_bytes(fresh, method_of(fresh), rows=2) == model
+    assert plan_costs.estimate_disk_bytes(ORDINARY, method_of(ORDINARY), rows=2) == (1 + 2 * 2) * model
     # fedbn keeps parts of its own: three states in each file, and a model of its own.
     own = fit(FEDBN, reset_optimizer=True)
-    assert plan_costs.disk_bytes(own, method_of(own), rows=2) == (1 + 2 * 3 + 1) * model
+    assert plan_costs.estimate_disk_bytes(own, method_of(own), rows=2) == (1 + 2 * 3 + 1) * model
     at = Policy(maximum_disk_gb=5 * model / 1e9), Policy(maximum_disk_gb=4 * model / 1e9)
     verdicts = [
         request_verdict(policy, RequestedWork(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at
@@ -380,7 +380,7 @@ def test_which_plans_are_too_large_says_no_more_of_the_number_of_images_than_the
         of = changed(ORDINARY, {"model.image_size": size, "training.batch_size": 4096})
         fields = {"plan": of, "wire.version": WIRE_VERSION}
         allowed = [
-            request_verdict(policy, work).allowed for at in (least, most) if (work := requested_work(fields, at))
+            request_verdict(policy, work).allowed for at in (least, most) if (work := read_requested_work(fields, at))
         ]
         assert allowed[0] == allowed[1], size
         verdicts += allowed

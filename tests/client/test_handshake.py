@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import client.connection.tls
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
-from client.connection.tls import days_valid, proxy_for
+from client.connection.tls import check_certificate, find_proxy_address
 from server.coordinator.authority import issue_server_certificate
 from server.coordinator.folder import Coordinator
 from tests.client.handshakes import Handler, answers, coordinator_in, listening, shows
@@ -39,14 +39,14 @@ def trusted(coordinator: Coordinator) -> str:
 
 def refusal(coordinator: Coordinator, address: str, environment: Mapping[str, str] = DIRECTLY) -> Refused:
     with pytest.raises(Refused) as refused:
-        days_valid(address, trusted(coordinator), environment)
+        check_certificate(address, trusted(coordinator), environment)
     return refused.value
 
 
 def not_now(coordinator: Coordinator, address: str, environment: Mapping[str, str] = DIRECTLY) -> str:
     """Why nobody was reached; the site will try again."""
     with pytest.raises(Unreachable) as unreachable:
-        days_valid(address, trusted(coordinator), environment)
+        check_certificate(address, trusted(coordinator), environment)
     said = str(unreachable.value)
     del unreachable
     gc.collect(1)  # a connection that was left open is an error, and is to be one here
@@ -60,7 +60,7 @@ def not_now(coordinator: Coordinator, address: str, environment: Mapping[str, st
 def test_the_coordinators_certificate_is_accepted_and_its_days_are_counted(host: str, coordinator: Coordinator) -> None:
     issue_server_certificate(coordinator, days=12.25)
     with listening(shows(coordinator)) as port:
-        assert days_valid(f"{host}:{port}", trusted(coordinator), DIRECTLY) == pytest.approx(12.25, abs=0.01)
+        assert check_certificate(f"{host}:{port}", trusted(coordinator), DIRECTLY) == pytest.approx(12.25, abs=0.01)
 
 
 def test_the_authority_of_another_coordinator_is_refused(coordinator: Coordinator, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_through_a_proxy_the_coordinator_is_asked_for_by_name_and_its_certificat
     heads: list[bytes] = []
     with listening(shows(coordinator)) as port, listening(leads_to(port, heads)) as proxy:
         proxied = {"https_proxy": f"http://127.0.0.1:{proxy}"}
-        assert days_valid("fl.example:9092", trusted(coordinator), proxied) == pytest.approx(397, abs=0.01)
+        assert check_certificate("fl.example:9092", trusted(coordinator), proxied) == pytest.approx(397, abs=0.01)
     assert heads[0].startswith(b"CONNECT fl.example:9092 HTTP/1.")
 
 
@@ -221,7 +221,7 @@ def test_a_proxy_that_speaks_no_http_does_not_end_the_sites_program(coordinator:
     with listening(answers(b"SSH-2.0-OpenSSH_9.6\r\n")) as proxy:
         proxied = {"https_proxy": f"http://127.0.0.1:{proxy}"}
         with pytest.raises((Unreachable, http.client.HTTPException)) as ended:
-            days_valid("fl.example:9092", trusted(coordinator), proxied)
+            check_certificate("fl.example:9092", trusted(coordinator), proxied)
     kind = ended.type
     del ended
     gc.collect(1)
@@ -232,7 +232,7 @@ def test_a_proxy_that_asks_for_a_password_gets_the_one_of_its_url(coordinator: C
     heads: list[bytes] = []
     with listening(shows(coordinator)) as port, listening(leads_to(port, heads)) as proxy:
         proxied = {"https_proxy": f"http://north:p%40ss@127.0.0.1:{proxy}"}
-        days_valid("fl.example:9092", trusted(coordinator), proxied)
+        check_certificate("fl.example:9092", trusted(coordinator), proxied)
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"north:p@ss") in heads[0]
 
 
@@ -280,7 +280,7 @@ def test_the_handshake_goes_the_way_that_grpc_will_go(
     with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as target:
         for name, value in environment.items():
             no_proxy_here.setenv(name, value.replace("PORT", str(proxy.getsockname()[1])))
-        ours = {None: target, proxy.getsockname(): proxy}[proxy_for(host, os.environ)]
+        ours = {None: target, proxy.getsockname(): proxy}[find_proxy_address(host, os.environ)]
         with grpc.secure_channel(f"{host}:{target.getsockname()[1]}", grpc.ssl_channel_credentials()) as channel:
             call = channel.unary_unary("/any").future(b"", timeout=20)
             called, _, _ = select([proxy, target], [], [], 20)

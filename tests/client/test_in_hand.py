@@ -38,9 +38,9 @@ from hypothesis import strategies as st
 
 import client.connection.service
 from client.connection.exit_codes import ExitCode, Refused
-from client.connection.fleet_client import expired
-from client.connection.service import MAX_ATTEMPTS, WAIT_S, PendingMessage, Service, exclusive
-from client.connection.status import Status
+from client.connection.fleet_client import is_expired
+from client.connection.service import MAX_ATTEMPTS, WAIT_S, HospitalService, PendingMessage, lock_site_folder
+from client.connection.status import SiteStatus
 from client.site.settings import open_site, read_settings
 from client.site.site_file import make_site
 from common.errors import WireVersionError
@@ -224,7 +224,7 @@ class Hospital:
         """As ``flwr-client start``, until the desk sends it away or its process is ended."""
         settings = read_settings(self.folder)
         kit = SiteKit.model_validate_json((self.folder / "kit.json").read_text(encoding="utf-8"))
-        service = Service(settings, kit, open_site(settings), self.said.append, Status("north"), self._app)
+        service = HospitalService(settings, kit, open_site(settings), self.said.append, SiteStatus("north"), self._app)
         with pytest.raises((Refused, SystemExit, Killed)) as ended:
             service.run()
         return getattr(ended.value, "exit_code", ExitCode.STOPPED)
@@ -392,7 +392,7 @@ def test_a_message_that_nobody_waits_for_any_more_is_not_taken_up_again(
     hospital.work = ended
     hospital.start()
     assert hospital.left is not None
-    monkeypatch.setattr(client.connection.service, "expired", lambda received, now: expired(received, now + 400))
+    monkeypatch.setattr(client.connection.service, "is_expired", lambda received, now: is_expired(received, now + 400))
     assert hospital.start() == ExitCode.CLOCK
     assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
 
@@ -454,6 +454,6 @@ def test_what_a_killed_process_left_half_written_is_gone_at_the_next_start_in_ev
     for path in (*left, being_written):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
-    with exclusive(state):
+    with lock_site_folder(state):
         assert not any(path.exists() for path in left)  # no process can have this number
         assert being_written.exists()

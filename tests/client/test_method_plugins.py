@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client.gate.incoming_request import PlanRefused, requested_work
+from client.gate.incoming_request import PlanRefused, read_requested_work
 from client.site.policy import Policy
 from common.config import plan_of
 from common.errors import BadInput
@@ -128,7 +128,7 @@ def asked(folder: Path, policy: Policy) -> str:
     """What a hospital with this policy says to the plan; empty where it takes part."""
     plan = plan_of(experiment(folder, *LOUDER).experiment).model_dump_json()
     try:
-        requested_work({"plan": plan, "wire.version": WIRE_VERSION}, replace(site_of(folder), policy=policy))
+        read_requested_work({"plan": plan, "wire.version": WIRE_VERSION}, replace(site_of(folder), policy=policy))
     except PlanRefused as refused:
         return f"{refused.rule}: {refused}"
     return ""
@@ -151,7 +151,9 @@ def test_a_changed_file_is_declined_before_it_is_imported(
     forget(monkeypatch)
     hospital = replace(site_of(tmp_path), policy=Policy(methods=("plugin:louder",)))
     with pytest.raises(PlanRefused, match=r"the coordinator has .*louder 1.0"):
-        requested_work({"plan": json.dumps(theirs.model_dump(mode="json")), "wire.version": WIRE_VERSION}, hospital)
+        read_requested_work(
+            {"plan": json.dumps(theirs.model_dump(mode="json")), "wire.version": WIRE_VERSION}, hospital
+        )
     assert not module.with_suffix(".imported").exists()
 
 

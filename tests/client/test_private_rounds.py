@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from client.app import answer_roll_call
-from client.connection.status import Status, status_text
-from client.gate.incoming_request import OutOfTime, digest
+from client.connection.status import SiteStatus, format_status
+from client.gate.incoming_request import OutOfTime, hash_plan
 from client.site.memory import MemoryFolder
 from client.site.policy import Policy
 from client.site.site import Site
@@ -193,8 +193,8 @@ def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
     assert privacy_status(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
     first_round(at, private_plan())
     assert privacy_status(at) == {"epsilon": cost(ONE), "delta": 1e-5, "budget": 40.0}
-    found = asdict(Status("north", privacy=privacy_status(at)))
-    assert f"privacy spent, over all runs: epsilon {cost(ONE):.2f} of 40 at delta 1e-05" in status_text(found)
+    found = asdict(SiteStatus("north", privacy=privacy_status(at)))
+    assert f"privacy spent, over all runs: epsilon {cost(ONE):.2f} of 40 at delta 1e-05" in format_status(found)
 
 
 def test_a_run_without_privacy_leaves_no_ledger(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_rounds_of_a_plan_with_noise_are_part_of_what_the_run_was_announced_with
             json.dumps({"run": {"rounds": rounds, "name": str(rounds)}, "privacy": {"level": level}})
             for rounds in (3, 4)
         ]
-        assert (digest(plans[0]) == digest(plans[1])) == same
+        assert (hash_plan(plans[0]) == hash_plan(plans[1])) == same
 
 
 @pytest.mark.parametrize("level", ["sample", "patient"])

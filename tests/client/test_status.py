@@ -11,8 +11,17 @@ from typing import Any
 
 import pytest
 
-from client.connection.service import exclusive
-from client.connection.status import FILE, SILENT_S, STALE_S, Status, is_healthy, read_status, status_file, status_text
+from client.connection.service import lock_site_folder
+from client.connection.status import (
+    FILE,
+    SILENT_S,
+    STALE_S,
+    SiteStatus,
+    format_status,
+    is_healthy,
+    keep_status_file,
+    read_status,
+)
 from common.errors import BadInput
 from tests.network.real import eventually, flwr_client
 
@@ -23,9 +32,9 @@ SILENT = "has not written status.json for 60 s."
 
 
 @contextlib.contextmanager
-def running(status: Status, folder: Path) -> Iterator[Path]:
+def running(status: SiteStatus, folder: Path) -> Iterator[Path]:
     """The program of a site whose folder this is; its ``state``."""
-    with exclusive(folder / "state"), status_file(status, folder / "state"):
+    with lock_site_folder(folder / "state"), keep_status_file(status, folder / "state"):
         yield folder / "state"
 
 
@@ -47,18 +56,18 @@ def refusal(folder: Path) -> str:
 def test_a_site_is_healthy_at_work_or_in_touch_with_the_coordinator() -> None:
     now = time.time()
     for age_s, healthy in ((0, ALL), (LONG_S, {"starting", "working"})):
-        states = {state for state in ALL if is_healthy(asdict(Status("n", state, last_contact=now - age_s)), now)}
+        states = {state for state in ALL if is_healthy(asdict(SiteStatus("n", state, last_contact=now - age_s)), now)}
         assert states == healthy
 
 
 def test_a_site_is_in_touch_for_five_minutes_after_the_last_answer() -> None:
     assert STALE_S == 300
-    assert is_healthy(asdict(Status("north", state="waiting", last_contact=1000.0)), now=1240.0)
-    assert not is_healthy(asdict(Status("north", state="waiting", last_contact=1000.0)), now=1301.0)
+    assert is_healthy(asdict(SiteStatus("north", state="waiting", last_contact=1000.0)), now=1240.0)
+    assert not is_healthy(asdict(SiteStatus("north", state="waiting", last_contact=1000.0)), now=1301.0)
 
 
 def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Path) -> None:
-    status = Status("north", state="connecting", last_contact=time.time())
+    status = SiteStatus("north", state="connecting", last_contact=time.time())
     status.failed("no route")
     (tmp_path / "site.toml").touch()
     with running(status, tmp_path) as state:
@@ -74,7 +83,7 @@ def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Pat
 
 
 def test_the_file_has_the_present_and_not_what_was_when_the_program_began(tmp_path: Path) -> None:
-    status = Status("north", coordinator="trial")
+    status = SiteStatus("north", coordinator="trial")
     with running(status, tmp_path) as state:
         assert read_status(state)["state"] == "starting"
         status.state, status.run, status.round, status.rounds = "working", "abc", 3, 10
@@ -84,7 +93,7 @@ def test_the_file_has_the_present_and_not_what_was_when_the_program_began(tmp_pa
 
 
 def test_an_error_stays_visible_with_its_time_until_the_next_one(tmp_path: Path) -> None:
-    status = Status("north")
+    status = SiteStatus("north")
     with running(status, tmp_path) as state:
         assert read_status(state)["last_error"] == ""
         for reason in ("no route", "train failed"):
@@ -95,7 +104,7 @@ def test_an_error_stays_visible_with_its_time_until_the_next_one(tmp_path: Path)
 
 
 def test_the_file_holds_names_counts_and_times_and_only_its_owner_reads_it(tmp_path: Path, lax_umask: None) -> None:
-    with running(Status("north"), tmp_path) as state:
+    with running(SiteStatus("north"), tmp_path) as state:
         assert (state / FILE).stat().st_mode & 0o777 == 0o600
         assert json.loads((state / FILE).read_bytes()).keys() == {
             *("site", "state", "coordinator", "run", "round", "rounds", "phase", "finished", "rounds_done", "written"),
@@ -105,8 +114,8 @@ def test_the_file_holds_names_counts_and_times_and_only_its_owner_reads_it(tmp_p
 
 
 def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
-    status = Status("north", "working", "trial", "abc", 3, 10, "train", seconds_left=90.0, certificate_days=20.6)
-    words = status_text(asdict(status)).splitlines()
+    status = SiteStatus("north", "working", "trial", "abc", 3, 10, "train", seconds_left=90.0, certificate_days=20.6)
+    words = format_status(asdict(status)).splitlines()
     assert words[:2] == ["site north: working (train)", "run abc: round 3 of 10; about 2 min left"]
     assert words[2:] == [
         "coordinator trial: last answer 0 s ago",
@@ -116,28 +125,28 @@ def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
 
 
 def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
-    status = Status("north", "connecting", "trial", last_contact=time.time() - 100)
+    status = SiteStatus("north", "connecting", "trial", last_contact=time.time() - 100)
     status.failed("no route")
-    words = status_text(asdict(status))
+    words = format_status(asdict(status))
     assert words.startswith("site north: connecting\ncoordinator trial: last answer 100 s ago\nlast error: no route (")
     status.run, status.rounds, status.round = "abc", 10, 1
-    assert "run abc: round 1 of 10\n" in status_text(asdict(status))
+    assert "run abc: round 1 of 10\n" in format_status(asdict(status))
     status.finished = "2026-11-22T04:00:00+00:00"
-    assert "last run abc: done 2026-11-22T04:00:00+00:00\n" in status_text(asdict(status))
+    assert "last run abc: done 2026-11-22T04:00:00+00:00\n" in format_status(asdict(status))
 
 
 # ---------------------------------------------------------------------- whose file
 
 
 def test_after_the_program_has_ended_there_is_no_status(tmp_path: Path) -> None:
-    with running(Status("north"), tmp_path) as state:
+    with running(SiteStatus("north"), tmp_path) as state:
         read_status(state)
     assert NOBODY in refusal(tmp_path)
     assert [path.name for path in state.iterdir()] == ["lock"]
 
 
 def test_a_program_that_ends_with_an_error_leaves_no_status(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), running(Status("north"), tmp_path):
+    with pytest.raises(ZeroDivisionError), running(SiteStatus("north"), tmp_path):
         raise ZeroDivisionError
     assert NOBODY in refusal(tmp_path)
 
@@ -147,7 +156,7 @@ def test_a_folder_in_which_nothing_runs_is_named_with_the_command_to_start_it(tm
 
 
 def test_the_file_that_a_killed_program_left_is_not_taken_for_the_present(tmp_path: Path) -> None:
-    with running(Status("north"), tmp_path) as state:
+    with running(SiteStatus("north"), tmp_path) as state:
         content = (state / FILE).read_bytes()
     (state / FILE).write_bytes(content)
     assert NOBODY in refusal(tmp_path)
@@ -155,8 +164,8 @@ def test_the_file_that_a_killed_program_left_is_not_taken_for_the_present(tmp_pa
 
 def test_a_program_that_writes_no_status_any_more_is_not_well(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with exclusive(state):
-        old = asdict(Status("north", state="working")) | {"written": time.time() - SILENT_S - 1}
+    with lock_site_folder(state):
+        old = asdict(SiteStatus("north", state="working")) | {"written": time.time() - SILENT_S - 1}
         (state / FILE).write_text(json.dumps(old), encoding="utf-8")
         assert SILENT in refusal(tmp_path)
         (state / FILE).unlink()
@@ -168,7 +177,7 @@ def test_a_program_that_writes_no_status_any_more_is_not_well(tmp_path: Path) ->
 )
 def test_a_file_that_is_no_status_is_not_taken_for_one(content: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with exclusive(state):
+    with lock_site_folder(state):
         (state / FILE).write_text(content, encoding="utf-8")
         assert SILENT in refusal(tmp_path)
 
@@ -176,7 +185,7 @@ def test_a_file_that_is_no_status_is_not_taken_for_one(content: str, tmp_path: P
 def test_a_status_that_cannot_be_written_ends_no_program_and_is_written_once_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status = Status("north")
+    status = SiteStatus("north")
     with running(status, tmp_path) as state:
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", no_descriptor)

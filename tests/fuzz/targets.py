@@ -29,7 +29,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from PIL import Image
 
-from client.connection.fleet_client import ContentGone, bundle_fault, expired
+from client.connection.fleet_client import ContentGone, bundle_fault, is_expired
 from client.connection.service import PendingMessage
 from client.site.memory import Memory, MemoryFolder
 from client.site.settings import open_site, read_settings
@@ -189,7 +189,7 @@ def received_seeds() -> list[bytes]:
 
 def received(data: bytes) -> None:
     with contextlib.suppress(ContentGone):
-        assert isinstance(expired(data, 30.0), bool)
+        assert isinstance(is_expired(data, 30.0), bool)
 
 
 def bundle_seeds() -> list[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from client.check.findings import Result
+from client.check.findings import CheckResult
 from client.check.machine import Gpu, Machine
 from client.check.run import check
 from client.site.site_file import Settings, make_site
@@ -80,7 +80,7 @@ class Hospital:
         write_toml(self.folder / "north.kit", kit, "For tests.")
         return self
 
-    def checked(self, machine: Machine = GOOD_MACHINE, **options: object) -> Result:
+    def checked(self, machine: Machine = GOOD_MACHINE, **options: object) -> CheckResult:
         """What ``flwr-client check`` finds, on this machine."""
 
         def look(settings: Settings) -> Machine:

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import client.check.connection
-from client.check.findings import Finding, Result, Severity
+from client.check.findings import CheckResult, Finding, Severity
 from client.check.machine import Gpu
 from client.connection.exit_codes import ExitCode
 from common import __version__
@@ -39,7 +39,7 @@ def hospital(tmp_path: Path) -> Hospital:
     return hospital_in(tmp_path / "north")
 
 
-def worst(result: Result, code: ExitCode, severity: Severity = Severity.FAULT) -> Finding:
+def worst(result: CheckResult, code: ExitCode, severity: Severity = Severity.FAULT) -> Finding:
     """The most severe finding, which has this code."""
     assert result.most_severe is not None
     assert (result.exit_code, result.most_severe.severity) == (code, severity)
@@ -131,7 +131,7 @@ def test_a_clock_that_is_wrong(hospital: Hospital, seconds: float, words: str) -
     assert words in finding.problem
 
 
-def of_release(hospital: Hospital, release: str, wire: int = WIRE_VERSION) -> Result:
+def of_release(hospital: Hospital, release: str, wire: int = WIRE_VERSION) -> CheckResult:
     """The check against a coordinator of this release."""
 
     def answer(request: bytes) -> bytes:

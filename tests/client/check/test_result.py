@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from client.check import training
 from client.check.data import check_data
-from client.check.findings import Area, ClassCounts, Result, page_console, show
+from client.check.findings import CheckArea, CheckResult, ClassCounts, make_page_console, print_result
 from client.check.machine import estimate_needs
 from client.check.pictures import looks_inverted
-from client.check.training import planned_training
+from client.check.training import find_planned_training
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Level
 from client.site.settings import open_site
@@ -195,7 +195,7 @@ def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: 
 
 def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hospital) -> None:
     settings = read_file_only(hospital.folder)
-    planned = planned_training(settings, None, check_data(settings, 1).source)
+    planned = find_planned_training(settings, None, check_data(settings, 1).source)
     assert (planned.plan.model.architecture, planned.plan.model.image_size) == ("resnet18", 32)
     assert planned.assumed
 
@@ -203,19 +203,21 @@ def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hosp
 # ---------------------------------------------------------------------- words
 
 
-def on_screen(*areas: Area) -> str:
+def on_screen(*areas: CheckArea) -> str:
     file = io.StringIO()
-    show(Result("north", areas), [ClassCounts("Mass", 3, 90, 0, (True, False), 10)], page_console(file))
+    print_result(
+        CheckResult("north", areas), [ClassCounts("Mass", 3, 90, 0, (True, False), 10)], make_page_console(file)
+    )
     return file.getvalue()
 
 
 def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() -> None:
     long = "A very long sentence about what is wrong, " * 5
-    data = Area("data", ["1,910 images"])
+    data = CheckArea("data", ["1,910 images"])
     data.warn(ExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)])
     data.note("a note")
     data.fault(ExitCode.COLUMN, "no [Effusion] column", "Name it.")
-    text = on_screen(Area("connection", ["well"]), data)
+    text = on_screen(CheckArea("connection", ["well"]), data)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
     assert text.index("no [Effusion] column [40]") < text.index("wrong, A very") < text.index("a note")
@@ -225,9 +227,9 @@ def test_a_screen_has_faults_before_warnings_and_repeats_the_first_at_the_end() 
 
 
 def test_nothing_but_notes_is_exit_code_0() -> None:
-    data = Area("data")
+    data = CheckArea("data")
     data.note("a note")
-    assert Result("north", (data,)).exit_code == 0
+    assert CheckResult("north", (data,)).exit_code == 0
     assert "exit code" not in on_screen(data)
 
 
