@@ -14,10 +14,10 @@ from typing import Any
 
 from attacked import hospital
 
-from client.preview.attack.adversary import Adversary, copy_with, draw_images
+from client.preview.attack.adversary import Adversary, copy_site_with, draw_images
 from client.preview.attack.images import imprint_images
 from client.preview.attack.suite import MOST_IMAGES
-from client.preview.dry_run import experiment_of
+from client.preview.dry_run import choose_experiment
 from client.site.policy import Policy
 from common.config import Plan, plan_of
 from common.models.network import build
@@ -66,8 +66,8 @@ def main() -> None:
     print("| ---: | --- | ---: | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         whole = hospital(Path(folder), Policy(level="trusted"))
-        site = copy_with(whole, train=draw_images(whole.train, MOST_IMAGES))
-        honest = plan_of(experiment_of(None, whole))
+        site = copy_site_with(whole, train=draw_images(whole.train, MOST_IMAGES))
+        honest = plan_of(choose_experiment(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
             result = imprint_images(at)

@@ -8,13 +8,13 @@ from flwr.clientapp import ClientApp
 
 from client.benefit.compare import compare
 from client.gate.gate import Mod, gate
-from client.site.disclosure import patients_in, rounded_down
+from client.site.disclosure import count_patients, round_count_down
 from client.site.site import Site
-from client.site.site_file import keep_plan
+from client.site.site_file import write_last_plan
 from client.training.layers import evaluate_round, train_round
 from client.training.privacy import refuse_unaffordable
-from client.training.secure_aggregation import Masks
-from client.training.task import empty_network
+from client.training.secure_aggregation import HeldUpdates
+from client.training.task import network_without_values
 from common import __version__
 from common.config import plan_of_text
 from common.models.state import layout_of
@@ -50,7 +50,7 @@ def client_app(
         mods: Flower's mods around every handler; by default the gate, which applies the site's policy and writes its
             audit.
     """
-    app, masks = ClientApp(mods=[gate(site_of)] if mods is None else list(mods)), Masks(tell)
+    app, masks = ClientApp(mods=[gate(site_of)] if mods is None else list(mods)), HeldUpdates(tell)
 
     def handler(kind: type[Any], work: Callable[[Site, Any], Any]) -> Callable[[Message, Context], Message]:
         """Make a handler that decodes a record of this kind, does the work and encodes the result."""
@@ -81,17 +81,19 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     site.refuse_few()
     refuse_unaffordable(site, plan, method)
     if site.durable:
-        keep_plan(site.folder, call.plan)
+        write_last_plan(site.folder, call.plan)
     counts_leave = method.traffic.label_counts and policy.label_counts
-    layout = layout_of(empty_network(plan.model, site.declaration.canonical, site.device))
+    layout = layout_of(network_without_values(plan.model, site.declaration.canonical, site.device))
     return RollCallAnswer(
         run=call.run,
         site=site.name,
         names=site.declaration.names,
         class_names=site.declaration.canonical,
         train_samples=site.train_samples,
-        validation_samples=rounded_down(len(site.validation), policy) if site.reports("validation") else UNKNOWN_COUNT,
-        patients=rounded_down(patients_in(site.reported_train), policy),
+        validation_samples=round_count_down(len(site.validation), policy)
+        if site.reports("validation")
+        else UNKNOWN_COUNT,
+        patients=round_count_down(count_patients(site.reported_train), policy),
         layout=layout.signature,
         version=__version__,
         positives=label_counts(site, 1) if counts_leave else (),
@@ -106,6 +108,6 @@ def label_counts(site: Site, value: int) -> tuple[int, ...]:
     counts = (site.reported_train.labels == value).sum(axis=0).tolist()
     hidden = site.hides("train")
     return tuple(
-        UNKNOWN_COUNT if name in hidden else rounded_down(count, site.policy)
+        UNKNOWN_COUNT if name in hidden else round_count_down(count, site.policy)
         for name, count in zip(site.train.class_names, counts, strict=True)
     )

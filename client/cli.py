@@ -61,9 +61,9 @@ def init(
 
     Example: flwr-client init north --name north
     """
-    from client.site.site_file import make_site
+    from client.site.site_file import make_site_folder
 
-    for line in make_site(folder, name):
+    for line in make_site_folder(folder, name):
         _plain(line)
 
 
@@ -97,20 +97,20 @@ def preview(
     read_with_faults(folder)  # before torch is imported
     stop_on([] if out is None else output_file_faults(out) if attack else output_folder_faults(out))
     planned = _read_experiment(experiment)
-    from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
+    from client.preview.dry_run import choose_experiment, format_record, make_round_records, write_records
     from client.site.settings import open_site, read_settings
 
     site = open_site(read_settings(folder))
-    planned = experiment_of(planned, site)
+    planned = choose_experiment(planned, site)
     if attack:
         _attack(site, planned, out or folder / "attack.html", as_json=as_json)
         return
-    records, reasons = records_of_a_round(site, planned)
+    records, reasons = make_round_records(site, planned)
     for content in records:
-        console.print(shown(content))
+        console.print(format_record(content))
     for reason in reasons:
         _plain(f"This site {reason}")
-    for path in write(records, out) if out else ():
+    for path in write_records(records, out) if out else ():
         _plain(str(path))
 
 
@@ -124,11 +124,11 @@ def _read_experiment(path: Path | None) -> "Experiment | None":
 def _attack(site: "Site", planned: "Experiment", out: Path, *, as_json: bool) -> None:
     """Attack a copy of the site, print the result of each attack, and write the page."""
     from client.preview.attack.suite import as_json as figures
-    from client.preview.attack.suite import attempts, write_page
+    from client.preview.attack.suite import run_attacks, write_page
     from common.config import plan_of
 
     plan, results = plan_of(planned), []
-    for attempt in attempts(site, plan):
+    for attempt in run_attacks(site, plan):
         results.append(attempt)
         if not as_json:
             _plain(f"{attempt.title}: {attempt.sentence}")
@@ -257,9 +257,9 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     Example: flwr-client status north
     """
     from client.connection.status import format_status, read_status
-    from client.site.site_file import checked_folder
+    from client.site.site_file import check_site_folder
 
-    present = read_status(checked_folder(folder) / "state")
+    present = read_status(check_site_folder(folder) / "state")
     if as_json:
         print(json_text(present, allow_nan=True))
     else:
@@ -273,9 +273,9 @@ def health(folder: Folder) -> None:
     Example: flwr-client health north
     """
     from client.connection.status import read_status
-    from client.site.site_file import checked_folder
+    from client.site.site_file import check_site_folder
 
-    present = read_status(checked_folder(folder) / "state")
+    present = read_status(check_site_folder(folder) / "state")
     print("healthy" if present["healthy"] else terminal_safe(f"not healthy: {present['last_error']}"))
     raise SystemExit(0 if present["healthy"] else 1)
 

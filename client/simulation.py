@@ -39,9 +39,9 @@ class SimulatedSites:
 
     def __call__(self, context: Context) -> Site:
         """Return the site of the present data; it is kept until another run, or many other sites, are asked for."""
-        experiment, index = _parsed(self.experiment), int(context.node_config["partition-id"])
+        experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
         data = simulated_data(experiment, self.base)
-        sites = _sites_of_run(self, data)
+        sites = _cached_sites_of_run(self, data)
         sites[index] = site = sites.pop(index, None) or _new_site(self, experiment, data, index)  # now used last
         if len(sites) > MOST_SITES:
             del sites[next(iter(sites))]
@@ -49,12 +49,12 @@ class SimulatedSites:
 
 
 @lru_cache(maxsize=1)
-def _parsed(text: str) -> Experiment:
+def _parse_experiment(text: str) -> Experiment:
     return Experiment.model_validate_json(text)
 
 
 @lru_cache(maxsize=1)
-def _sites_of_run(sites: SimulatedSites, data: SimulatedData) -> dict[int, Site]:
+def _cached_sites_of_run(sites: SimulatedSites, data: SimulatedData) -> dict[int, Site]:
     return {}
 
 

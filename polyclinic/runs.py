@@ -115,11 +115,11 @@ def simulate(
         key: PLUGIN + register_local(group, part) for key, (group, part) in own.items() if part is not None
     }
     if dataset is not None:
-        read = _returning(dataset) if isinstance(dataset, LabelledImages) else dataset
+        read = _make_dataset_plugin(dataset) if isinstance(dataset, LabelledImages) else dataset
         replaced["data"] = {"kind": "plugin", "name": register_local(DATASETS, read)}
-    file = _experiment(experiment, {**(settings or {}), **replaced}, dataset is not None, metrics)
+    file = _read_experiment(experiment, {**(settings or {}), **replaced}, dataset is not None, metrics)
     _refuse_ray(file, replaced, metrics)
-    folder = Path(out) if out is not None else _free_folder(file)
+    folder = Path(out) if out is not None else _find_free_folder(file)
     run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
     return load(folder)
 
@@ -177,7 +177,7 @@ class FinishedRun:
             | {way: line[way] for way in ("bytes_up", "bytes_down")}
             for line in map(json.loads, lines)
         ]
-        return _pandas().DataFrame(rows).set_index("round")
+        return _import_pandas().DataFrame(rows).set_index("round")
 
     @property
     def classes(self) -> pd.DataFrame:
@@ -194,7 +194,7 @@ class FinishedRun:
             }
             for name, result in test["per_class"].items()
         ]
-        return _pandas().DataFrame(rows).set_index("class")
+        return _import_pandas().DataFrame(rows).set_index("class")
 
     @property
     def sites(self) -> pd.DataFrame:
@@ -205,7 +205,7 @@ class FinishedRun:
             {"site": name, **{key: site[key] for key in columns}, "mean_auroc": results.get(name, {}).get("mean_auroc")}
             for name, site in self.summary["sites"].items()
         ]
-        return _pandas().DataFrame(rows).set_index("site")
+        return _import_pandas().DataFrame(rows).set_index("site")
 
     def network(self) -> nn.Module:
         """Return the trained model: uint8 or float pixels 0..255 ``(batch, channels, height, width)`` in, logits out.
@@ -229,22 +229,26 @@ class FinishedRun:
         from common.models.saved import load_model
         from server.export.prediction import image_form_of, picture_scores, scores_of_files
 
-        network, pandas = load_model(self.folder), _pandas()
+        network, pandas = load_model(self.folder), _import_pandas()
         columns = list(network.class_names)
         if isinstance(images, np.ndarray):
-            values = _checked_images(images)
+            values = _check_images(images)
             index = pandas.RangeIndex(len(values), name="image")
             return pandas.DataFrame(picture_scores(network, values), index=index, columns=columns)
-        files = [images] if isinstance(images, str | Path) else _checked_paths(images)
+        files = [images] if isinstance(images, str | Path) else _check_paths(images)
         form = image_form_of(self.folder, network)
         results = [scores_of_files(network, Path(file), form) for file in files]
         names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
-        rows = [part for pictures, scores in results for part in (scores, _unknown(len(pictures.unreadable), columns))]
+        rows = [
+            part
+            for pictures, scores in results
+            for part in (scores, _unknown_probabilities(len(pictures.unreadable), columns))
+        ]
         return pandas.DataFrame(np.concatenate(rows), index=pandas.Index(names, name="image"), columns=columns)
 
     def plot_rounds(self, axes: Axes | None = None) -> Axes:
         """Draw the validation AUROC round by round; return the axes."""
-        axes = axes if axes is not None else _new_axes()
+        axes = axes if axes is not None else _make_axes()
         rounds = self.rounds
         axes.plot(rounds.index, rounds["validation_auroc"], marker="o", label=self.summary["name"])
         axes.set(xlabel="round", ylabel="mean validation AUROC")
@@ -254,7 +258,7 @@ class FinishedRun:
 
     def plot_classes(self, axes: Axes | None = None) -> Axes:
         """Draw the AUROC of every class on the test images, with its interval; return the axes."""
-        axes = axes if axes is not None else _new_axes()
+        axes = axes if axes is not None else _make_axes()
         defined = self.classes.dropna(subset=["auroc"])
         places = np.arange(len(defined))
         if defined["low"].notna().all():
@@ -314,7 +318,7 @@ def compare(
         raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])
     if seeds < 1:
         raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
-    files = [_path_of(experiment) for experiment in experiments]
+    files = [_experiment_path(experiment) for experiment in experiments]
     run_comparison(
         files, Path(out), range(seeds), jobs, _as_overrides(settings or {}), Console(quiet=quiet, emoji=False)
     )
@@ -323,20 +327,20 @@ def compare(
         {
             "experiment": stem,
             "seed": seed,
-            **{key: _mean_of(run.summary["test"], key) for key in ("all", "shared", "unique")},
+            **{key: _mean_auroc_of_test(run.summary["test"], key) for key in ("all", "shared", "unique")},
             "model_sha256": run.model_sha256,
         }
         for stem, seed, run in runs
     ]
-    return _pandas().DataFrame(rows).set_index(["experiment", "seed"])
+    return _import_pandas().DataFrame(rows).set_index(["experiment", "seed"])
 
 
-def _mean_of(test: Mapping[str, Any], subset: str) -> float | None:
+def _mean_auroc_of_test(test: Mapping[str, Any], subset: str) -> float | None:
     group = test if subset == "all" else test[f"{subset}_classes"]
     return None if group is None else group["mean_auroc"]
 
 
-def _returning(images: LabelledImages) -> DatasetPlugin:
+def _make_dataset_plugin(images: LabelledImages) -> DatasetPlugin:
     """Return a data set of this process as a plug-in, whose name follows from the captured values."""
 
     def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
@@ -345,7 +349,7 @@ def _returning(images: LabelledImages) -> DatasetPlugin:
     return dataset
 
 
-def _experiment(
+def _read_experiment(
     experiment: str | Path | Mapping[str, Any],
     settings: Mapping[str, Any],
     own_data: bool,
@@ -356,18 +360,20 @@ def _experiment(
     added = dict(settings)
     if metrics:
         added["evaluation.metrics"] = [PLUGIN + register_local(METRICS, metric) for metric in metrics]
-    if "simulation.backend" not in added and (own_data or metrics or any(_is_own(value) for value in added.values())):
+    if "simulation.backend" not in added and (
+        own_data or metrics or any(_is_own_object(value) for value in added.values())
+    ):
         added["simulation.backend"] = "inline"
     data = added.pop("data", None)
     overrides = [*(["data=none"] if data else []), *_as_overrides(added)]
-    overrides += [f"data.{key}={_toml(value)}" for key, value in (data or {}).items()]
+    overrides += [f"data.{key}={_format_toml(value)}" for key, value in (data or {}).items()]
     if isinstance(experiment, Mapping):
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
         return experiment_of(tree, Path("experiment.toml"), overrides, method_faults)
-    return read_experiment(_path_of(experiment), overrides, method_faults)
+    return read_experiment(_experiment_path(experiment), overrides, method_faults)
 
 
-def _is_own(value: object) -> bool:
+def _is_own_object(value: object) -> bool:
     return isinstance(value, str) and value.startswith(PLUGIN) and is_local_name(value)
 
 
@@ -377,7 +383,7 @@ def _refuse_ray(file: ExperimentFile, replaced: Mapping[str, Any], metrics: Sequ
         raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
 
 
-def _path_of(experiment: str | Path) -> Path:
+def _experiment_path(experiment: str | Path) -> Path:
     """Return the path of an experiment file, or of the example of that name."""
     from polyclinic.examples import example
 
@@ -386,17 +392,17 @@ def _path_of(experiment: str | Path) -> Path:
 
 
 def _as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={_toml(value)}" for key, value in settings.items()]
+    return [f"{key}={_format_toml(value)}" for key, value in settings.items()]
 
 
-def _toml(value: Any) -> str:
+def _format_toml(value: Any) -> str:
     """Return a value as TOML on one line; numpy's numbers are numbers."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(entry)}" for key, entry in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {_format_toml(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(_format_toml, value)) + "]"
     try:
         return json.dumps(str(value) if isinstance(value, Path) else value)
     except TypeError:
@@ -404,25 +410,25 @@ def _toml(value: Any) -> str:
         raise BadInput([Fault("settings", problem)]) from None
 
 
-def _free_folder(file: ExperimentFile) -> Path:
+def _find_free_folder(file: ExperimentFile) -> Path:
     run = file.experiment.run
     name = "".join(letter if letter.isalnum() else "-" for letter in run.name or run.method)
     paths = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
     return next(path for path in paths if not path.exists())
 
 
-def _checked_paths(images: object) -> Sequence[str | Path]:
+def _check_paths(images: object) -> Sequence[str | Path]:
     if isinstance(images, Sequence) and images and all(isinstance(path, str | Path) for path in images):
         return images
     problem = f"must be a uint8 array, or the path of a file or folder, or several paths, not {type(images).__name__}."
     raise BadInput([Fault("images", problem)])
 
 
-def _unknown(count: int, columns: Sequence[str]) -> NDArray[np.float32]:
+def _unknown_probabilities(count: int, columns: Sequence[str]) -> NDArray[np.float32]:
     return np.full((count, len(columns)), np.nan, np.float32)
 
 
-def _checked_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _check_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if not images.size:
         raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
@@ -433,7 +439,7 @@ def _checked_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return images
 
 
-def _pandas() -> Any:
+def _import_pandas() -> Any:
     try:
         import pandas
     except ImportError:
@@ -442,7 +448,7 @@ def _pandas() -> Any:
     return pandas
 
 
-def _new_axes() -> Axes:
+def _make_axes() -> Axes:
     """Return axes of a new figure, which a notebook shows by itself."""
     from matplotlib import pyplot
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from client.site.site import Site
 from client.training.layers import train_round
-from client.training.secure_aggregation import Masks, SecureAggregation
+from client.training.secure_aggregation import HeldUpdates, SecureAggregation
 from common.config import plan_of_text
 from common.models.network import Head
 from common.wire.records import TrainReply, TrainRequest
@@ -90,7 +90,7 @@ class Lying:
     liar: str
     answer: Answer
 
-    def __call__(self, site: Site, request: TrainRequest, masks: Masks) -> TrainReply:
+    def __call__(self, site: Site, request: TrainRequest, masks: HeldUpdates) -> TrainReply:
         if site.name != self.liar:
             return train_round(site, request, masks)
         plan = plan_of_text(request.plan)

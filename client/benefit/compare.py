@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from client.benefit.home_training import HomeTraining, plan_for_training_alone
 from client.site.site import Site
-from client.training.figures import covers_local_parts, scored
+from client.training.figures import covers_local_parts, score_part
 from client.training.local_round import load_best_parts
 from client.training.task import LocalTask, prepare_task
 from common.data.base.image_set import patients_known
@@ -184,7 +184,7 @@ def _score_federated_model(
     with reproducible(seed_of(task.plan.run.seed, task.site.name, "home"), task.plan.training.threads):
         if task.method.keeps_local_parts:
             load_best_parts(task, request, task.validated())
-        scores, _, names = scored(task, "test")
+        scores, _, names = score_part(task, "test")
     return scores, read_state(task.network), names
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from client.site.memory import MemoryFolder, forget_other_runs
 from client.site.site import Site
-from client.training.figures import scored
+from client.training.figures import score_part
 from client.training.layers import train_round
 from client.training.local_round import load_best_parts
 from client.training.task import prepare_task
@@ -76,7 +76,7 @@ class HomeTraining:
         with reproducible(seed_of(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
             load_best_parts(task, request, task.validated())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
-            scores, _, names = scored(task, "test")
+            scores, _, names = score_part(task, "test")
         return scores, names
 
     def _request(self, server_round: int, counted: int) -> TrainRequest:

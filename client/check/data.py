@@ -14,7 +14,7 @@ from client.check.pictures import FEWEST, InversionCounts, PictureFacts, describ
 from client.check.source import ImageSource, choose_rows, open_source
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Policy
-from client.site.settings import data_faults_of, declaration_of
+from client.site.settings import list_data_faults, make_declaration
 from client.site.site_file import FILE, Settings
 from common.data.base.image_set import PARTS
 from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
@@ -57,9 +57,9 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     """
     area = CheckArea("data")
     try:
-        stop_on(data_faults_of(settings))
+        stop_on(list_data_faults(settings))
         source = open_source(settings)
-        declaration_of(settings, source.class_names)
+        make_declaration(settings, source.class_names)
     except BadInput as bad:
         area.input_faults(bad)
         area.note("the images were not looked at.", "Fix this first, then run the check again.")

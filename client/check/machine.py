@@ -16,7 +16,7 @@ from torch import Tensor
 from client.check.findings import CheckArea
 from client.connection.exit_codes import ExitCode
 from client.gate.plan_costs import count_activations
-from client.site.settings import gpus_lacking
+from client.site.settings import find_gpu_fault
 from client.site.site_file import Settings
 from common import __version__
 from common.config import BY_STEP, Plan
@@ -190,7 +190,7 @@ def _check_disk_and_memory(area: CheckArea, machine: Machine, settings: Settings
         problem = 'device is "cuda" in site.toml, but this machine shows no GPU.'
         remedy = 'Start the container with --gpus all and the NVIDIA container toolkit, or set device = "auto".'
         area.fault(ExitCode.GPU, problem, remedy)
-    elif lacking := gpus_lacking(settings.file, gpu.count if gpu else 0):
+    elif lacking := find_gpu_fault(settings.file, gpu.count if gpu else 0):
         area.fault(ExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
     if needs and machine.memory_free < needs.memory:
         problem = f"{size(machine.memory_free)} of memory are free; this run wants {size(needs.memory)}."

@@ -13,8 +13,8 @@ from client.check.machine import ResourceNeeds, estimate_needs
 from client.check.pictures import PictureFacts
 from client.check.source import ImageSource
 from client.connection.exit_codes import ExitCode
-from client.site.site_file import Settings, last_plan
-from client.training.local_round import difference
+from client.site.site_file import Settings, read_last_plan
+from client.training.local_round import compute_model_difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
@@ -51,7 +51,7 @@ def find_planned_training(settings: Settings, experiment: Experiment | None, sou
     """Return the plan of the experiment given or of the last roll call, or a guess."""
     if experiment is not None:
         return PlannedTraining(plan_of(experiment), "the experiment given")
-    if plan := last_plan(settings.state):
+    if plan := read_last_plan(settings.state):
         return PlannedTraining(plan, "the last roll call")
     model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.side)))
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
@@ -171,7 +171,7 @@ def _measure_step(trial: TrainingTrial) -> StepCost:
         train_s = _measure_seconds(step)
         train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
         validate_s = _measure_seconds(lambda: logits_of(network, pixels, plan.training.precision).cpu())
-    update = difference(read_state(network), received, trial.method, trial.images.class_names)
+    update = compute_model_difference(read_state(network), received, trial.method, trial.images.class_names)
     sent, _ = compressed(update, Groups(), trial.method.parameters.compress_update)
     down, up = (
         payload_bytes(encode(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))

@@ -24,7 +24,7 @@ from flwr.app import Error, Message
 from google.protobuf.message import DecodeError
 
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
-from client.site.statements import OtherName, Statements
+from client.site.statements import SignedStatements, SiteNameMismatch
 from common.security.call_signatures import ANOTHER_PROCESS, WAIT, key_bytes, signed_headers
 from common.security.signatures import SignatureFault, is_signed
 from common.system.plain_text import grpc_words
@@ -137,7 +137,7 @@ class FleetClient:
         address: str,
         ca_certificate: bytes,
         key: ec.EllipticCurvePrivateKey,
-        statements: Statements | None = None,
+        statements: SignedStatements | None = None,
         process: str = "",
     ) -> None:
         self._statements, self._process = statements, process
@@ -280,7 +280,7 @@ class FleetClient:
         try:
             if self._statements is not None:
                 self._statements.accept(message.content, message_id)
-        except OtherName as fault:
+        except SiteNameMismatch as fault:
             problem = f"the coordinator does not take this site: {fault}"
             raise RequestRefused(str(fault), message, Refused(ExitCode.NAME, problem, "")) from None
         except SignatureFault as fault:

@@ -39,7 +39,7 @@ from client.gate.gate import note_refused_request
 from client.gate.incoming_request import PlanRefused, read_plan
 from client.site.site import Site
 from client.site.site_file import Settings
-from client.site.statements import Statements
+from client.site.statements import SignedStatements
 from client.training.privacy import privacy_status
 from common import __version__
 from common.errors import BadInput, WireError, WireVersionError
@@ -145,7 +145,7 @@ class HospitalService:
         self._key = read_key(self.settings.key_path)
         self._process = secrets.token_hex(8)
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
-        self._statements = Statements(self.settings.state, self.site.name, self._key, authority)
+        self._statements = SignedStatements(self.settings.state, self.site.name, self._key, authority)
         self.site = replace(self.site, identity=Identity(self._key, public_line(self._key, "")))
 
     # ------------------------------------------------------------------ connections

@@ -9,7 +9,7 @@ from typing import Any
 from cryptography import x509
 
 from client.site.statements import FILE as STATEMENTS
-from client.site.statements import accepted_replies
+from client.site.statements import read_accepted_replies
 from common.errors import BadInput, Fault
 from common.security.audit import FILE, Audit, AuditEntry, Findings, check_audit
 from common.security.authorship import Authorship, SentReply, SiteReplies, check_authorship
@@ -122,7 +122,7 @@ def _check_authorship(content: Mapping[str, Any], site: str, keys: Mapping[str, 
             if (entry.get("run"), entry.get("direction"), entry.get("decision")) == (run, "out", "allow")
             and entry.get("record") in CHAINED
         ]
-        authorship = check_authorship(content, keys, SiteReplies(site, accepted_replies(state, run).count, sent))
+        authorship = check_authorship(content, keys, SiteReplies(site, read_accepted_replies(state, run).count, sent))
         authorship.notes += [
             f"the {reply['record']} of round {reply['round']} of {site} was received and did not count: "
             f"{printable(str(reply['reason']), 200)}"

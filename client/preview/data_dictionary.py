@@ -34,7 +34,7 @@ OF_EACH = {
 """Fields of each record, which the page explains once."""
 
 
-def meanings_of(record: type[Record]) -> dict[str, str]:
+def field_meanings(record: type[Record]) -> dict[str, str]:
     """Return the words of a record's docstring for each field, without a capital and a full stop."""
     _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
@@ -43,11 +43,11 @@ def meanings_of(record: type[Record]) -> dict[str, str]:
     return {name: OF_EACH.get(name) or own[name] for name in field_names(record)}
 
 
-MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: meanings_of(record) for record in SENT}
+MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: field_meanings(record) for record in SENT}
 STATISTICS: Mapping[str, str] = statistics_sent()
 
 
-def meaning(record: str, field: str) -> str:
+def meaning_of_field(record: str, field: str) -> str:
     """Return the meaning of a field; an array has that of the field it belongs to, a statistic its own."""
     name, _, rest = field.partition("/")
     if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:

@@ -21,7 +21,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from client.app import client_app
-from client.preview.data_dictionary import MEANING, meaning
+from client.preview.data_dictionary import MEANING, meaning_of_field
 from client.site.site import Site
 from common.config import Experiment, ParticipationSection, Plan, plan_of
 from common.errors import stop_on
@@ -104,7 +104,7 @@ class OneSite(Grid):
         return replies
 
 
-def experiment_of(planned: Experiment | None, site: Site) -> Experiment:
+def choose_experiment(planned: Experiment | None, site: Site) -> Experiment:
     """Return the experiment given, or a small one that fits this site's images, with one local epoch and no masks."""
     experiment = planned
     if experiment is None:
@@ -116,7 +116,7 @@ def experiment_of(planned: Experiment | None, site: Site) -> Experiment:
     return experiment.model_copy(update={"training": training, "privacy": privacy})
 
 
-def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
+def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
     """Make the records that leave in round 1 and with the test, and collect the reasons for those that do not.
 
     Raises:
@@ -144,7 +144,7 @@ def _lead_round(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
     coordinator.test(grid)
 
 
-def rows(content: RecordDict) -> list[FieldRow]:
+def list_field_rows(content: RecordDict) -> list[FieldRow]:
     """List the fields of one record."""
     fields: dict[str, Any] = dict(content.config_records["fields"])
     record = str(fields["wire.record"])
@@ -154,35 +154,39 @@ def rows(content: RecordDict) -> list[FieldRow]:
             part.name,
             "x".join(map(str, part.shape)) if part.shape is not None else "",
             part.size,
-            _values(content, fields, part.name),
-            meaning(record, part.name),
+            _describe_values(content, fields, part.name),
+            meaning_of_field(record, part.name),
         )
         for part in fields_of(content)
     ]
 
 
-def _values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
+def _describe_values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
     if name not in fields:
         record, _, key = name.partition("/")
         array = content.array_records[record][key]
-        return _spread(np.frombuffer(array.data, "<f4")) if array.dtype == "float32" else f"packed as {array.dtype}"
+        return (
+            _describe_range(np.frombuffer(array.data, "<f4"))
+            if array.dtype == "float32"
+            else f"packed as {array.dtype}"
+        )
     value = fields[name]
     if isinstance(value, bytes):
         width = fields.get(f"{name}/{WIDTH}")
         numbers = np.frombuffer(value, "<f4") if width is None else unpack_counts(value, width)
-        return _spread(numbers) if value else ""
+        return _describe_range(numbers) if value else ""
     text = json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _spread(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
+def _describe_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
     numbers = numbers[~np.isnan(numbers)]
     return f"{numbers.min():.3g} to {numbers.max():.3g}" if len(numbers) else "none"
 
 
-def shown(content: RecordDict) -> Group:
+def format_record(content: RecordDict) -> Group:
     """Show one record at a terminal: its fields in groups of one meaning, which stands below them."""
-    every = rows(content)
+    every = list_field_rows(content)
     title = f"{every[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
     empty = [row.field for row in every if row.values in ("", "[]")]
     sent = [row for row in every if row.field not in empty]
@@ -200,7 +204,7 @@ def shown(content: RecordDict) -> Group:
     return Group(*pieces)
 
 
-def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
+def write_records(records: Sequence[RecordDict], out: Path) -> list[Path]:
     """Write the exact bytes of each record, and its fields as JSON with the SHA-256 that an audit would name.
 
     Raises:
@@ -210,7 +214,7 @@ def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
     paths = list[Path]()
     with atomic_outputs(out):
         for number, content in enumerate(records, 1):
-            every = rows(content)
+            every = list_field_rows(content)
             fields = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in every}
             text = json_text({"sha256": record_sha256(content), "fields": fields}, indent=1, allow_nan=True) + "\n"
             name = f"{number}-{every[0].record}"

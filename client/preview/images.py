@@ -13,7 +13,7 @@ from torch import Tensor
 from client.check.pictures import read_pictures
 from client.check.source import ImageSource, choose_rows, open_source
 from client.check.training import find_planned_training
-from client.site.settings import data_faults_of, declaration_of
+from client.site.settings import list_data_faults, make_declaration
 from client.site.site_file import read_file_only
 from common.config import Experiment, Plan
 from common.data.base.image_set import PARTS
@@ -34,7 +34,7 @@ NOTHING = "none of these classes"
 
 
 @dataclass(frozen=True)
-class Tile:
+class ImageTile:
     """One image as decoded, as the network receives it, and as augmented in training; PNG as base64."""
 
     name: str
@@ -44,12 +44,12 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Group:
+class ClassGroup:
     """The images of one class."""
 
     name: str
     count: int
-    tiles: tuple[Tile, ...]
+    tiles: tuple[ImageTile, ...]
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
         BadInput: With every fault of site.toml and the data.
     """
     settings = read_file_only(folder)
-    stop_on(data_faults_of(settings))
+    stop_on(list_data_faults(settings))
     source = open_source(settings)
-    declaration_of(settings, source.class_names)
+    make_declaration(settings, source.class_names)
     planned = find_planned_training(settings, experiment, source)
     names = settings.labels or source.class_names
     labels = source.labels[:, [source.class_names.index(name) for name in names]]
@@ -97,7 +97,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
                 for name, value in planned.plan.augmentation
                 if value
             ],
-            groups=tuple(_groups(source, names, labels, planned.plan, each)),
+            groups=tuple(_choose_images_by_class(source, names, labels, planned.plan, each)),
             rows=rows,
             parts=PARTS,
             totals=[int((source.parts == part).sum()) for part in PARTS],
@@ -107,9 +107,9 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
     return out
 
 
-def _groups(
+def _choose_images_by_class(
     source: ImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: Plan, each: int
-) -> Iterator[Group]:
+) -> Iterator[ClassGroup]:
     """Choose training images of each class, and of no class, spread evenly over the table."""
     training = source.parts == "train"
     members = {name: training & (labels[:, place] == 1) for place, name in enumerate(names)}
@@ -125,16 +125,18 @@ def _groups(
                 pixels = channels_first(facts.pixels[None]).float()
                 count = VIEWS if plan.augmentation != AugmentationSpec() else 0
                 views = [augment(pixels, plan.augmentation, generator) for _ in range(count)]
-                network, *augmented = (_encoded(backbone_pixels(view, plan.model)) for view in (pixels, *views))
-                tiles.append(Tile(source.names[facts.row], _base64(facts.pixels), network, tuple(augmented)))
-        yield Group(name, len(rows), tuple(tiles))
+                network, *augmented = (_encode_view(backbone_pixels(view, plan.model)) for view in (pixels, *views))
+                tiles.append(
+                    ImageTile(source.names[facts.row], _encode_pixels(facts.pixels), network, tuple(augmented))
+                )
+        yield ClassGroup(name, len(rows), tuple(tiles))
 
 
-def _encoded(view: Tensor) -> str:
+def _encode_view(view: Tensor) -> str:
     """Encode a view ``(1, channels, height, width)``, whose augmented contrast may leave 0..255."""
     shown = view[0].clamp(0, 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    return _base64(shown[..., 0] if shown.shape[2] == 1 else shown)
+    return _encode_pixels(shown[..., 0] if shown.shape[2] == 1 else shown)
 
 
-def _base64(pixels: NDArray[np.uint8]) -> str:
+def _encode_pixels(pixels: NDArray[np.uint8]) -> str:
     return base64.b64encode(encode_png(pixels, SIDE)).decode()

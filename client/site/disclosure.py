@@ -31,22 +31,22 @@ from strategies.local.site_method import About, Statistic
 Few = NDArray[np.bool_]
 
 
-def patients_in(images: ImageSet) -> int:
+def count_patients(images: ImageSet) -> int:
     """Count distinct patients."""
     return len(np.unique(images.patients))
 
 
-def few_patients(images: ImageSet, smallest: int) -> Few:
+def mark_few_patients(images: ImageSet, smallest: int) -> Few:
     """Mark classes with fewer patients than the threshold: ``[:, 0]`` without the class, ``[:, 1]`` with it."""
     kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
     return np.array(kinds, np.int64).reshape(-1, 2) < smallest
 
 
-def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
+def find_hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     """Find the hidden classes: no count and no figure of them is reported."""
-    few = few_patients(images, smallest)
+    few = mark_few_patients(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
-    if not hidden or not _one_class_an_image(images.labels, smallest):
+    if not hidden or not _has_one_class_per_image(images.labels, smallest):
         return frozenset(hidden)
     shown = dict(zip(images.class_names, (images.labels == 1).sum(axis=0).tolist(), strict=True))
     hidden.add(min(shown))
@@ -57,7 +57,7 @@ def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     return frozenset(hidden)
 
 
-def showing_hidden_alone(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
+def mark_images_of_hidden_classes(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
     """Mark images ``(n,)`` that show hidden classes only, in data where nearly all images show some class.
 
     There the known absence of all other classes discloses that an image shows a hidden one. That holds where classes
@@ -74,11 +74,11 @@ def showing_hidden_alone(images: ImageSet, hidden: Collection[str], smallest: in
     return alone
 
 
-def without_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task: Task) -> ImageSet:
+def remove_hidden_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task: Task) -> ImageSet:
     """Return images whose labels of hidden classes are unknown.
 
     Args:
-        unsaid: Mask ``(n,)`` of images without any known label; see :func:`showing_hidden_alone`.
+        unsaid: Mask ``(n,)`` of images without any known label; see :func:`mark_images_of_hidden_classes`.
         task: In a multi-class task an image that shows none of the remaining classes gets no label at all.
     """
     columns = [column for column, name in enumerate(images.class_names) if name in hidden]
@@ -90,21 +90,21 @@ def without_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task:
     return replace(images, labels=labels)
 
 
-def _one_class_an_image(labels: NDArray[np.float32], smallest: int) -> bool:
+def _has_one_class_per_image(labels: NDArray[np.float32], smallest: int) -> bool:
     """Return True if each labelled image shows exactly one class, except images fewer than the threshold."""
     labelled = ~np.isnan(labels).all(axis=1)
     others = np.nan_to_num(labels[labelled]).sum(axis=1) != 1
     return bool(labelled.any()) and int(others.sum()) < max(smallest, 1)
 
 
-def rounded_down(count: int, policy: Policy) -> int:
+def round_count_down(count: int, policy: Policy) -> int:
     """Round a count down to the policy's multiple; rounded down, parts never exceed their whole."""
     return count - count % policy.round_counts_to
 
 
 def may_report(images: ImageSet, policy: Policy) -> bool:
     """Return True if figures of a whole part may be reported: it is empty, or of enough patients."""
-    return not len(images) or not policy.smallest_count or patients_in(images) >= policy.smallest_count
+    return not len(images) or not policy.smallest_count or count_patients(images) >= policy.smallest_count
 
 
 def too_few_patients(policy: Policy) -> BadInput:
@@ -115,35 +115,35 @@ def too_few_patients(policy: Policy) -> BadInput:
 
 
 def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
-    """Return :func:`few_patients` for the rows of a head; False for classes that the site does not annotate."""
+    """Return :func:`mark_few_patients` for the rows of a head; False for classes that the site does not annotate."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
-        own = dict(zip(images.class_names, few_patients(images, policy.smallest_count), strict=True))
+        own = dict(zip(images.class_names, mark_few_patients(images, policy.smallest_count), strict=True))
         for row, name in enumerate(class_names):
             few[row] = own.get(name, few[row])
     return few
 
 
-def released_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
+def limit_class_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
     """Return a class's test result as it leaves the site: rounded counts, and nothing for a hidden class."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
-    positives, negatives = (rounded_down(count, policy) for count in (metrics.positives, metrics.negatives))
+    positives, negatives = (round_count_down(count, policy) for count in (metrics.positives, metrics.negatives))
     return replace(metrics, positives=positives, negatives=negatives)
 
 
-def released_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
+def limit_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
     """Replace the entries of a method's statistics that rest on few patients by NaN.
 
     Args:
         declared: The statistics that the method declares.
-        few: ``(rows, 2)`` for the classes of the head's rows; see :func:`few_patients`.
+        few: ``(rows, 2)`` for the classes of the head's rows; see :func:`mark_few_patients`.
     """
     about = {statistic.name: statistic.about for statistic in declared}
-    return {name: _released(array, about[name], few, policy) for name, array in statistics.items()}
+    return {name: _limit_array(array, about[name], few, policy) for name, array in statistics.items()}
 
 
-def _released(array: NDArray[np.float32], about: About, few: Few, policy: Policy) -> NDArray[np.float32]:
+def _limit_array(array: NDArray[np.float32], about: About, few: Few, policy: Policy) -> NDArray[np.float32]:
     if about == "images":
         return array
     if about == "counts":

@@ -32,7 +32,7 @@ NOTHING = Groups()
 
 
 @dataclass(frozen=True)
-class Memory:
+class SiteMemory:
     """A site's state after a round that it took part in.
 
     Attributes:
@@ -101,7 +101,7 @@ class MemoryFolder:
         *,
         forget: bool = True,
         settled: bool = False,
-    ) -> Memory:
+    ) -> SiteMemory:
         """Return the memory of the last round that counted.
 
         The memory of the round before is kept, because a coordinator that finds a model broken goes back one round.
@@ -120,16 +120,16 @@ class MemoryFolder:
         if forget:
             self._forget(counted)
         if settled and not self.is_settled(counted):
-            return Memory()
+            return SiteMemory()
         path = self._path(counted)
         try:
-            return memory_of(path.read_bytes())
+            return parse_memory(path.read_bytes())
         except FileNotFoundError:
-            return Memory()
+            return SiteMemory()
         except (OSError, ValueError) as error:
             tell(f"what this site remembered of round {counted} is lost, {path.name} is damaged: {error}")
             tell("it goes on as with a new disk, from what the coordinator sends")
-            return Memory()
+            return SiteMemory()
 
     def note_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
         """Note that the update of a round was opened in a sum, or that its cost is in the ledger.
@@ -179,9 +179,9 @@ class MemoryFolder:
         names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
         return max(map(int, names), default=0)
 
-    def keep(self, memory: Memory) -> None:
+    def keep(self, memory: SiteMemory) -> None:
         """Write the memory of a round beside that of the round before."""
-        write_atomically(self._path(memory.round), _bytes_of(memory), durable=self.durable)
+        write_atomically(self._path(memory.round), _serialize_memory(memory), durable=self.durable)
 
     def _path(self, server_round: int) -> Path:
         return self.folder / f"round-{server_round:06d}.safetensors"
@@ -194,7 +194,7 @@ _FACTS_NAME = "facts"
 _DIGEST = hashlib.sha256().digest_size
 
 
-def _bytes_of(memory: Memory) -> bytes:
+def _serialize_memory(memory: SiteMemory) -> bytes:
     """Write a memory as safetensors behind its SHA-256."""
     named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
     for part in (*_GROUPS, *_ARRAYS):
@@ -209,7 +209,7 @@ def _bytes_of(memory: Memory) -> bytes:
     return hashlib.sha256(content).digest() + content
 
 
-def memory_of(written: bytes) -> Memory:
+def parse_memory(written: bytes) -> SiteMemory:
     """Parse the bytes of a memory's file.
 
     Raises:
@@ -228,7 +228,7 @@ def memory_of(written: bytes) -> Memory:
             parts[part][name] = array
         parts |= {group: Groups.of_named(parts[group], classes.get(group, [])) for group in _GROUPS if parts[group]}
         parts |= {group: NOTHING for group in _GROUPS if not parts[group]}
-        return Memory(**parts, **facts)
+        return SiteMemory(**parts, **facts)
     except (SafetensorError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it holds no memory: {error}") from None
 

@@ -149,7 +149,7 @@ class Policy(Section):
     @classmethod
     def _known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         own = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN))
-        _checked_names(own, CLASSES, "methods")
+        _check_names(own, CLASSES, "methods")
         return names
 
     @field_validator("statistics")
@@ -160,10 +160,10 @@ class Policy(Section):
             return names
         from strategies.registry import statistics_sent  # here: only a file that names them waits for torch
 
-        return _checked_names(names, statistics_sent(), "statistics")
+        return _check_names(names, statistics_sent(), "statistics")
 
 
-def _checked_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
+def _check_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:
     """Return the names if each is one of the options, because a misspelt name would forbid what it should allow."""
     options = list(options)
     for name in names or ():

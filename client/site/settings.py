@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from client.site.disclosure import hidden_classes, showing_hidden_alone
+from client.site.disclosure import find_hidden_classes, mark_images_of_hidden_classes
 from client.site.site import Site
 from client.site.site_file import FILE, Settings, SiteFile, read_with_faults
 from common.contract import Declaration, merge_declarations
@@ -25,16 +25,16 @@ def read_settings(folder: Path) -> Settings:
         BadInput: With every fault.
     """
     settings, faults = read_with_faults(folder)
-    faults += data_faults_of(settings)
+    faults += list_data_faults(settings)
     if settings.file.device == "cuda" and not torch.cuda.is_available():
         faults.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
-    elif fault := gpus_lacking(settings.file, visible_gpus()):
+    elif fault := find_gpu_fault(settings.file, visible_gpus()):
         faults.append(fault)
     stop_on(faults)
     return settings
 
 
-def gpus_lacking(file: SiteFile, visible: int) -> Fault | None:
+def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
     """Return the fault of a site that asks for more GPUs than it sees: without them it would take far longer."""
     if file.gpus == 1 or (file.device != "cpu" and file.gpus <= visible):
         return None
@@ -44,7 +44,7 @@ def gpus_lacking(file: SiteFile, visible: int) -> Fault | None:
     return Fault(f"{FILE}: gpus", problem, f"Set {visible}." if visible > 1 else "Leave it out.")
 
 
-def data_faults_of(settings: Settings) -> list[Fault]:
+def list_data_faults(settings: Settings) -> list[Fault]:
     """List the faults of a site's data, without reading its pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(settings.file.data, settings.folder)
@@ -61,43 +61,43 @@ def open_site(settings: Settings) -> Site:
         splits = load(settings.file.data, settings.folder)
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
-    declaration = declaration_of(settings, splits.class_names)
+    declaration = make_declaration(settings, splits.class_names)
     if not len(splits.train):
         raise BadInput([Fault(f"{FILE}: data", "has no training image.")])
     return Site(
         declaration=declaration,
-        train=_canonical(splits.train, declaration),
-        validation=_canonical(splits.validation, declaration),
-        test=_canonical(splits.test, declaration),
+        train=_keep_declared_classes(splits.train, declaration),
+        validation=_keep_declared_classes(splits.validation, declaration),
+        test=_keep_declared_classes(splits.test, declaration),
         folder=settings.state,
-        device=device_of(settings),
+        device=choose_device(settings),
         gpus=settings.file.gpus,
-        **_hidden(splits, declaration, settings.file.policy.smallest_count),
+        **_find_hidden(splits, declaration, settings.file.policy.smallest_count),
         policy=settings.file.policy,
         weights_folder=settings.folder / "weights",
     )
 
 
-def device_of(settings: Settings) -> str:
+def choose_device(settings: Settings) -> str:
     """Return the device that a site trains on."""
     if settings.file.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return settings.file.device
 
 
-def _hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[str, Any]:
+def _find_hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[str, Any]:
     """Find the hidden classes and images of each part from all columns of the data."""
     canonical = dict(zip(declaration.names, declaration.canonical, strict=True))
     hidden, unsaid = {}, {}
     for part in PARTS:
         images: ImageSet = getattr(splits, part)
-        classes = hidden_classes(images, smallest)
+        classes = find_hidden_classes(images, smallest)
         hidden[part] = frozenset(canonical[name] for name in classes if name in canonical)
-        unsaid[part] = showing_hidden_alone(images, classes, smallest)
+        unsaid[part] = mark_images_of_hidden_classes(images, classes, smallest)
     return {"hidden": hidden, "unsaid": unsaid}
 
 
-def declaration_of(settings: Settings, classes: tuple[str, ...]) -> Declaration:
+def make_declaration(settings: Settings, classes: tuple[str, ...]) -> Declaration:
     """Declare the site's labels.
 
     Args:
@@ -124,5 +124,5 @@ def declaration_of(settings: Settings, classes: tuple[str, ...]) -> Declaration:
     return declaration
 
 
-def _canonical(images: ImageSet, declaration: Declaration) -> ImageSet:
+def _keep_declared_classes(images: ImageSet, declaration: Declaration) -> ImageSet:
     return replace(images.only_classes(declaration.names), class_names=declaration.canonical)

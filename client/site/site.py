@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from client.site.disclosure import (
     Few,
-    hidden_classes,
+    find_hidden_classes,
+    mark_images_of_hidden_classes,
     may_report,
-    rounded_down,
-    showing_hidden_alone,
+    remove_hidden_labels,
+    round_count_down,
     too_few_patients,
-    without_labels,
 )
 from client.site.memory import FrozenParts, MemoryFolder
 from client.site.policy import UNLIMITED, WITHOUT_LIMITS, Policy
@@ -94,7 +94,7 @@ class Site:
     @cached_property
     def train_samples(self) -> int:
         """The number of training images that the site reports."""
-        return rounded_down(len(self.reported_train), self.policy)
+        return round_count_down(len(self.reported_train), self.policy)
 
     @cached_property
     def reported_train(self) -> ImageSet:
@@ -116,14 +116,20 @@ class Site:
             images: ImageSet = getattr(self, part)
             own = frozenset(images.class_names)
             smallest = self.policy.smallest_count
-            hidden = self.hidden.get(part) if part in self.hidden or not smallest else hidden_classes(images, smallest)
+            hidden = (
+                self.hidden.get(part) if part in self.hidden or not smallest else find_hidden_classes(images, smallest)
+            )
             self._hidden[part] = (hidden or frozenset()) & own
         return self._hidden[part]
 
     def unsaid_images(self, part: str) -> Few:
         """Return a mask ``(n,)`` of the images of one part whose labels nothing that leaves may rest on."""
         smallest, images = self.policy.smallest_count, getattr(self, part)
-        return self.unsaid[part] if part in self.unsaid else showing_hidden_alone(images, self.hides(part), smallest)
+        return (
+            self.unsaid[part]
+            if part in self.unsaid
+            else mark_images_of_hidden_classes(images, self.hides(part), smallest)
+        )
 
     def trained_on(self, part: str, plan: Plan) -> ImageSet:
         """Return the images of one part, with the labels that a run trains on and chooses epochs by.
@@ -145,7 +151,7 @@ class Site:
         images: ImageSet = getattr(self, part)
         if not self.hides(part):
             return images
-        return without_labels(images, self.hides(part), self.unsaid_images(part), task)
+        return remove_hidden_labels(images, self.hides(part), self.unsaid_images(part), task)
 
     def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
         """Return the rows of the training images that a run uses; None for all.

@@ -98,7 +98,7 @@ def read_with_faults(folder: Path) -> tuple[Settings, list[Fault]]:
     Raises:
         BadInput: With every fault, if the folder holds no file or it has a fault elsewhere.
     """
-    tree = read_toml(checked_folder(folder) / FILE)
+    tree = read_toml(check_site_folder(folder) / FILE)
     data = tree.get("data")
     labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})
     wrong = []
@@ -150,7 +150,7 @@ def _read_kit(settings: Settings) -> SiteKit:
     return read_kit(settings.kit_path)
 
 
-def checked_folder(folder: Path) -> Path:
+def check_site_folder(folder: Path) -> Path:
     """Return the folder if it holds a ``site.toml``.
 
     Raises:
@@ -169,12 +169,12 @@ def checked_folder(folder: Path) -> Path:
 # ---------------------------------------------------------------------- the last plan
 
 
-def keep_plan(state: Path, plan: str) -> None:
+def write_last_plan(state: Path, plan: str) -> None:
     """Write the plan of a roll call to disk unchanged, for ``flwr-client check``."""
     write_atomically(state / PLAN_FILE, plan.encode())
 
 
-def last_plan(state: Path) -> Plan | None:
+def read_last_plan(state: Path) -> Plan | None:
     """Return the plan of the last roll call; None where there was none, or it was of another release."""
     try:
         return Plan.model_validate_json((state / PLAN_FILE).read_bytes())
@@ -185,13 +185,13 @@ def last_plan(state: Path) -> Plan | None:
 # ---------------------------------------------------------------------- flwr-client init
 
 
-def site_toml(name: str) -> str:
+def make_site_toml(name: str) -> str:
     """Return the ``site.toml`` of a new site, every key of which has a comment."""
     text = (Path(__file__).parent / "site.toml.template").read_text(encoding="utf-8")
     return Template(text).substitute({str(level): sentence for level, sentence in TRUST.items()}, name=name)
 
 
-def make_site(folder: Path, name: str) -> list[str]:
+def make_site_folder(folder: Path, name: str) -> list[str]:
     """Make the missing files of a site's folder; no file is overwritten.
 
     Returns:
@@ -229,7 +229,7 @@ def make_site(folder: Path, name: str) -> list[str]:
         if (folder / FILE).exists():
             made.append(f"{folder / FILE} is there already and stays.")
         else:
-            write_atomically(folder / FILE, site_toml(name).encode())
+            write_atomically(folder / FILE, make_site_toml(name).encode())
             made.append(f"{folder / FILE}: say there where this hospital's images and labels are.")
         made.append(f"The coordinator sends {name}.kit back; put it into {folder} and run: flwr-client start {folder}")
     return made

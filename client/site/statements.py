@@ -32,7 +32,7 @@ FILE, REQUESTS = "statements.json", "requests"
 RUNS_KEPT = 64
 
 
-class OtherName(SignatureFault):
+class SiteNameMismatch(SignatureFault):
     """The coordinator knows this site's key under another name than the site uses."""
 
 
@@ -49,7 +49,7 @@ class AcceptedReplies:
     message: str = ""
 
 
-class Statements:
+class SignedStatements:
     """Signs a site's records and checks the coordinator's.
 
     Args:
@@ -70,7 +70,7 @@ class Statements:
             message: The name of the message that is answered.
         """
         run, server_round, record = record_context(content)
-        last = accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
+        last = read_accepted_replies(self._state, run) if record in CHAINED else AcceptedReplies(-1)
         statement = ReplyStatement(
             site=self._site,
             run=run,
@@ -86,10 +86,10 @@ class Statements:
     def count_accepted(self, content: RecordDict, message: str) -> None:
         """Count a reply that the coordinator accepted."""
         run, _, record = record_context(content)
-        last = accepted_replies(self._state, run)
+        last = read_accepted_replies(self._state, run)
         if record not in CHAINED or last.message == message:
             return
-        runs = {**_runs(self._state), run: vars(AcceptedReplies(last.count + 1, message))}
+        runs = {**_read_runs(self._state), run: vars(AcceptedReplies(last.count + 1, message))}
         newest = dict(list(runs.items())[-RUNS_KEPT:])
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
@@ -109,7 +109,7 @@ class Statements:
         if statement.key != self._fingerprint:
             raise SignatureFault(f"it is meant for {statement.site}")
         if statement.site != self._site:
-            raise OtherName(f'it calls itself "{self._site}", but its key is registered for "{statement.site}".')
+            raise SiteNameMismatch(f'it calls itself "{self._site}", but its key is registered for "{statement.site}".')
         if (statement.run, statement.round, statement.record) != record_context(content):
             raise SignatureFault("its statement names another run, round or record")
         refuse_another_record(statement, content)
@@ -129,13 +129,13 @@ class Statements:
                 file.write(f"{statement.nonce} {message}\n")
 
 
-def accepted_replies(state: Path, run: str) -> AcceptedReplies:
+def read_accepted_replies(state: Path, run: str) -> AcceptedReplies:
     """Return the replies of this site to a run that the coordinator accepted."""
-    entry = _runs(state).get(run)
+    entry = _read_runs(state).get(run)
     return AcceptedReplies(int(entry["count"]), str(entry["message"])) if entry else AcceptedReplies()
 
 
-def _runs(state: Path) -> dict[str, dict[str, Any]]:
+def _read_runs(state: Path) -> dict[str, dict[str, Any]]:
     try:
         runs: dict[str, dict[str, Any]] = json.loads((state / FILE).read_bytes())
         return runs

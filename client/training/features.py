@@ -50,7 +50,7 @@ def trains_on_features(plan: Plan, method: SiteMethod) -> bool:
 
 
 @dataclass
-class Features:
+class FeatureCache:
     """A site's features of the newest frozen part, in memory and, where it has a key, encrypted on its disk.
 
     Attributes:
@@ -85,7 +85,7 @@ class Features:
     def _read_or_computed(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
         if self.key is None:
             return self._computed(network, pixels, plan)
-        name = hashlib.sha256(f"{self._frozen} {part} {_sha256_of(pixels)}".encode()).hexdigest()
+        name = hashlib.sha256(f"{self._frozen} {part} {_hash_images(pixels)}".encode()).hexdigest()
         path = self.folder / f"{part}.features"
         if (stored := self._decrypted(path, name)) is not None:
             return stored.to(pixels.device)
@@ -120,20 +120,22 @@ class Features:
         return torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
 
 
-def features_of(site: Site) -> Features:
+def feature_cache_of(site: Site) -> FeatureCache:
     """Return the cache of a site's features, which lasts in memory as long as the site's images."""
-    key = _derived_key(site.identity.key) if site.identity is not None and site.policy.keep_features else None
-    features: Features = site.in_memory.setdefault("features", Features(site.folder / "features", key, site.durable))
+    key = _derive_key(site.identity.key) if site.identity is not None and site.policy.keep_features else None
+    features: FeatureCache = site.in_memory.setdefault(
+        "features", FeatureCache(site.folder / "features", key, site.durable)
+    )
     return features
 
 
-def _derived_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _derive_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Derive a key for these files alone from the site's private key (HKDF, RFC 5869)."""
     secret = key.private_bytes(form.Encoding.DER, form.PrivateFormat.PKCS8, form.NoEncryption())
     return HKDF(hashes.SHA256(), 32, salt=None, info=b"polyclinic features").derive(secret)
 
 
-def _sha256_of(pixels: Pixels) -> str:
+def _hash_images(pixels: Pixels) -> str:
     """Hash all images in their order."""
     digest = hashlib.sha256()
     for batch in pixels.batches(BATCH):

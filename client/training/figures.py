@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from client.site.disclosure import released_metrics, rounded_down
+from client.site.disclosure import limit_class_metrics, round_count_down
 from client.site.policy import Policy
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, WireError
@@ -31,7 +31,7 @@ Nothing = TypeVar("Nothing")
 Histograms = Mapping[str, ScoreHistogram]
 
 
-def scored(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
+def score_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
     images, network = getattr(task.site, part), task.network
     scores = scores_of(network, task.inputs(part), task.plan.training.precision)
@@ -40,7 +40,7 @@ def scored(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...
     return scores[:, rows], label_matrix(images, names).numpy(), names
 
 
-def histograms(
+def make_score_histograms(
     policy: Policy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
 ) -> dict[str, ScoreHistogram]:
     """Return histograms of scores ``(n, classes)`` by labels ``(n, classes)``, without ``hidden`` classes.
@@ -101,15 +101,17 @@ class Figures:
         """Return each class's metrics and score histogram on the test part."""
         if not len(task.site.test):
             return {}, {}
-        scores, labels, names = scored(task, "test")
+        scores, labels, names = score_part(task, "test")
         metrics = per_class(scores, labels, names, self._plugin_metrics(task))
-        return metrics, histograms(task.site.policy, scores, labels, names) if task.plan.evaluation.pooled else {}
+        return metrics, make_score_histograms(
+            task.site.policy, scores, labels, names
+        ) if task.plan.evaluation.pooled else {}
 
     def validation_histograms(self, task: "LocalTask") -> Histograms:
         """Return score histograms of the validation part, from which the coordinator chooses thresholds."""
         if not task.plan.evaluation.pooled or not len(task.site.validation):
             return {}
-        return histograms(task.site.policy, *scored(task, "validation"))
+        return make_score_histograms(task.site.policy, *score_part(task, "validation"))
 
     def model_sha256(self, task: "LocalTask", request: Request) -> str:
         """Return the hash of the evaluated model."""
@@ -171,12 +173,12 @@ class LimitedFigures(Figures):
         if not task.plan.evaluation.test_each_round or not test_figures_leave(task) or not site.reports("test"):
             return None, None
         images, correct = self._counts(task, site.without_hidden("test", task.plan.model.task))
-        return rounded_down(images, site.policy), rounded_down(correct, site.policy)
+        return round_count_down(images, site.policy), round_count_down(correct, site.policy)
 
     def test(self, task: "LocalTask") -> tuple[Mapping[str, ClassMetrics], Histograms]:
         """Return the metrics and score histograms of classes that are not hidden.
 
-        Under secure aggregation there are none: they leave in a sum (:func:`histograms_of_sum`).
+        Under secure aggregation there are none: they leave in a sum (:func:`test_histograms_for_sum`).
         """
         site, policy = task.site, task.site.policy
         if not test_figures_leave(task) or task.plan.privacy.secure_aggregation:
@@ -184,7 +186,7 @@ class LimitedFigures(Figures):
         metrics, spread = super().test(task)
         hidden = site.hides("test")
         return (
-            {name: released_metrics(result, policy, hidden=name in hidden) for name, result in metrics.items()},
+            {name: limit_class_metrics(result, policy, hidden=name in hidden) for name, result in metrics.items()},
             {name: histogram for name, histogram in spread.items() if name not in hidden},
         )
 
@@ -245,7 +247,7 @@ def stays_for_noise(task: "LocalTask") -> bool:
     return task.plan.privacy.level != "none" and not task.site.policy.metrics_outside_privacy
 
 
-def histograms_of_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
+def test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     """Return score histograms of the test part, for a sum over sites under secure aggregation.
 
     All counts are zero for a model that cannot be evaluated, which can depend on one patient's image.
@@ -257,5 +259,5 @@ def histograms_of_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     hidden = site.hides("test")
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: score_histogram(np.zeros(0), np.zeros(0)) for name in names}
-    judge = lambda: histograms(policy, *scored(task, "test"), hidden)  # noqa: E731
+    judge = lambda: make_score_histograms(policy, *score_part(task, "test"), hidden)  # noqa: E731
     return LIMITED_FIGURES.computed(task, judge, nothing) or nothing

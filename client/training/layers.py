@@ -6,12 +6,17 @@ from functools import partial
 
 import numpy as np
 
-from client.site.disclosure import few_of_rows, released_statistics
+from client.site.disclosure import few_of_rows, limit_statistics
 from client.site.site import Site
 from client.training.figures import LIMITED_FIGURES, validation_figures_leave
-from client.training.local_round import client_context, evaluated_reply, trained_reply, update_of
+from client.training.local_round import (
+    answer_evaluate_request,
+    answer_train_request,
+    compute_update,
+    make_client_context,
+)
 from client.training.privacy import PrivacyBudget
-from client.training.secure_aggregation import Masks, SecureAggregation
+from client.training.secure_aggregation import HeldUpdates, SecureAggregation
 from client.training.task import LocalResult, LocalTask, RoundLayer, Train
 from common.config import Plan, plan_of_text
 from common.errors import BadInput, WireError
@@ -23,27 +28,29 @@ from strategies.local.updates import clipped, compressed
 from strategies.registry import site_method
 
 
-def train_round(site: Site, request: TrainRequest, masks: Masks | None = None) -> TrainReply:
+def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
     """Answer a request to train, through the layers that its plan and the site's policy turn on.
 
     Args:
         masks: Holds updates back until they are masked; None where no plan may ask for secure aggregation.
     """
     plan = plan_of_text(request.plan)
-    layers = layers_of(site, plan, site_method(site.name, request.plan), masks)
-    answer: Callable[[TrainRequest], TrainReply] = partial(trained_reply, site, layers=layers)
+    layers = layers_for_plan(site, plan, site_method(site.name, request.plan), masks)
+    answer: Callable[[TrainRequest], TrainReply] = partial(answer_train_request, site, layers=layers)
     for layer in reversed(layers):
         answer = partial(layer.answer, answer)
     return answer(request)
 
 
-def evaluate_round(site: Site, request: EvaluateRequest, masks: Masks | None = None) -> EvaluateReply:
+def evaluate_round(site: Site, request: EvaluateRequest, masks: HeldUpdates | None = None) -> EvaluateReply:
     """Answer a request to evaluate, through the same layers as :func:`train_round`."""
     plan = plan_of_text(request.plan)
-    return evaluated_reply(site, request, layers_of(site, plan, site_method(site.name, request.plan), masks))
+    return answer_evaluate_request(
+        site, request, layers_for_plan(site, plan, site_method(site.name, request.plan), masks)
+    )
 
 
-def layers_of(site: Site, plan: Plan, method: SiteMethod, masks: Masks | None) -> list[RoundLayer]:
+def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdates | None) -> list[RoundLayer]:
     """Return the layers of a plan at a site, the outermost first; none in a plain run without limits."""
     privacy, parameters = plan.privacy, method.parameters
     layers: list[RoundLayer] = []
@@ -101,7 +108,7 @@ class DisclosureLimits(RoundLayer):
         """Remove the statistics that rest on few patients."""
         result, policy = train(task, request), task.site.policy
         few = few_of_rows(task.site.train, task.network.class_names, policy)
-        statistics = released_statistics(result.statistics, task.method.traffic.statistics, few, policy)
+        statistics = limit_statistics(result.statistics, task.method.traffic.statistics, few, policy)
         loss = result.train_loss if validation_figures_leave(task) else None
         return replace(result, statistics=statistics, train_loss=loss)
 
@@ -131,15 +138,15 @@ class HiddenFailures(RoundLayer):
             raise
         except self.hidden as error:
             task.site.tell(f"nothing of this round is in the update: {error}")
-            return _without_change(task, request)
+            return _zero_update_result(task, request)
 
 
-def _without_change(task: LocalTask, request: TrainRequest) -> LocalResult:
+def _zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
     plan, network, received = task.plan, task.network, task.received
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     statistics: Arrays = {}
     if task.method.traffic.statistics:  # of the received model; noise is on them, as on all that leaves
-        local = task.method.local_round(client_context(task, request))
+        local = task.method.local_round(make_client_context(task, request))
         statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
     return LocalResult(
         state=received,
@@ -148,5 +155,5 @@ def _without_change(task: LocalTask, request: TrainRequest) -> LocalResult:
         optimizer=optimizer_for(network, plan.training, plan.training.lr),
         notes=task.memory.notes,
         statistics=statistics,
-        update=update_of(task, request, received),
+        update=compute_update(task, request, received),
     )

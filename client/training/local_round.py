@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from client.site.memory import Memory
+from client.site.memory import SiteMemory
 from client.site.site import Site
 from client.training.task import Evaluate, LocalResult, LocalTask, RoundLayer, Train, prepare_task
 from common.errors import WireError, quoted
@@ -50,7 +50,7 @@ from strategies.local.training import (
 )
 
 
-def trained_reply(site: Site, request: TrainRequest, layers: Sequence[RoundLayer] = ()) -> TrainReply:
+def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[RoundLayer] = ()) -> TrainReply:
     """Take part in one round; the site's memory of it is on disk before the answer leaves.
 
     Args:
@@ -65,7 +65,7 @@ def trained_reply(site: Site, request: TrainRequest, layers: Sequence[RoundLayer
         step = partial(layer.train, step)
     result = step(task, request)
     if not request.ranks:
-        remember(task, request, received.own, result)
+        write_round_memory(task, request, received.own, result)
     return TrainReply(
         run=request.run,
         round=request.round,
@@ -94,7 +94,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
     plan, network = task.plan, task.network
     with reproducible(seed_of(plan.run.seed, request.round, task.site.name), plan.training.threads) as generator:
         validation = task.examples("validation") if task.validation_chooses else None  # see StopCriterion
-        local = task.method.local_round(client_context(task, request))
+        local = task.method.local_round(make_client_context(task, request))
         if task.warms_up:
             warm_up(task, validation, generator)
         trained, optimizer = fine_tune(task, request, local, validation, generator)
@@ -111,17 +111,17 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         optimizer=optimizer,
         notes=local.notes(network),
         statistics=statistics,
-        update=update_of(task, request, state),
+        update=compute_update(task, request, state),
     )
 
 
-def client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
+def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
     """Return the context from which the method makes its half of this round."""
     examples, notes = task.examples("train"), task.memory.notes
     return ClientContext(task.network, examples, request.statistics, notes, request.round, task.plan.training)
 
 
-def training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
+def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
     """Return the data and settings of a training."""
     frozen, plan = Frozen(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
     return TrainingTask(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
@@ -134,7 +134,7 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
         return
     optimizer = optimizer_for(network, spec, method.warm_up.lr)
     minimised = method.training_loss(task.examples("train"), spec)
-    exercise = training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
+    exercise = make_training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_state(network), float("inf")
     for _ in range(method.warm_up.epochs):
         losses = train_epoch(network, exercise, optimizer, generator)
@@ -154,7 +154,7 @@ def fine_tune(
     optimizer = optimizer_for(network, spec, spec.lr * factor)
     if task.plan.keeps_optimizer:
         restore_optimizer(network, optimizer, task.memory.optimizer)
-    exercise = training_task(task, local)
+    exercise = make_training_task(task, local)
     if request.ranks:
         exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
     elif method.settling is not None:
@@ -163,14 +163,16 @@ def fine_tune(
     return train(network, exercise, optimizer, generator), optimizer
 
 
-def update_of(task: LocalTask, request: TrainRequest, trained: ModelState) -> Groups:
+def compute_update(task: LocalTask, request: TrainRequest, trained: ModelState) -> Groups:
     """Return the update that leaves; nothing where sites are only ranked."""
     if request.ranks:
         return Groups()
-    return difference(trained, task.received, task.method, task.site.declaration.canonical)
+    return compute_model_difference(trained, task.received, task.method, task.site.declaration.canonical)
 
 
-def difference(trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]) -> Groups:
+def compute_model_difference(
+    trained: ModelState, received: ModelState, method: SiteMethod, annotated: tuple[str, ...]
+) -> Groups:
     """Return new minus received, for the groups and head rows that the method averages."""
     sent = method.rows_sent(trained.head.class_names, annotated)
     now, before = trained.head.rows(sent), received.head.rows(sent)
@@ -185,7 +187,7 @@ def difference(trained: ModelState, received: ModelState, method: SiteMethod, an
 # ---------------------------------------------------------------------- evaluation
 
 
-def evaluated_reply(site: Site, request: EvaluateRequest, layers: Sequence[RoundLayer] = ()) -> EvaluateReply:
+def answer_evaluate_request(site: Site, request: EvaluateRequest, layers: Sequence[RoundLayer] = ()) -> EvaluateReply:
     """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part.
 
     Args:
@@ -199,17 +201,17 @@ def evaluated_reply(site: Site, request: EvaluateRequest, layers: Sequence[Round
 
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, the best one that the site holds."""
-    reply = task.figures.computed(task, partial(_evaluated, task, request), None)
-    return reply or _evaluation(task, request, Validation(), {})
+    reply = task.figures.computed(task, partial(_evaluate_and_reply, task, request), None)
+    return reply or _make_evaluate_reply(task, request, Validation(), {})
 
 
-def _evaluated(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
+def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     site, plan, figures = task.site, task.plan, task.figures
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         own = task.validated()
         if not request.test:
             images, correct = figures.test_counts(task)
-            reply = _evaluation(task, request, figures.validation(task, own), {})
+            reply = _make_evaluate_reply(task, request, figures.validation(task, own), {})
             return replace(reply, test_images=images, test_correct=correct)
         if task.method.keeps_local_parts:
             load_best_parts(task, request, own)
@@ -217,7 +219,7 @@ def _evaluated(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
             save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
         metrics, tested = figures.test(task)
         chosen_on = figures.validation_histograms(task)
-        reply = _evaluation(task, request, figures.validation(task, own), metrics)
+        reply = _make_evaluate_reply(task, request, figures.validation(task, own), metrics)
     return replace(
         reply,
         told_classes=tuple(tested),
@@ -229,7 +231,7 @@ def _evaluated(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     )
 
 
-def _evaluation(
+def _make_evaluate_reply(
     task: LocalTask, request: EvaluateRequest, validation: Validation, metrics: Mapping[str, ClassMetrics]
 ) -> EvaluateReply:
     """Return a reply with these figures; NaN for a metric that is not defined."""
@@ -263,7 +265,7 @@ def _evaluation(
 # ---------------------------------------------------------------------- parts that never leave the site
 
 
-def local_parts(state: ModelState, method: SiteMethod) -> Groups:
+def select_local_parts(state: ModelState, method: SiteMethod) -> Groups:
     """Return the groups that are trained at the site and never leave it."""
     return Groups(
         None if method.traffic.trunk else state.trunk,
@@ -272,7 +274,7 @@ def local_parts(state: ModelState, method: SiteMethod) -> Groups:
     )
 
 
-def remember(task: LocalTask, request: TrainRequest, received: Validation, result: LocalResult) -> None:
+def write_round_memory(task: LocalTask, request: TrainRequest, received: Validation, result: LocalResult) -> None:
     """Write the site's memory of this round, if the method or the optimiser has any.
 
     Args:
@@ -282,7 +284,7 @@ def remember(task: LocalTask, request: TrainRequest, received: Validation, resul
     keeps_optimizer = task.plan.keeps_optimizer
     if not (method.keeps_local_parts or keeps_optimizer or result.notes or result.unsent.trunk is not None):
         return
-    before = local_parts(task.received, method)
+    before = select_local_parts(task.received, method)
     if method.selection == "site":
         loss = selection_loss(task, received)
         if loss is not None and loss < memory.best_loss:
@@ -293,7 +295,7 @@ def remember(task: LocalTask, request: TrainRequest, received: Validation, resul
         replace(
             memory,
             round=request.round,
-            parts=local_parts(result.state, method),
+            parts=select_local_parts(result.state, method),
             evaluated=before,
             evaluated_round=request.round - 1,
             optimizer=optimizer_arrays(task.network, result.optimizer) if keeps_optimizer else {},
@@ -319,7 +321,7 @@ def load_best_parts(task: LocalTask, request: Request, last: Validation) -> None
     write_state(task.network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
-def parts_in_best_round(memory: Memory, request: Request, now: Groups) -> Groups | None:
+def parts_in_best_round(memory: SiteMemory, request: Request, now: Groups) -> Groups | None:
     """Return the site's own parts of the federation's best round; None where a lost disk held them.
 
     The parts change only in rounds in which the site counted: after the last of these they are the present parts.

@@ -37,7 +37,7 @@ class BudgetEntry:
     """The cost of one reply that may have left.
 
     Attributes:
-        request: The :func:`fingerprint` of the request that it answers.
+        request: The :func:`hash_request` of the request that it answers.
     """
 
     run: str
@@ -53,12 +53,12 @@ class BudgetEntry:
         return Steps(self.noise_multiplier, self.sample_rate, self.count)
 
 
-def fingerprint(request: TrainRequest) -> str:
+def hash_request(request: TrainRequest) -> str:
     """Return the SHA-256 of a request's content."""
     digest = hashlib.sha256()
     plain = (request.run, request.round, request.plan, request.contract, request.counted, request.best)
     digest.update(json.dumps([*plain, list(request.class_names)]).encode())
-    for name, array in sorted({**request.model.named(), **_prefixed("told", request.statistics)}.items()):
+    for name, array in sorted({**request.model.named(), **_add_prefix("told", request.statistics)}.items()):
         digest.update(f"\0{name}\0{list(array.shape)}\0".encode())
         digest.update(array.astype("<f4", copy=False).tobytes())
     return digest.hexdigest()
@@ -90,12 +90,12 @@ class PrivacyBudgetLedger:
 
     def epsilon(self, delta: float, more: Sequence[Steps] = ()) -> float:
         """Return the cost of all runs, with ``more`` steps on top."""
-        return epsilon_of(_joined([*(entry.steps for entry in self.entries), *more]), delta, "prv")
+        return epsilon_of(_join_equal_steps([*(entry.steps for entry in self.entries), *more]), delta, "prv")
 
     def epsilon_of_run(self, run: str, delta: float, accountant: Accountant, more: Sequence[Steps] = ()) -> float:
         """Return the cost of one run, with ``more`` steps on top."""
         steps = [*(entry.steps for entry in self.entries if entry.run == run), *more]
-        return epsilon_of(_joined(steps), delta, accountant)
+        return epsilon_of(_join_equal_steps(steps), delta, accountant)
 
     def reply_to(self, request: str) -> PaidReply | None:
         """Return the reply to this request, if it is the last one that was answered."""
@@ -112,7 +112,7 @@ class PrivacyBudgetLedger:
 
     def note_reply(self, entry: BudgetEntry, paid: PaidReply) -> None:
         """Write down a reply and its cost, before the reply leaves."""
-        write_atomically(self._reply_path, _saved(paid, entry.request), durable=self._durable)
+        write_atomically(self._reply_path, _serialize_reply(paid, entry.request), durable=self._durable)
         self.note(entry)
 
     def note(self, entry: BudgetEntry, *, once: bool = False) -> None:
@@ -136,7 +136,7 @@ class PrivacyBudgetLedger:
         return self._folder / "last-reply.safetensors"
 
 
-def _joined(steps: Sequence[Steps]) -> list[Steps]:
+def _join_equal_steps(steps: Sequence[Steps]) -> list[Steps]:
     """Add up steps of equal noise and sample rate, which an accountant counts at once."""
     counts: dict[tuple[float, float], int] = {}
     for step in steps:
@@ -145,11 +145,11 @@ def _joined(steps: Sequence[Steps]) -> list[Steps]:
     return [Steps(noise, rate, count) for (noise, rate), count in counts.items()]
 
 
-def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
+def _add_prefix(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
-def _saved(paid: PaidReply, request: str) -> bytes:
+def _serialize_reply(paid: PaidReply, request: str) -> bytes:
     reply = paid.reply
     facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
     head = reply.update.head
@@ -159,22 +159,22 @@ def _saved(paid: PaidReply, request: str) -> bytes:
         "classes": list(head.class_names) if head else [],
         "form": reply.update.form,
     }
-    arrays = {**_prefixed("update", reply.update.named()), **_prefixed("statistics", reply.statistics)}
+    arrays = {**_add_prefix("update", reply.update.named()), **_add_prefix("statistics", reply.statistics)}
     return save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})
 
 
-def ledger_of(site: Site) -> PrivacyBudgetLedger:
+def open_ledger(site: Site) -> PrivacyBudgetLedger:
     """Return the ledger of a site."""
     return PrivacyBudgetLedger(site.folder, durable=site.durable)
 
 
 def privacy_status(site: Site) -> dict[str, float | None]:
     """Return the cost of all runs, for the site's status."""
-    ledger, policy = ledger_of(site), site.policy
+    ledger, policy = open_ledger(site), site.policy
     if not ledger.entries and policy.epsilon is None:
         return {}
     spent = ledger.epsilon(policy.delta)
-    return {"epsilon": _finite(spent), "delta": policy.delta, "budget": policy.epsilon}
+    return {"epsilon": _finite_or_none(spent), "delta": policy.delta, "budget": policy.epsilon}
 
 
 def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
@@ -186,7 +186,7 @@ def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
     protection, budget = protection_of(plan, method, site.train_samples), site.policy.epsilon
     if protection is None or budget is None:
         return
-    after = ledger_of(site).epsilon(site.policy.delta, [protection.cost])
+    after = open_ledger(site).epsilon(site.policy.delta, [protection.cost])
     if after > budget:
         spent = f"another round would bring what all runs have cost to epsilon {after:.2f}"
         problem = f"{spent}; this site allows {budget:g}."
@@ -215,7 +215,7 @@ class PrivacyBudget(RoundLayer):
             BadInput: If the round would cost more than the site's policy allows.
         """
         site, plan, cost = self.site, self.plan, self.protection.cost
-        ledger, digest, section = ledger_of(site), fingerprint(request), plan.privacy
+        ledger, digest, section = open_ledger(site), hash_request(request), plan.privacy
         entry = BudgetEntry(request.run, request.round, digest, cost.noise_multiplier, cost.sample_rate, cost.count)
         if (paid := ledger.reply_to(digest)) is not None:
             ledger.note(entry, once=True)
@@ -230,7 +230,7 @@ class PrivacyBudget(RoundLayer):
             except (Exception, OutOfTime):
                 ledger.note(entry)  # an error in the middle may be an answer too
                 raise
-            reply = replace(reply, epsilon=_finite(spent))
+            reply = replace(reply, epsilon=_finite_or_none(spent))
             if not site.policy.metrics_outside_privacy:
                 # The number of epochs that a loss took to settle depends on the data, as the time does.
                 reply = replace(reply, epochs=plan.training.epochs, seconds=0.0)
@@ -273,5 +273,5 @@ class PrivacyBudget(RoundLayer):
             raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
 
 
-def _finite(epsilon: float) -> float | None:
+def _finite_or_none(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None

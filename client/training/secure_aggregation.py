@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from client.gate.policy_rules import RequestedWork, reply_verdict
 from client.site.site import Site
-from client.training.figures import histograms_of_sum
+from client.training.figures import test_histograms_for_sum
 from client.training.task import Evaluate, LocalTask, RoundLayer
 from common.config import Plan
 from common.errors import quoted
@@ -60,7 +60,7 @@ class HeldUpdate:
     left: bytes | None
 
 
-class Masks:
+class HeldUpdates:
     """The updates that the sites of this process hold until they are masked: one a site, in memory only.
 
     Args:
@@ -115,7 +115,7 @@ class Masks:
 class SecureAggregation(RoundLayer):
     """Holds updates, and counts of test scores, back until they are masked."""
 
-    masks: Masks
+    masks: HeldUpdates
     site: Site
     plan: Plan
     method: SiteMethod
@@ -133,9 +133,13 @@ class SecureAggregation(RoundLayer):
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = shares_of(plan, method)
-        terms = replace(_terms(site, request, method, shares), largest=max_update_value(plan, method), shares=shares)
+        terms = replace(
+            _make_participation_terms(site, request, method, shares),
+            largest=max_update_value(plan, method),
+            shares=shares,
+        )
         if shares is not None:
-            terms = replace(terms, noise=share_keys(site, plan, request.round))
+            terms = replace(terms, noise=noise_share_keys(site, plan, request.round))
         masking = SiteRound(request.run, request.round, site.name, reply.update, terms)
         self.masks.hold(site, HeldUpdate(masking, site.memory(request.run).digest(request.round)))
         if masking.cut:
@@ -156,17 +160,17 @@ class SecureAggregation(RoundLayer):
         if not request.test:
             return reply
         self.masks.forget(self.site)
-        if not (histograms := histograms_of_sum(task)):
+        if not (histograms := test_histograms_for_sum(task)):
             return reply
         names, counts = histogram_rows(histograms)
-        terms = replace(_terms(self.site, request, self.method, None), counts=True)
+        terms = replace(_make_participation_terms(self.site, request, self.method, None), counts=True)
         update = Groups(head=Head(names, counts[:, :-1], counts[:, -1]))
         masking = SiteRound(request.run, TEST_ROUND, self.site.name, update, terms)
         self.masks.hold(self.site, HeldUpdate(masking, None))
         return replace(reply, masked_classes=names)
 
 
-def _terms(
+def _make_participation_terms(
     site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod, shares: NoiseShares | None
 ) -> ParticipationTerms:
     """Return the terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
@@ -176,12 +180,12 @@ def _terms(
         identity=site.identity,
         peers=site.policy.peers,
         cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
-        digest=asked_of(site, request, method),
-        masked=masked_rounds_of(site, shares),
+        digest=digest_request(site, request, method),
+        masked=open_masked_rounds(site, shares),
     )
 
 
-def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
+def noise_share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
     """Return a function that returns the key of a share of noise, given a description of what the share covers.
 
     The key follows from a secret of the site, which is drawn at first use: a round that is masked again after a kill
@@ -197,14 +201,14 @@ def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], byt
     return lambda covered: hmac.digest(secret, covered.encode(), hashlib.sha256)
 
 
-def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRounds:
+def open_masked_rounds(site: Site, shares: NoiseShares | None = None) -> MaskedRounds:
     """Return the record of rounds that a site has masked; an empty one where its policy allows any difference."""
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRounds()
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 
 
-def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
+def _previous_agreement(site: Site, request: TrainRequest | EvaluateRequest) -> str:
     """Return the agreement of the sites in the round whose memory a site trained from; empty for none.
 
     Sites whose local parts belong to other rounds must not be summed. The number of a round is not enough: of two
@@ -214,7 +218,7 @@ def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
     return "" if agreed is None else f"round {request.counted}: {agreed}"
 
 
-def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> RequestDigest:
+def digest_request(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMethod) -> RequestDigest:
     """Return hashes of a request, which the sites of a round compare before they mask.
 
     The trunk must be the same at all sites. Head rows and statistics by class are compared for classes that two sites
@@ -224,7 +228,9 @@ def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: SiteMe
     statistics = request.statistics if isinstance(request, TrainRequest) else NO_ARRAYS
     test = [] if isinstance(request, TrainRequest) else ["test"]
     # By their names too: what a method does not find under its name could make a change of zero.
-    plan = json.dumps([request.plan, request.contract, rows, _past(site, request), sorted(statistics), *test])
+    plan = json.dumps(
+        [request.plan, request.contract, rows, _previous_agreement(site, request), sorted(statistics), *test]
+    )
     annotated = request.class_names if rows else site.declaration.canonical
     own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]

@@ -7,9 +7,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from client.site.memory import Memory, MemoryFolder
+from client.site.memory import MemoryFolder, SiteMemory
 from client.site.site import Site
-from client.training.features import NetworkOnFeatures, features_of, trains_on_features
+from client.training.features import NetworkOnFeatures, feature_cache_of, trains_on_features
 from client.training.figures import ALL_FIGURES, Figures
 from common.config import Plan, plan_of_text
 from common.data.images.pixels import Pixels, at_rows
@@ -49,7 +49,7 @@ class LocalTask:
     whole: SplitNetwork
     received: ModelState
     folder: MemoryFolder
-    memory: Memory
+    memory: SiteMemory
     warms_up: bool
     figures: Figures = ALL_FIGURES
     validation_chooses: bool = True
@@ -70,7 +70,7 @@ class LocalTask:
         pixels = self.site.pixels(part)
         if self.network is self.whole:
             return pixels
-        return features_of(self.site).of(self.whole, part, pixels, self.plan)
+        return feature_cache_of(self.site).of(self.whole, part, pixels, self.plan)
 
     def validated(self) -> Validation:
         """Validate the network in its present state; classes of few patients do not count in the AUROC."""
@@ -150,7 +150,9 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
         # Training writes over that memory, and no site could say afterwards which it went on from.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
     memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
-    network = empty_network(plan.model, request.class_names, site.device, plan.training.memory_format, site.gpus)
+    network = network_without_values(
+        plan.model, request.class_names, site.device, plan.training.memory_format, site.gpus
+    )
     fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.filled_from(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))
@@ -185,7 +187,7 @@ def cached_networks(spec: ModelSpec, device: str) -> CachedNetworks:
     return CachedNetworks({(): on_device(build(spec, ("",), seed=0), device)})
 
 
-def empty_network(
+def network_without_values(
     spec: ModelSpec,
     class_names: tuple[str, ...],
     device: str,
@@ -206,7 +208,7 @@ def empty_network(
         in_format(networks[()], memory_format)  # all have its backbone and neck
         cache.memory_format = memory_format
     if class_names not in networks:
-        networks[class_names] = with_new_head(networks[()], class_names, device)
+        networks[class_names] = network_with_new_head(networks[()], class_names, device)
     network = networks[class_names]
     use_gpus(network.backbone, gpus)
     unfreeze(network)
@@ -214,7 +216,7 @@ def empty_network(
     return network
 
 
-def with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
+def network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
     """Return a network around the same backbone and neck whose head has a row for each class, without values yet."""
     rows, features = len(class_names), network.head.in_features
     head = head_of(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
@@ -222,7 +224,7 @@ def with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: s
 
 
 def fill_frozen_part(network: SplitNetwork, site: Site, sent: Groups) -> None:
-    """Fill the frozen part of a network of :func:`empty_network`, from the request or from the site's disk.
+    """Fill the frozen part of a network of :func:`network_without_values`, from the request or from the site's disk.
 
     Raises:
         WireError: If the part is in neither, or the plan names another one.

@@ -13,22 +13,22 @@ from flwr.serverapp.strategy import FedAvg, Result
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, Groups
 from polyclinic.flower.checks import (
-    fitting,
-    head_of,
-    metric_means,
-    metrics_fault,
-    model_fault,
-    model_of,
-    other_rows,
-    packed,
-    uneven_metrics,
-    unpacked,
-    usable,
-    weight_of,
-    whole_numbers_kept,
-    with_head,
+    average_metrics,
+    copy_head,
+    describe_uneven_metrics,
+    explain_metrics_fault,
+    explain_model_fault,
+    filter_fitting_replies,
+    find_other_row_tensors,
+    get_model,
+    get_weight,
+    pack_arrays,
+    replace_head,
+    require_usable_replies,
+    restore_whole_numbers,
+    unpack_arrays,
 )
-from polyclinic.flower.labels import RollCall, UnknownLabels, class_names, site_name
+from polyclinic.flower.labels import LabelRollCall, UnknownLabels, check_class_names, site_name
 from polyclinic.flower.site import ANNOTATED, CLASSES, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK
 from strategies.aggregation.means import WholeHeadMean
 from strategies.local.site_method import Parameters
@@ -46,7 +46,7 @@ FEDMLP_PARAMETERS = (
 
 
 @dataclass(frozen=True)
-class Reply:
+class ReplyForMethod:
     """The part of a site's reply that a method's rules read (:class:`strategies.methods.base.SiteReply`)."""
 
     train_samples: float
@@ -93,9 +93,9 @@ class LabelledSites(FedAvg):
         if task not in get_args(Task):
             raise ValueError(f"task must be one of {list(get_args(Task))}, got {task!r}")
         self.method = self.method_class(parameters, task)
-        self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn") or metric_means
-        self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn") or metric_means
-        self.head, self.classes, self.task = head, class_names(classes), task
+        self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn") or average_metrics
+        self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn") or average_metrics
+        self.head, self.classes, self.task = head, check_class_names(classes), task
         self._timeout, self._in_start, self._round = 3600.0, False, -1
         self.begin(ArrayRecord())
 
@@ -106,7 +106,7 @@ class LabelledSites(FedAvg):
             arrays: The initial model.
         """
         needs_counts = self.method.site.traffic.label_counts
-        self.roll_call = RollCall(self.classes, needs_counts=needs_counts, exclusive=self.task == "multi_class")
+        self.roll_call = LabelRollCall(self.classes, needs_counts=needs_counts, exclusive=self.task == "multi_class")
         self.statistics: Arrays = {}
         self._sent, self._start = arrays, secrets.token_hex(8)
         self._nodes, self._called, self._warned = list[int](), set[int](), set[str]()
@@ -154,7 +154,7 @@ class LabelledSites(FedAvg):
                 later and does not is left out with a warning.
         """
         self.refuse_wrapper()
-        head_of(arrays, self.head, self.classes)  # refuse a wrong name before a site trains for an hour
+        copy_head(arrays, self.head, self.classes)  # refuse a wrong name before a site trains for an hour
         if server_round <= self._round or not self._sent:  # a wrapper's start is not ours, rounds tell both
             self.begin(arrays)
         self._round, self._sent, self._called = server_round, arrays, set()
@@ -177,20 +177,22 @@ class LabelledSites(FedAvg):
             RuntimeError: If no site's reply can be used.
         """
         self.refuse_wrapper()
-        ordered = sorted(replies, key=_node)  # the same bits no matter who was first
-        fit = usable(server_round, ordered, self._nodes, self._timeout, self.fault_in)
+        ordered = sorted(replies, key=_source_node)  # the same bits no matter who was first
+        fit = require_usable_replies(server_round, ordered, self._nodes, self._timeout, self.fault_in)
         self.warn_uneven(fit, self.train_metrics_aggr_fn)
         arrays, metrics = super().aggregate_train(server_round, fit)
         trained = [reply for reply in fit if not reply.has_error()]
         if arrays is None or not trained:
             return arrays, metrics
         self.learn(trained)
-        return self._with_owners_rows(whole_numbers_kept(arrays, list(map(model_of, trained))), trained), metrics
+        return self._with_owners_rows(restore_whole_numbers(arrays, list(map(get_model, trained))), trained), metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Combine the replies that have metrics and a weight; a warning names the node of every other one."""
-        fit = fitting(
-            server_round, sorted(replies, key=_node), lambda reply: metrics_fault(reply, self.weighted_by_key)
+        fit = filter_fitting_replies(
+            server_round,
+            sorted(replies, key=_source_node),
+            lambda reply: explain_metrics_fault(reply, self.weighted_by_key),
         )
         self.warn_uneven(fit, self.evaluate_metrics_aggr_fn)
         return super().aggregate_evaluate(server_round, fit)
@@ -213,8 +215,8 @@ class LabelledSites(FedAvg):
 
     def warn_uneven(self, replies: Sequence[Message], function: object) -> None:
         """Warn of metrics that not every site sent, where our own means are used."""
-        if function is metric_means:
-            self.warn(*uneven_metrics(replies))
+        if function is average_metrics:
+            self.warn(*describe_uneven_metrics(replies))
 
     def warn(self, *texts: str) -> None:
         """Warn of each thing once in a start."""
@@ -227,16 +229,16 @@ class LabelledSites(FedAvg):
         """Return why a reply to training cannot be used; an empty string where it can."""
         if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
             return "it needs one ArrayRecord and one MetricRecord"
-        if fault := metrics_fault(reply, self.weighted_by_key) or model_fault(
-            model_of(reply), self._sent, self.head, self.classes
+        if fault := explain_metrics_fault(reply, self.weighted_by_key) or explain_model_fault(
+            get_model(reply), self._sent, self.head, self.classes
         ):
             return fault
         try:
             statistics = self.statistics_in(reply)
         except ValueError as error:
             return str(error)
-        features = head_of(self._sent, self.head, self.classes).features
-        site = site_name(_node(reply))
+        features = copy_head(self._sent, self.head, self.classes).features
+        site = site_name(_source_node(reply))
         for name, shape in self.method.statistics_shape(self.round_context(), site, features).items():
             if name not in statistics or statistics[name].shape != shape:
                 return f"its {name} have the shape {statistics[name].shape if name in statistics else ()}, not {shape}"
@@ -254,12 +256,14 @@ class LabelledSites(FedAvg):
             raise ValueError(
                 f"it sent no {STATISTICS!r}: use FedMLPSite and put what its finish() returns into the reply"
             )
-        return unpacked(reply.content.config_records[STATISTICS])
+        return unpack_arrays(reply.content.config_records[STATISTICS])
 
     def learn(self, replies: Sequence[Message]) -> None:
         """Let the method aggregate the statistics of replies in ascending order of nodes."""
         by_site = {
-            site_name(_node(reply)): Reply(weight_of(reply, self.weighted_by_key), self.statistics_in(reply))
+            site_name(_source_node(reply)): ReplyForMethod(
+                get_weight(reply, self.weighted_by_key), self.statistics_in(reply)
+            )
             for reply in replies
         }
         self.statistics = self.method.aggregate_statistics(self.round_context(), by_site)
@@ -275,8 +279,8 @@ class LabelledSites(FedAvg):
             return []
         self._call_the_roll(grid)
         statistics_for = self.method.statistics_for(self.round_context())
-        answered = [message for message in messages if _destination(message) in self.roll_call.answers]
-        return [self._for_site(message, statistics_for(site_name(_destination(message)))) for message in answered]
+        answered = [message for message in messages if _destination_node(message) in self.roll_call.answers]
+        return [self._for_site(message, statistics_for(site_name(_destination_node(message)))) for message in answered]
 
     def _call_the_roll(self, grid: Grid) -> None:
         """Ask every new node; once some sites are known, one that cannot answer is left out with the reason."""
@@ -293,7 +297,7 @@ class LabelledSites(FedAvg):
             self.warn(f"no site labels {unowned}")
 
     def _for_site(self, message: Message, statistics: Arrays) -> Message:
-        node, received, site = _destination(message), message.content, self.method.site
+        node, received, site = _destination_node(message), message.content, self.method.site
         labelled = self.roll_call.answers[node].classes
         config = ConfigRecord(
             {
@@ -310,32 +314,32 @@ class LabelledSites(FedAvg):
         arrays = received.array_records[self.arrayrecord_key]
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         if statistics:
-            content[STATISTICS] = packed(statistics)
+            content[STATISTICS] = pack_arrays(statistics)
         return Message(content, message_type=message.metadata.message_type, dst_node_id=node)
 
     def _with_owners_rows(self, arrays: ArrayRecord, replies: Sequence[Message]) -> ArrayRecord:
         """Return the model with rows that not every site labels averaged over their owners, if the method does so."""
-        owned = {_node(reply): self.roll_call.answers[_node(reply)].classes for reply in replies}
+        owned = {_source_node(reply): self.roll_call.answers[_source_node(reply)].classes for reply in replies}
         partial = [name for name in self.classes if not all(name in classes for classes in owned.values())]
         if self.method.head_mean is WholeHeadMean or not partial:
             return arrays
-        head = head_of(arrays, self.head, self.classes)
+        head = copy_head(arrays, self.head, self.classes)
         owners = self.method.head_mean(self.classes, head.features)
         for reply in replies:
-            rows = head_of(model_of(reply), self.head, self.classes).rows(owned[_node(reply)])
-            owners.add(rows, weight_of(reply, self.weighted_by_key))
-        (weight, bias, is_sent), before = owners.mean, head_of(self._sent, self.head, self.classes)
+            rows = copy_head(get_model(reply), self.head, self.classes).rows(owned[_source_node(reply)])
+            owners.add(rows, get_weight(reply, self.weighted_by_key))
+        (weight, bias, is_sent), before = owners.mean, copy_head(self._sent, self.head, self.classes)
         for row in map(self.classes.index, partial):
             head.weight[row] = weight[row] if is_sent[row] else before.weight[row]
             head.bias[row] = bias[row] if is_sent[row] else before.bias[row]
-        return with_head(arrays, self.head, head)
+        return replace_head(arrays, self.head, head)
 
 
-def _node(reply: Message) -> int:
+def _source_node(reply: Message) -> int:
     return reply.metadata.src_node_id
 
 
-def _destination(message: Message) -> int:
+def _destination_node(message: Message) -> int:
     return message.metadata.dst_node_id
 
 
@@ -362,7 +366,7 @@ class SurgicalAggregation(LabelledSites):
     def begin(self, arrays: ArrayRecord) -> None:
         """Forget what an earlier start left; warn of tensors with a row for each class that all sites average."""
         super().begin(arrays)
-        if rows := other_rows(arrays, self.head, self.classes):
+        if rows := find_other_row_tensors(arrays, self.head, self.classes):
             self.warn(f"{rows} have a row for each class; only weight and bias are averaged over a class's owners")
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.models.network import Head
 from common.wire.records import Arrays
-from polyclinic.flower.labels import error_line
+from polyclinic.flower.labels import shorten_error
 
 log = getLogger("flwr")
 Classes = tuple[str, ...]
@@ -21,7 +21,7 @@ Classes = tuple[str, ...]
 # ---------------------------------------------------------------------- a model's head
 
 
-def near(head: str, layers: Sequence[str]) -> str:
+def suggest_layer(head: str, layers: Sequence[str]) -> str:
     """Return `` Did you mean ...?`` for the layer that is meant; an empty string where none is near."""
     whole = head.removesuffix(".weight").removesuffix(".bias")  # a tensor's name in place of its layer's
     inside = [layer for layer in layers if layer.endswith(f".{whole}")]  # _orig_mod.fc of a compiled model
@@ -29,7 +29,7 @@ def near(head: str, layers: Sequence[str]) -> str:
     return f" Did you mean {meant[0]!r}?" if meant else ""
 
 
-def head_of(arrays: ArrayRecord, head: str, classes: Classes) -> Head:
+def copy_head(arrays: ArrayRecord, head: str, classes: Classes) -> Head:
     """Copy a model's last layer; a bias that it does not have is zero.
 
     Raises:
@@ -39,7 +39,9 @@ def head_of(arrays: ArrayRecord, head: str, classes: Classes) -> Head:
         if parts := sorted(name for name in arrays if name.startswith(f"{head}.") and name != f"{head}.bias"):
             raise ValueError(f"the model has {parts} in place of {key!r}: the head must be a plain torch.nn.Linear")
         layers = sorted(name.removesuffix(".weight") for name in arrays if name.endswith(".weight"))
-        raise ValueError(f"the model has no {key!r}; its layers with weights are {layers}.{near(head, layers)}")
+        raise ValueError(
+            f"the model has no {key!r}; its layers with weights are {layers}.{suggest_layer(head, layers)}"
+        )
     weight = arrays[key].numpy()
     if weight.dtype not in (np.float32, np.float16):
         raise ValueError(f"{key!r} is {weight.dtype}; a head is float32 or float16: use model.float()")
@@ -51,7 +53,7 @@ def head_of(arrays: ArrayRecord, head: str, classes: Classes) -> Head:
     return Head(classes, weight.astype(np.float32), bias.astype(np.float32))
 
 
-def with_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
+def replace_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
     """Return a model with another head, in the types that it had."""
     rows = {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
     return ArrayRecord(
@@ -59,7 +61,7 @@ def with_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
     )
 
 
-def other_rows(arrays: ArrayRecord, head: str, classes: Classes) -> list[str]:
+def find_other_row_tensors(arrays: ArrayRecord, head: str, classes: Classes) -> list[str]:
     """Return the head's tensors beside weight and bias that have a row for each class, as LoRA's have."""
     layer = head.removesuffix(".base_layer")  # where PEFT puts the layer that it wraps
     return [
@@ -73,7 +75,9 @@ def other_rows(arrays: ArrayRecord, head: str, classes: Classes) -> list[str]:
 # ---------------------------------------------------------------------- replies
 
 
-def fitting(server_round: int, replies: Iterable[Message], fault_in: Callable[[Message], str]) -> list[Message]:
+def filter_fitting_replies(
+    server_round: int, replies: Iterable[Message], fault_in: Callable[[Message], str]
+) -> list[Message]:
     """Return the replies that can be used and those that hold an error; warn of every other reply.
 
     Args:
@@ -89,14 +93,14 @@ def fitting(server_round: int, replies: Iterable[Message], fault_in: Callable[[M
     return fit
 
 
-def usable(
+def require_usable_replies(
     server_round: int,
     replies: Sequence[Message],
     nodes: Iterable[int],
     timeout: float,
     fault_in: Callable[[Message], str],
 ) -> list[Message]:
-    """Return the replies as :func:`fitting` does, for training: without one model the run cannot go on.
+    """Return the replies as :func:`filter_fitting_replies` does, for training: without one model the run cannot go on.
 
     Args:
         nodes: Nodes that received the model.
@@ -107,50 +111,50 @@ def usable(
     """
     faults = dict.fromkeys(nodes, f"no reply within {timeout:g} s")
     for reply in replies:
-        failed = f"it failed: {error_line(reply.error.reason or '')}" if reply.has_error() else ""
+        failed = f"it failed: {shorten_error(reply.error.reason or '')}" if reply.has_error() else ""
         faults[reply.metadata.src_node_id] = failed or fault_in(reply)
     if faults and all(faults.values()):
         reasons = [f"node {node}: {fault}" for node, fault in sorted(faults.items())]
         raise RuntimeError("\n".join([f"round {server_round}: no reply can be used:", *reasons]))
-    return fitting(server_round, replies, lambda reply: faults[reply.metadata.src_node_id])
+    return filter_fitting_replies(server_round, replies, lambda reply: faults[reply.metadata.src_node_id])
 
 
-def model_of(reply: Message) -> ArrayRecord:
+def get_model(reply: Message) -> ArrayRecord:
     """Return the one model of a reply, under any name."""
     return next(iter(reply.content.array_records.values()))
 
 
-def metrics_of(content: RecordDict) -> MetricRecord:
+def get_metrics(content: RecordDict) -> MetricRecord:
     """Return the one record of metrics of a reply, under any name."""
     return next(iter(content.metric_records.values()))
 
 
-def weight_of(reply: Message, key: str) -> float:
-    """Return the weight of a reply in a mean; :func:`metrics_fault` checks it.
+def get_weight(reply: Message, key: str) -> float:
+    """Return the weight of a reply in a mean; :func:`explain_metrics_fault` checks it.
 
     Args:
         key: Name of the weight in the metrics.
     """
-    weight: Any = metrics_of(reply.content)[key]
+    weight: Any = get_metrics(reply.content)[key]
     return float(weight)
 
 
-def metrics_fault(reply: Message, key: str) -> str:
+def explain_metrics_fault(reply: Message, key: str) -> str:
     """Return why a reply's metrics cannot be averaged; an empty string where they can."""
     if len(reply.content.metric_records) != 1:
         return "it needs one MetricRecord"
-    weight = metrics_of(reply.content).get(key)
+    weight = get_metrics(reply.content).get(key)
     if not isinstance(weight, int | float):
         return f"it sent no {key!r} in its metrics"
     return "" if 0 < weight < math.inf else f"{key!r} must be above 0, got {weight}"
 
 
-def model_fault(model: ArrayRecord, sent: ArrayRecord, head: str, classes: Classes) -> str:
+def explain_model_fault(model: ArrayRecord, sent: ArrayRecord, head: str, classes: Classes) -> str:
     """Return how a trained model differs in form from the one that was sent; an empty string where it fits.
 
     An infinity that was sent, too, fits: a mask of attention holds some.
     """
-    if prefix := _prefix(model.keys(), sent.keys()):
+    if prefix := _find_name_prefix(model.keys(), sent.keys()):
         return f"its model's names begin with {prefix!r}: send the state_dict() of the model inside torch.compile()"
     if lacks := sorted(sent.keys() - model.keys()):
         return f"its model lacks {', '.join(map(repr, lacks))}"
@@ -163,13 +167,13 @@ def model_fault(model: ArrayRecord, sent: ArrayRecord, head: str, classes: Class
         if np.issubdtype(values.dtype, np.inexact) and not np.isfinite(values[values != expected]).all():
             return f"{name!r} holds values that are not finite"
     try:
-        head_of(model, head, classes)
+        copy_head(model, head, classes)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def _prefix(names: Set[str], expected: Set[str]) -> str:
+def _find_name_prefix(names: Set[str], expected: Set[str]) -> str:
     """Return what stands in front of all expected names; an empty string if nothing does."""
     first = min(expected)
     prefixes = {name.removesuffix(first) for name in names if name.endswith(first)} - {""}
@@ -179,7 +183,7 @@ def _prefix(names: Set[str], expected: Set[str]) -> str:
 # ---------------------------------------------------------------------- means
 
 
-def whole_numbers_kept(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> ArrayRecord:
+def restore_whole_numbers(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> ArrayRecord:
     """Return a mean of models with every integer and bool entry put back on which all models agree.
 
     Flower multiplies entries by weights that sum to 1 up to rounding: an index of 3 comes out as 2.9999..., which a
@@ -196,7 +200,7 @@ def whole_numbers_kept(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> Arra
     return ArrayRecord({name: with_whole_numbers(name, array) for name, array in mean.items()})
 
 
-def metric_means(contents: Sequence[RecordDict], key: str) -> MetricRecord:
+def average_metrics(contents: Sequence[RecordDict], key: str) -> MetricRecord:
     """Return the mean of each metric over the sites that sent it, by weight; Flower's own mean where all sent it.
 
     A metric of lists that differ in length has no mean and is left out.
@@ -205,26 +209,26 @@ def metric_means(contents: Sequence[RecordDict], key: str) -> MetricRecord:
         contents: Replies, each with one ``MetricRecord``.
         key: Name of the weight in it.
     """
-    every, means = [metrics_of(content) for content in contents], MetricRecord()
+    every, means = [get_metrics(content) for content in contents], MetricRecord()
     for name in dict.fromkeys(name for metrics in every for name in metrics if name != key):
         senders: list[Any] = [metrics for metrics in every if name in metrics]
         total = sum(float(metrics[key]) for metrics in senders)
         shares = [float(metrics[key]) / total for metrics in senders]
         values = [metrics[name] for metrics in senders]
         if all(isinstance(value, list) for value in values) and len(set(map(len, values))) == 1:
-            means[name] = [_weighted(column, shares) for column in zip(*values, strict=True)]
+            means[name] = [_weighted_sum(column, shares) for column in zip(*values, strict=True)]
         elif not any(isinstance(value, list) for value in values):
-            means[name] = _weighted(values, shares)
+            means[name] = _weighted_sum(values, shares)
     return means
 
 
-def _weighted(values: Sequence[float], shares: Sequence[float]) -> float:
+def _weighted_sum(values: Sequence[float], shares: Sequence[float]) -> float:
     return float(sum(value * share for value, share in zip(values, shares, strict=True)))
 
 
-def uneven_metrics(replies: Iterable[Message]) -> list[str]:
+def describe_uneven_metrics(replies: Iterable[Message]) -> list[str]:
     """Describe the metrics that not every reply has, or that differ in length."""
-    every = {reply.metadata.src_node_id: metrics_of(reply.content) for reply in replies if not reply.has_error()}
+    every = {reply.metadata.src_node_id: get_metrics(reply.content) for reply in replies if not reply.has_error()}
     notes = list[str]()
     for name in dict.fromkeys(name for metrics in every.values() for name in metrics):
         values = {node: metrics[name] for node, metrics in sorted(every.items()) if name in metrics}
@@ -239,21 +243,21 @@ def uneven_metrics(replies: Iterable[Message]) -> list[str]:
 # ---------------------------------------------------------------------- a method's statistics
 
 
-def packed(arrays: Arrays) -> ConfigRecord:
+def pack_arrays(arrays: Arrays) -> ConfigRecord:
     """Write arrays into a record that is no model: mods and means of Flower take every ``ArrayRecord`` for one."""
     return ConfigRecord({name: Array(np.asarray(value)).data for name, value in arrays.items()})
 
 
-def unpacked(record: ConfigRecord) -> dict[str, NDArray[np.float32]]:
-    """Read the arrays of :func:`packed`; entries of another kind are left out.
+def unpack_arrays(record: ConfigRecord) -> dict[str, NDArray[np.float32]]:
+    """Read the arrays of :func:`pack_arrays`; entries of another kind are left out.
 
     Raises:
         ValueError: If an entry holds no array.
     """
-    return {name: _array(data) for name, data in record.items() if isinstance(data, bytes)}
+    return {name: _parse_array(data) for name, data in record.items() if isinstance(data, bytes)}
 
 
-def _array(data: bytes) -> NDArray[np.float32]:
+def _parse_array(data: bytes) -> NDArray[np.float32]:
     try:
         return np.asarray(np.lib.format.read_array(BytesIO(data), allow_pickle=False), np.float32)
     except (EOFError, ValueError) as error:

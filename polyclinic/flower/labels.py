@@ -40,9 +40,9 @@ class SiteLabels:
     def __post_init__(self) -> None:
         if not isinstance(self.positives, Iterable):
             raise TypeError(f"positives must be a list of whole numbers, got {self.positives!r}")
-        object.__setattr__(self, "classes", class_names(self.classes))
-        object.__setattr__(self, "positives", tuple(_whole("positives", count) for count in self.positives))
-        object.__setattr__(self, "images", _whole("images", self.images))
+        object.__setattr__(self, "classes", check_class_names(self.classes))
+        object.__setattr__(self, "positives", tuple(_to_whole_number("positives", count) for count in self.positives))
+        object.__setattr__(self, "images", _to_whole_number("images", self.images))
         if self.positives and len(self.positives) != len(self.classes):
             raise ValueError(f"{len(self.classes)} classes and {len(self.positives)} counts of positives")
         if any(not 0 <= count <= self.images for count in self.positives):
@@ -51,7 +51,7 @@ class SiteLabels:
             raise ValueError("positives need images above 0: leave out the node of a site without training images")
 
 
-def class_names(names: object) -> tuple[str, ...]:
+def check_class_names(names: object) -> tuple[str, ...]:
     """Check the names of classes, and return them as a tuple.
 
     Raises:
@@ -70,7 +70,7 @@ def class_names(names: object) -> tuple[str, ...]:
     return tuple(map(str, checked))
 
 
-def _whole(name: str, count: Any) -> int:
+def _to_whole_number(name: str, count: Any) -> int:
     """Return a whole number of Python, numpy or torch as an int; 3.0 is a whole number, too."""
     try:
         number = math.nan if isinstance(count, str) else float(count)
@@ -120,7 +120,7 @@ def site_name(node: int) -> str:
     return f"{node:020d}"
 
 
-class RollCall:
+class LabelRollCall:
     """The labels of all sites that have answered; a site that joins later is asked then.
 
     Args:
@@ -158,7 +158,7 @@ class RollCall:
     def _note(self, node: int, reply: Message | None, silence: str) -> str:
         """Note a node's answer; return its fault, or an empty string."""
         if reply is None or reply.has_error():
-            reason = silence if reply is None else error_line(reply.error.reason or "")
+            reason = silence if reply is None else shorten_error(reply.error.reason or "")
             return f"node {node} did not say which classes it labels: {reason}"
         record: dict[str, Any] = {"classes": (), **reply.content.config_records.get(RECORD, {})}
         try:
@@ -192,7 +192,7 @@ class RollCall:
         return counts
 
 
-def error_line(reason: str) -> str:
+def shorten_error(reason: str) -> str:
     """Return a site's error in one line: Flower's reason holds Ray's whole remote traceback.
 
     Args:

@@ -10,8 +10,8 @@ from flwr.serverapp import Grid
 
 from common.wire.records import Arrays
 from polyclinic.flower.averaging import LabelledSites
-from polyclinic.flower.checks import metrics_of, model_fault, model_of, usable
-from polyclinic.flower.labels import error_line, site_name
+from polyclinic.flower.checks import explain_model_fault, get_metrics, get_model, require_usable_replies
+from polyclinic.flower.labels import shorten_error, site_name
 from strategies.aggregation.means import mixed
 from strategies.methods import unifed
 from strategies.methods.base import SequentialMethod
@@ -52,12 +52,12 @@ class SequentialTraining(LabelledSites):
             if reply is not None:
                 replies.append(reply)
             if reply is None or reply.has_error():
-                reason = "no reply" if reply is None else error_line(reply.error.reason or "")
+                reason = "no reply" if reply is None else shorten_error(reply.error.reason or "")
                 log.log(WARNING, "round %s: node %s is skipped: %s", self._round, node, reason)
                 continue
             self._faults[node] = self.fault_in(reply)
             if not self._faults[node]:
-                model = model_of(reply)
+                model = get_model(reply)
                 self.learn([reply])
         return replies
 
@@ -72,13 +72,13 @@ class SequentialTraining(LabelledSites):
         """
         self.refuse_wrapper()
         fault_in = lambda reply: self._faults[reply.metadata.src_node_id]  # noqa: E731
-        fit = usable(server_round, list(replies), self._nodes, self._timeout, fault_in)
+        fit = require_usable_replies(server_round, list(replies), self._nodes, self._timeout, fault_in)
         trained = [reply for reply in fit if not reply.has_error()]
         if not trained:
             return None, None
         self.warn_uneven(trained, self.train_metrics_aggr_fn)
         metrics = self.train_metrics_aggr_fn([reply.content for reply in trained], self.weighted_by_key)
-        return model_of(trained[-1]), metrics
+        return get_model(trained[-1]), metrics
 
 
 class _PassingGrid:
@@ -129,7 +129,7 @@ class UniFed(SequentialTraining):
         messages = self.configure_train(0, arrays, config, grid)
         self.fraction_train = fraction
         replies = list(grid.send_and_receive(messages, timeout=self._timeout))
-        for reply in usable(0, replies, self._nodes, self._timeout, self.fault_in):
+        for reply in require_usable_replies(0, replies, self._nodes, self._timeout, self.fault_in):
             if not reply.has_error():
                 self.learn([reply])
         return super().ready(grid, arrays, config, num_rounds)
@@ -140,7 +140,7 @@ class UniFed(SequentialTraining):
         Raises:
             ValueError: If there is none.
         """
-        slope = metrics_of(reply.content).get(SLOPE)
+        slope = get_metrics(reply.content).get(SLOPE)
         if not isinstance(slope, int | float):
             raise ValueError(f"it sent no {SLOPE!r}: put polyclinic.flower.loss_slope(losses) in its metrics")
         return {"slope": np.array([slope])}
@@ -162,12 +162,12 @@ class UniFed(SequentialTraining):
         if not isinstance(trained, ArrayRecord):
             kind = type(trained).__name__
             raise TypeError(f"train_at_server must return ArrayRecord(model.state_dict()), got {kind}")
-        if fault := model_fault(trained, model, self.head, self.classes):
+        if fault := explain_model_fault(trained, model, self.head, self.classes):
             raise ValueError(f"round {server_round}: what train_at_server returned does not fit: {fault}")
-        return mixture(model, trained, self.alpha), metrics
+        return mix_models(model, trained, self.alpha), metrics
 
 
-def mixture(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
+def mix_models(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
     """Mix every floating tensor of two models; whole numbers are the sites', and infinities, which both have."""
 
     def mixed_array(key: str, array: Array) -> Array:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from common.config import TrainingSection
 from common.models.network import Model
 from common.wire.records import Arrays
-from polyclinic.flower.checks import near, packed, unpacked
+from polyclinic.flower.checks import pack_arrays, suggest_layer, unpack_arrays
 from strategies.local.objective import ClientContext, Examples
 from strategies.local.site_method import SiteMethod
 from strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
@@ -42,7 +42,7 @@ _METHODS: dict[str, type[SiteMethod]] = {
 }
 
 
-def tensor(name: str, value: object) -> Tensor:
+def require_tensor(name: str, value: object) -> Tensor:
     """Return a value that must be a tensor.
 
     Raises:
@@ -78,7 +78,7 @@ class Site:
         kind = _METHODS[self._config[METHOD]]
         parameters = kind.table.model_validate_json(self._config[PARAMETERS])
         self.method = kind(parameters.model_dump(), self._config[TASK])
-        self._statistics: Arrays = unpacked(records.get(STATISTICS, ConfigRecord()))
+        self._statistics: Arrays = unpack_arrays(records.get(STATISTICS, ConfigRecord()))
 
     def targets(self, targets: Tensor) -> Tensor:
         """Return targets as the losses take them: NaN where this site does not label the class.
@@ -91,7 +91,7 @@ class Site:
             ValueError: For another shape or value, an image of two classes that exclude one another, or of none of them
                 where this site labels all.
         """
-        rows, shape = len(self.classes), tuple(tensor("targets", targets).shape)
+        rows, shape = len(self.classes), tuple(require_tensor("targets", targets).shape)
         if len(shape) != 2 or shape[1] != rows:
             one_hot = f"; for numbers of classes use torch.nn.functional.one_hot(targets, {rows})"
             expected, hint = (shape[0] if shape else 0, rows), one_hot if len(shape) == 1 else ""
@@ -120,9 +120,9 @@ class Site:
             ValueError: For targets as in :meth:`targets`, for logits of another shape, and under ``FedSLD`` for labels
                 that the counts of all sites rule out.
         """
-        if tensor("logits", logits).ndim != 2 or logits.shape[1] != len(self.classes):
+        if require_tensor("logits", logits).ndim != 2 or logits.shape[1] != len(self.classes):
             raise ValueError(f"logits must be (batch, {len(self.classes)}), got {tuple(logits.shape)}")
-        if tensor("targets", targets).ndim == 2 and len(targets) != len(logits):
+        if require_tensor("targets", targets).ndim == 2 and len(targets) != len(logits):
             shape = tuple(logits.shape)
             raise ValueError(f"targets must be (batch, classes), {shape} here, got {tuple(targets.shape)}")
         labelled, annotated = self.targets(targets), self.annotated.to(logits.device)
@@ -175,11 +175,11 @@ class FedMLPSite(Site):
         super().__init__(message)
         if not isinstance(self.method, fedmlp.FedMLPSite):
             raise ValueError("FedMLPSite needs the strategy FedMLP; the coordinator uses another: use Site")
-        if len(tensor("images", images)) != len(tensor("targets", targets)):
+        if len(require_tensor("images", images)) != len(require_tensor("targets", targets)):
             raise ValueError(f"{len(images)} images and {len(targets)} rows of targets")
         if not len(images):
             raise ValueError("a site without training images cannot take part: leave it out")
-        self._context, self._marks = context, _marks(images)
+        self._context, self._marks = context, _compute_image_marks(images)
         self._model = HeadedModel(model, head, self.classes)
         self._model.refuse_other_head(message, self._config[HEAD])
         self._examples = Examples(images, self.targets(targets), self.annotated.to(images.device))
@@ -199,7 +199,7 @@ class FedMLPSite(Site):
         stored = self._context.state.config_records.get(TAGS, ConfigRecord())
         if stored.get(START) != self._config[START]:
             return {}
-        arrays = unpacked(stored)
+        arrays = unpack_arrays(stored)
         before = arrays["images"]
         if len(before) != len(self._marks):
             change = f"{len(self._marks)} images where there were {len(before)}"
@@ -223,7 +223,7 @@ class FedMLPSite(Site):
             TypeError: If a view is no tensor, or rows are no whole numbers.
             ValueError: If there is another number of views, or one has another number of images.
         """
-        tensor("rows", rows)
+        require_tensor("rows", rows)
         if any(not isinstance(view, Tensor) for view in views):
             raise TypeError("a view is a tensor of images: write round_loss(rows, *views)")
         if rows.ndim != 1 or rows.dtype not in (torch.int64, torch.int32):
@@ -241,16 +241,16 @@ class FedMLPSite(Site):
 
         The coordinator leaves out a reply without it. It is empty before the first stage's last round.
         """
-        tags = packed({**self._round.notes(self._model), "images": self._marks})
+        tags = pack_arrays({**self._round.notes(self._model), "images": self._marks})
         self._context.state[TAGS] = ConfigRecord({**tags, START: self._config[START]})
         modes = [(module, module.training) for module in self._model.modules()]
         statistics = self._round.statistics(self._model, np.zeros(0, np.float32))
         for module, training in modes:  # statistics are taken in evaluation mode
             module.training = training
-        return {STATISTICS: packed(statistics)}
+        return {STATISTICS: pack_arrays(statistics)}
 
 
-def _marks(images: Tensor) -> NDArray[np.float32]:
+def _compute_image_marks(images: Tensor) -> NDArray[np.float32]:
     """Return a number for each image ``(n,)`` that other images, and other orders of its pixels, rarely have."""
     ramp = torch.linspace(0, 1, max(images[0].numel(), 1), device=images.device)
     with torch.no_grad():
@@ -269,7 +269,9 @@ class HeadedModel(nn.Module):
         modules = dict(model.named_modules())
         layers = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
         if head not in modules:
-            raise ValueError(f"the model has no layer {head!r}; its linear layers are {layers}.{near(head, layers)}")
+            raise ValueError(
+                f"the model has no layer {head!r}; its linear layers are {layers}.{suggest_layer(head, layers)}"
+            )
         if head not in layers:
             raise ValueError(f"{head!r} is a {type(modules[head]).__name__}, not a torch.nn.Linear")
 

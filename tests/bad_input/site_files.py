@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.site.site_file import site_toml
+from client.site.site_file import make_site_toml
 from common.security.identity import public_line
 from common.system.toml import toml_text
 from server.coordinator.authority import make_authority
@@ -69,7 +69,7 @@ CASES = (
     Case("no folder", lambda folder: client("start", folder / "nrth")),
     Case("a quote is missing", saying('name = "north\n' + DATA)),
     Case("a path with Windows' backslashes", saying(f'{HEAD}[data]\nkind = "npz"\npath = "D:\\scans\\a.npz"\n')),
-    Case("as init wrote it, nothing filled in", saying(site_toml("north"))),
+    Case("as init wrote it, nothing filled in", saying(make_site_toml("north"))),
     Case("no name", saying(DATA)),
     Case("a name that leads elsewhere", saying(f'name = "../north"\n{DATA}')),
     Case("a name that is too long", saying(f'name = "{"n" * 201}"\n{DATA}')),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.preview.attack.adversary import Adversary, Attempt, copy_with, draw_images
+from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_images
 from client.preview.attack.counts import (
     bypass_budget,
     counts_from_digits,
@@ -25,10 +25,10 @@ from client.preview.attack.counts import (
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC
 from client.preview.attack.images import imprint_images
 from client.preview.attack.membership import likelihood_attack, matched_filter_attack
-from client.preview.attack.patients import pictures_to_place, place_by_failure, place_pictures
-from client.preview.attack.suite import ATTACKS, as_json, attempts, by_patient, write_page
+from client.preview.attack.patients import list_sought_pictures, place_by_failure, place_pictures
+from client.preview.attack.suite import ATTACKS, as_json, draw_by_patient, run_attacks, write_page
 from client.preview.data_dictionary import SENT
-from client.preview.dry_run import experiment_of
+from client.preview.dry_run import choose_experiment
 from client.site.policy import Level, Policy
 from client.site.site import Site
 from common.config import plan_of
@@ -59,10 +59,10 @@ def hospital(folder: Path, level: Level, **policy: Any) -> Site:
 
 
 def adversary(site: Site) -> Adversary:
-    return Adversary(site, Path(tempfile.mkdtemp(dir=site.folder.parent)), plan_of(experiment_of(None, site)))
+    return Adversary(site, Path(tempfile.mkdtemp(dir=site.folder.parent)), plan_of(choose_experiment(None, site)))
 
 
-def figures(attempt: Attempt) -> tuple[int, int]:
+def figures(attempt: AttackResult) -> tuple[int, int]:
     return attempt.recovered, attempt.of
 
 
@@ -92,7 +92,7 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
     level: Level, least: int, most: int, tmp_path: Path
 ) -> None:
     site = hospital(tmp_path, level)
-    attempt = imprint_images(adversary(copy_with(site, train=draw_images(site.train, 12))), size=60)
+    attempt = imprint_images(adversary(copy_site_with(site, train=draw_images(site.train, 12))), size=60)
     assert attempt.of == 12
     assert least <= attempt.recovered <= most
     assert len(attempt.pictures) == attempt.recovered or attempt.recovered < 12
@@ -101,7 +101,7 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
 
 def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> None:
     site = hospital(tmp_path, "masked")
-    attempt = imprint_images(adversary(copy_with(site, train=draw_images(site.train, 12))), size=60)
+    attempt = imprint_images(adversary(copy_site_with(site, train=draw_images(site.train, 12))), size=60)
     assert figures(attempt) == (0, 12)
     assert "policy.masked_only" in attempt.response.refusals[0]
     assert attempt.declined
@@ -153,13 +153,15 @@ def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) 
 # ---------------------------------------------------------------------- members
 
 
-def sought_by(attack: Callable[[Adversary, ImageSet, Adversary], Attempt], site: Site) -> Attempt:
+def sought_by(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult], site: Site) -> AttackResult:
     """Sixteen images trained on, sixteen others, and an update of sixteen further ones."""
-    members, strangers, others = by_patient(site.train, 16)
-    return attack(adversary(copy_with(site, train=members)), strangers, adversary(copy_with(site, train=others)))
+    members, strangers, others = draw_by_patient(site.train, 16)
+    return attack(
+        adversary(copy_site_with(site, train=members)), strangers, adversary(copy_site_with(site, train=others))
+    )
 
 
-def auroc(attempt: Attempt) -> float:
+def auroc(attempt: AttackResult) -> float:
     """Of members against strangers, 0 to 1."""
     return float(attempt.notes[0].split()[1].rstrip(";"))
 
@@ -205,7 +207,7 @@ def test_a_hospital_with_few_patients_attacks_itself_too(tmp_path: Path) -> None
 def test_members_and_strangers_are_other_patients() -> None:
     train = parts()[0]
     few = replace(train, patients=np.array(["a"] * 20 + ["b"] * 9 + ["c"] * 9 + list("defghijklm")))
-    sets = by_patient(few, 12)
+    sets = draw_by_patient(few, 12)
     assert not set(sets[0].patients) & set(sets[1].patients)
     assert not (set(sets[0].patients) | set(sets[1].patients)) & set(sets[2].patients)
     assert [len(set(images.patients)) for images in sets] == [5, 4, 4]
@@ -216,14 +218,14 @@ def test_members_and_strangers_are_other_patients() -> None:
 # ---------------------------------------------------------------------- persons, and budgets
 
 
-def placed(level: Level, folder: Path) -> Attempt:
+def placed(level: Level, folder: Path) -> AttackResult:
     """Four pictures each of the training part, the test part and neither."""
     site = hospital(folder, level)
     train, strangers = site.train.rows(np.arange(20)), site.train.rows(np.arange(20, 24))
-    shown = pictures_to_place(
+    shown = list_sought_pictures(
         strangers, site.validation, train=train.rows(np.arange(4)), test=site.test.rows(np.arange(4))
     )
-    return place_pictures(adversary(copy_with(site, train=train)), shown)
+    return place_pictures(adversary(copy_site_with(site, train=train)), shown)
 
 
 @pytest.mark.parametrize(("level", "expected"), [("trusted", 12), ("masked", 0)])
@@ -244,7 +246,7 @@ def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: 
     parts = {part: getattr(site, part).rows(few) for part in ("train", "validation", "test")}
     pictures = {part: parts[part].rows(few[:2]) for part in ("validation", "test")}
     attempt = place_by_failure(
-        adversary(replace(site, **parts)), pictures_to_place(others.rows(few[:2]), others, **pictures)
+        adversary(replace(site, **parts)), list_sought_pictures(others.rows(few[:2]), others, **pictures)
     )
     assert figures(attempt) == (expected, 4)
     assert attempt.by_chance == 0
@@ -262,8 +264,10 @@ def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
     site = replace(hospital(tmp_path, "masked"), unsaid={"train": unsaid})
     chosen = draw_images(draw_images(site.train, 20), 9)
     assert chosen.places is not None
-    assert copy_with(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
-    assert len(copy_with(site, train=site.test).unsaid["train"]) == 40  # of images from elsewhere by the site's rule
+    assert copy_site_with(site, train=chosen).unsaid["train"].tolist() == unsaid[chosen.places].tolist()
+    assert (
+        len(copy_site_with(site, train=site.test).unsaid["train"]) == 40
+    )  # of images from elsewhere by the site's rule
 
 
 # ---------------------------------------------------------------------- the page
@@ -272,8 +276,8 @@ def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
-    plan = plan_of(experiment_of(None, site))
-    results = list(attempts(site, plan))
+    plan = plan_of(choose_experiment(None, site))
+    results = list(run_attacks(site, plan))
     assert {attempt.name for attempt in results} == set(ATTACKS)
     page = write_page(site, plan, results, tmp_path / "attack.html")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
@@ -283,8 +287,8 @@ def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
 
 def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was_recovered(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
-    attempt = Attempt("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
-    page = write_page(site, plan_of(experiment_of(None, site)), [attempt], tmp_path / "attack.html")
+    attempt = AttackResult("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
+    page = write_page(site, plan_of(choose_experiment(None, site)), [attempt], tmp_path / "attack.html")
     text = page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert (
@@ -309,5 +313,5 @@ def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was
 def test_an_attack_succeeds_where_it_finds_more_than_guessing_does(
     recovered: int, of: int, by_chance: float, succeeds: bool, sentence: str
 ) -> None:
-    attempt = Attempt("any", "Any", "tried", recovered, of, "images", "nothing", by_chance=by_chance)
+    attempt = AttackResult("any", "Any", "tried", recovered, of, "images", "nothing", by_chance=by_chance)
     assert (attempt.succeeds, attempt.sentence) == (succeeds, sentence)

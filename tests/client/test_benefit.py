@@ -13,7 +13,7 @@ from client.benefit import home_training
 from client.benefit.compare import FIGURES, FOLDER, PAGE
 from client.site.policy import Policy
 from client.site.site import Site
-from client.training.privacy import ledger_of
+from client.training.privacy import open_ledger
 from common.config import Plan
 from common.errors import WireError
 from common.wire.codec import decode, encode
@@ -91,7 +91,7 @@ def test_training_alone_spends_nothing_of_the_budget_of_privacy(tmp_path: Path) 
     at = replace(site(tmp_path), policy=Policy(smallest_count=0, epsilon=0.5))
     compared(at, asking(privacy={"level": "update", "noise_multiplier": 1000.0}))
     assert own_figures(at)
-    assert len(ledger_of(at).entries) == 0
+    assert len(open_ledger(at).entries) == 0
 
 
 def test_a_gate_stops_figures_that_the_policy_forbids_no_matter_what_made_them(

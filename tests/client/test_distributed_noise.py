@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.training.privacy import ledger_of
+from client.training.privacy import open_ledger
 from common.config import Plan, PrivacySection
 from common.wire.records import TrainRequest
 from common.wire.secure_aggregation import RevealRequest
@@ -42,7 +42,7 @@ def test_a_round_that_is_masked_again_after_a_kill_has_the_same_noise_and_costs_
     here.start(FOUR)
     again = here.opened(of, tuple(FOUR))
     assert again.integers.tolist() == before.integers.tolist()
-    assert [len(ledger_of(here.sites[name]).entries) for name in FOUR] == [1, 1, 1, 1]
+    assert [len(open_ledger(here.sites[name]).entries) for name in FOUR] == [1, 1, 1, 1]
 
 
 def test_two_rounds_and_two_hospitals_have_noise_of_their_own(tmp_path: Path) -> None:

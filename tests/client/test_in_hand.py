@@ -42,7 +42,7 @@ from client.connection.fleet_client import is_expired
 from client.connection.service import MAX_ATTEMPTS, WAIT_S, HospitalService, PendingMessage, lock_site_folder
 from client.connection.status import SiteStatus
 from client.site.settings import open_site, read_settings
-from client.site.site_file import make_site
+from client.site.site_file import make_site_folder
 from common.errors import WireVersionError
 from common.security.call_signatures import WAIT, requested_wait_s
 from common.security.identity import SiteKit, read_request
@@ -266,7 +266,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     coordinator = Coordinator(tmp_path / "trial", file)
     make_authority(coordinator)
     issue_server_certificate(coordinator)
-    make_site(tmp_path / "north", "north")
+    make_site_folder(tmp_path / "north", "north")
     (tmp_path / "north" / "site.toml").write_text(SITE, encoding="utf-8")
     pair = tuple((coordinator.authority / name).read_bytes() for name in ("server.key", "server.crt"))
     server = grpc.server(ThreadPoolExecutor(4))

@@ -10,9 +10,9 @@ from flwr.app import Context, Message, RecordDict
 from client.simulation import simulated_app
 from client.site.policy import UNLIMITED, Policy
 from client.site.site import Site
-from client.training.layers import Clipping, Compression, DisclosureLimits, HiddenFailures, layers_of
+from client.training.layers import Clipping, Compression, DisclosureLimits, HiddenFailures, layers_for_plan
 from client.training.privacy import PrivacyBudget
-from client.training.secure_aggregation import Masks, SecureAggregation
+from client.training.secure_aggregation import HeldUpdates, SecureAggregation
 from common.config import Plan
 from common.wire.codec import decode, encode
 from common.wire.flower_objects import set_identity
@@ -26,7 +26,7 @@ NOISY_UPDATE, NOISY_STEPS = ({"level": level, "noise_multiplier": 1.0} for level
 
 
 def names(at: Site, of: Plan) -> list[str]:
-    return [type(layer).__name__ for layer in layers_of(at, of, method_of(of), Masks(lambda text: None))]
+    return [type(layer).__name__ for layer in layers_for_plan(at, of, method_of(of), HeldUpdates(lambda text: None))]
 
 
 def with_privacy(of: Plan, privacy: dict[str, Any]) -> Plan:

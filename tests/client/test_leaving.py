@@ -6,7 +6,7 @@ from pathlib import Path
 from client.gate.gate import ANSWERS
 from client.preview.data_dictionary import MEANING, SENT, STATISTICS, fields_in_markdown
 from client.site.policy import Policy
-from client.site.site_file import make_site
+from client.site.site_file import make_site_folder
 from common.wire.codec import field_names
 from strategies.registry import statistics_sent
 
@@ -29,7 +29,7 @@ def test_the_page_has_every_key_of_the_policy_and_a_new_site_toml_too(tmp_path: 
     policy = PAGE.read_text(encoding="utf-8").partition("## The policy")[2].partition("\n## ")[0]
     first_cells = "".join(re.findall(r"^\|([^|]+)\|", policy, re.MULTILINE))
     assert set(re.findall(r"`(\w+)`", first_cells)) == set(Policy.model_fields)
-    make_site(tmp_path, "north")
+    make_site_folder(tmp_path, "north")
     table = (tmp_path / "site.toml").read_text(encoding="utf-8").partition("\n[policy]\n")[2]
     table = table.partition("\n# Where this")[0]
     assert set(re.findall(r"^(?:# )?(\w+) = ", table, re.MULTILINE)) == set(Policy.model_fields)

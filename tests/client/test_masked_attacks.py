@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from client.site.memory import Memory, MemoryFolder
+from client.site.memory import MemoryFolder, SiteMemory
 from client.training import local_round
 from client.training.figures import LimitedFigures
 from client.training.layers import train_round
-from client.training.secure_aggregation import asked_of
+from client.training.secure_aggregation import digest_request
 from client.training.task import LocalTask
 from common.config import Plan
 from common.models.network import build
@@ -580,12 +580,12 @@ def own_heads(here: Hospitals, counted: Mapping[str, int], again: Collection[str
     method = method_of(of)
     for site in here.sites.values():
         first = here.asked_to_train(of, site.name, 1)
-        MemoryFolder(site.folder / "memory" / "run").keep(Memory(round=1, parts=Groups(head=first.model.head)))
+        MemoryFolder(site.folder / "memory" / "run").keep(SiteMemory(round=1, parts=Groups(head=first.model.head)))
         settle(MemoryFolder(site.folder / "memory" / "run"))
         if site.name in again:
             assert here.asked(site.name, "train", with_dead_rows(first), TrainReply) is not None
         second = replace(here.asked_to_train(of, site.name, 2), counted=counted.get(site.name, 0))
-        statements.add(asked_of(site, second, method).plan)
+        statements.add(digest_request(site, second, method).plan)
     return statements
 
 

@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.memory import Memory, MemoryFolder, forget_other_runs
+from client.site.memory import MemoryFolder, SiteMemory, forget_other_runs
 from common.models.network import Head
 from common.wire.records import Groups
 
 
-def memory(server_round: int) -> Memory:
+def memory(server_round: int) -> SiteMemory:
     head = Head(("b", "a"), np.full((2, 3), server_round, np.float32), np.array([-1, 2], np.float32))
     parts = Groups(np.array([server_round, -0.5], np.float32), None, head)
     moments, step = np.array([0.5, -server_round], np.float32), np.array(7, np.float32)
     optimizer = {"head.weight/exp_avg": moments, "head.weight/step": step}
-    return Memory(server_round, parts, Groups(), server_round - 1, parts, 1, 0.25, optimizer)
+    return SiteMemory(server_round, parts, Groups(), server_round - 1, parts, 1, 0.25, optimizer)
 
 
-def same(left: Memory, right: Memory) -> bool:
+def same(left: SiteMemory, right: SiteMemory) -> bool:
     return repr(left) == repr(right)
 
 
@@ -60,8 +60,8 @@ def test_to_judge_a_model_forgets_nothing(tmp_path: Path) -> None:
 
 
 def test_before_the_first_round_and_after_a_lost_disk_there_is_no_memory(tmp_path: Path) -> None:
-    assert same(MemoryFolder(tmp_path / "never").recall(counted=0), Memory())
-    assert same(MemoryFolder(tmp_path / "lost").recall(counted=5), Memory())
+    assert same(MemoryFolder(tmp_path / "never").recall(counted=0), SiteMemory())
+    assert same(MemoryFolder(tmp_path / "lost").recall(counted=5), SiteMemory())
 
 
 @pytest.fixture

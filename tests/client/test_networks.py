@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from client.training.task import empty_network
+from client.training.task import network_without_values
 from common.models.network import build, freeze_backbone
 from common.models.state import read_state, write_state
 from common.models.zoo.spec import ModelSpec
@@ -13,7 +13,7 @@ SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8)
 def test_a_filled_network_is_as_one_that_was_built_for_it() -> None:
     for names, seed in ((("a", "b"), 1), (("b",), 2), (("a", "b"), 3)):
         wanted = read_state(build(SPEC, names, seed))
-        network = empty_network(SPEC, names, "cpu")
+        network = network_without_values(SPEC, names, "cpu")
         write_state(network, trunk=wanted.trunk, norm=wanted.norm, head=wanted.head)
         found = read_state(network)
         assert found.head.class_names == names
@@ -24,16 +24,16 @@ def test_a_filled_network_is_as_one_that_was_built_for_it() -> None:
 
 
 def test_what_was_frozen_learns_again_and_gradients_are_gone() -> None:
-    network = empty_network(SPEC, ("a", "b"), "cpu")
+    network = network_without_values(SPEC, ("a", "b"), "cpu")
     network.head.weight.sum().backward()  # type: ignore[no-untyped-call]
     freeze_backbone(network)
-    again = empty_network(SPEC, ("a", "b"), "cpu")
+    again = network_without_values(SPEC, ("a", "b"), "cpu")
     assert all(parameter.requires_grad and parameter.grad is None for parameter in again.parameters())
 
 
 def test_of_other_classes_only_the_head_is_another_and_of_another_model_everything() -> None:
-    one, two = empty_network(SPEC, ("a", "b"), "cpu"), empty_network(SPEC, ("c",), "cpu")
+    one, two = network_without_values(SPEC, ("a", "b"), "cpu"), network_without_values(SPEC, ("c",), "cpu")
     assert one.backbone is two.backbone
     assert one.head is not two.head
-    other = empty_network(SPEC.model_copy(update={"neck": 4}), ("a", "b"), "cpu")
+    other = network_without_values(SPEC.model_copy(update={"neck": 4}), ("a", "b"), "cpu")
     assert other.backbone is not one.backbone

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from client.site.policy import Level, Policy
 from client.site.site import Site
-from client.training.features import BATCH, Features
+from client.training.features import BATCH, FeatureCache
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import pixels_of
@@ -151,4 +151,4 @@ def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_l
     network = build(of.model, ("a",), 1)
     network.backbone = NotOfOne()
     pixels = pixels_of(images(1, BATCH + 1), "cpu")
-    assert len(Features(tmp_path, None, False).of(network, "train", pixels, of)) == BATCH + 1
+    assert len(FeatureCache(tmp_path, None, False).of(network, "train", pixels, of)) == BATCH + 1

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from client.site.policy import LEVELS, TRUST, Level, Policy
 from client.site.site import Site
-from client.site.site_file import make_site
+from client.site.site_file import make_site_folder
 from common.config import Plan
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, TrainReply
@@ -87,7 +87,7 @@ def test_no_other_level_is_taken(level: object) -> None:
 
 
 def test_init_writes_every_key_and_whom_the_hospital_trusts(tmp_path: Path) -> None:
-    make_site(tmp_path, "north")
+    make_site_folder(tmp_path, "north")
     text = (tmp_path / "site.toml").read_text(encoding="utf-8")
     table = text.split("[policy]\n")[1].split("[data.synonyms]")[0]
     keys = {line.removeprefix("# ").split(" = ")[0] for line in table.splitlines() if " = " in line}
@@ -99,7 +99,7 @@ def test_init_writes_every_key_and_whom_the_hospital_trusts(tmp_path: Path) -> N
 
 def test_values_that_init_writes_as_comments_are_the_defaults(tmp_path: Path) -> None:
     """Of the keys that stand there with a value that is none of a hospital's own."""
-    make_site(tmp_path, "north")
+    make_site_folder(tmp_path, "north")
     table = (tmp_path / "site.toml").read_text(encoding="utf-8").split("[policy]\n")[1].split("[data.synonyms]")[0]
     keys = ("label_counts", "score_histograms", "training_figures", "test_metrics", "train_hidden_classes")
     keys += ("test_each_round", "smallest_count", "round_counts_to", "masked_only", "smallest_cohort", "rows_alone")

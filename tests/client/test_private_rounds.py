@@ -20,7 +20,7 @@ from client.site.memory import MemoryFolder
 from client.site.policy import Policy
 from client.site.site import Site
 from client.training.layers import evaluate_round, train_round
-from client.training.privacy import PrivacyBudgetLedger, ledger_of, privacy_status
+from client.training.privacy import PrivacyBudgetLedger, open_ledger, privacy_status
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
@@ -201,7 +201,7 @@ def test_a_run_without_privacy_leaves_no_ledger(tmp_path: Path) -> None:
     at = private_site(tmp_path)
     reply = first_round(at, plan("fedavg", {}))
     assert reply.epsilon is None
-    assert ledger_of(at).entries == ()
+    assert open_ledger(at).entries == ()
     assert not (tmp_path / "privacy").exists()
 
 
@@ -288,7 +288,7 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
     def fails(*anything: Any, **layers: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("client.training.layers.trained_reply", fails)
+    monkeypatch.setattr("client.training.layers.answer_train_request", fails)
     for answers in (1, 2, 3):
         with pytest.raises(type(failure)):
             first_round(at, of)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from client.site.settings import device_of, open_site, read_settings
+from client.site.settings import choose_device, open_site, read_settings
 from client.site.site import Site
-from client.site.site_file import make_site, read_credentials
+from client.site.site_file import make_site_folder, read_credentials
 from common.data.base.spec import PhantomSpec
 from common.data.load import load
 from common.errors import BadInput
@@ -24,7 +24,7 @@ DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of the site ``north``, with a key, a request and made images."""
-    make_site(tmp_path, "north")
+    make_site_folder(tmp_path, "north")
     return written(tmp_path, HEAD + DATA)
 
 
@@ -57,7 +57,7 @@ def pictures(folder: Path, parts: str) -> None:
 
 
 def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(tmp_path: Path) -> None:
-    make_site(tmp_path, "north")
+    make_site_folder(tmp_path, "north")
     pictures(tmp_path, "train train test")
     site = open_site(read_settings(tmp_path))
     assert (site.name, site.declaration.names) == ("north", ("Effusion", "Pneumonia"))
@@ -65,14 +65,14 @@ def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(t
 
 
 def test_the_site_toml_that_init_writes_says_which_files_are_still_missing(tmp_path: Path) -> None:
-    make_site(tmp_path, "north")
+    make_site_folder(tmp_path, "north")
     with pytest.raises(BadInput) as refused:
         read_settings(tmp_path)
     assert {fault.where for fault in refused.value.faults} == {"site.toml: data.images", "site.toml: data.labels"}
 
 
 def test_init_shows_the_fingerprint_of_the_key_that_it_made(tmp_path: Path) -> None:
-    lines = make_site(tmp_path / "north", "north")
+    lines = make_site_folder(tmp_path / "north", "north")
     request = read_request(tmp_path / "north" / "north.request")
     assert request.site == "north"
     assert f"    {fingerprint(request.public_key)}" in lines
@@ -80,14 +80,14 @@ def test_init_shows_the_fingerprint_of_the_key_that_it_made(tmp_path: Path) -> N
 
 def test_init_again_changes_nothing_that_the_hospital_has(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    lines = make_site(folder, "north")
+    lines = make_site_folder(folder, "north")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert sum("is there already and stays." in line for line in lines) == 2
 
 
 def test_init_with_a_name_that_leads_elsewhere_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--name: use letters, digits"):
-        make_site(tmp_path / "site", "../north")
+        make_site_folder(tmp_path / "site", "../north")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -136,8 +136,8 @@ def test_auto_takes_a_gpu_where_there_is_one(
     there: bool, device: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    assert device_of(read_settings(folder)) == device
-    assert device_of(read_settings(written(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
+    assert choose_device(read_settings(folder)) == device
+    assert choose_device(read_settings(written(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_kit_for_this_site_and_this_key_is_accepted(folder: Path) -> None:
 
 def test_a_kit_for_another_site_with_another_key_has_both_faults(folder: Path) -> None:
     """Each alone is in the catalogue of tests/bad_input."""
-    make_site(folder, "south")
+    make_site_folder(folder, "south")
     kit_for(folder, site="south", key_of="south")
     with pytest.raises(BadInput) as refused:
         read_credentials(read_settings(folder))

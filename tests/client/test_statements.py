@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
 from client.gate.audit_report import audit_report
-from client.site.statements import RUNS_KEPT, Statements, accepted_replies
+from client.site.statements import RUNS_KEPT, SignedStatements, read_accepted_replies
 from common.security.audit import Audit
 from common.security.identity import fingerprint, public_line
 from common.security.signatures import (
@@ -76,10 +76,10 @@ def side(tmp_path: Path) -> Side:
 
 
 @pytest.fixture
-def statements(side: Side, tmp_path: Path) -> Statements:
+def statements(side: Side, tmp_path: Path) -> SignedStatements:
     (tmp_path / "state").mkdir()
     authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
-    return Statements(tmp_path / "state", "north", SITE_KEY, authority)
+    return SignedStatements(tmp_path / "state", "north", SITE_KEY, authority)
 
 
 def call(run: str = RUN) -> RecordDict:
@@ -95,7 +95,7 @@ def answer(run: str = RUN) -> RecordDict:
 # ---------------------------------------------------------------------- what the site sends
 
 
-def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: Statements) -> None:
+def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SignedStatements) -> None:
     plain = answer()
     signed = statements.signed(plain, MESSAGE)
     assert decode(signed, RollCallAnswer) == decode(plain, RollCallAnswer)
@@ -103,7 +103,7 @@ def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statemen
     assert payload_bytes(signed) == payload_bytes(plain)
 
 
-def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Statements) -> None:
+def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: SignedStatements) -> None:
     signed = statements.signed(answer(), MESSAGE)
     statement = verified_reply(signature_of(signed)[0], public_line(SITE_KEY, ""))
     assert (statement.site, statement.run, statement.round) == ("north", RUN, 0)
@@ -115,7 +115,7 @@ def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Sta
         verified_reply(signature_of(signed)[0], public_line(OTHER_KEY, ""))
 
 
-def numbers(statements: Statements, *messages: str) -> list[tuple[int, str]]:
+def numbers(statements: SignedStatements, *messages: str) -> list[tuple[int, str]]:
     """Number and message before of the statements with which these messages would be answered, one after the other."""
     pairs = []
     for message in messages:
@@ -126,40 +126,44 @@ def numbers(statements: Statements, *messages: str) -> list[tuple[int, str]]:
     return pairs
 
 
-def test_replies_that_were_taken_are_counted_from_1_and_each_names_the_one_before(statements: Statements) -> None:
+def test_replies_that_were_taken_are_counted_from_1_and_each_names_the_one_before(statements: SignedStatements) -> None:
     assert numbers(statements, MESSAGE, OTHER_MESSAGE, "d" * 64) == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
 
 
 def test_a_reply_that_was_not_taken_is_not_counted_and_one_that_is_told_twice_counts_once(
-    statements: Statements, tmp_path: Path
+    statements: SignedStatements, tmp_path: Path
 ) -> None:
     statements.signed(answer(), MESSAGE)
-    assert accepted_replies(tmp_path / "state", RUN).count == 0
+    assert read_accepted_replies(tmp_path / "state", RUN).count == 0
     signed = statements.signed(answer(), MESSAGE)
     statements.count_accepted(signed, MESSAGE)
     statements.count_accepted(signed, MESSAGE)
-    assert accepted_replies(tmp_path / "state", RUN).count == 1
+    assert read_accepted_replies(tmp_path / "state", RUN).count == 1
 
 
-def test_each_run_is_counted_by_itself_and_the_newest_runs_are_kept(statements: Statements, tmp_path: Path) -> None:
+def test_each_run_is_counted_by_itself_and_the_newest_runs_are_kept(
+    statements: SignedStatements, tmp_path: Path
+) -> None:
     for number in range(RUNS_KEPT + 3):
         statements.count_accepted(answer(f"run{number}"), MESSAGE)
-    counts = [accepted_replies(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
+    counts = [read_accepted_replies(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
     assert counts == [0, 0, 0] + [1] * RUNS_KEPT
 
 
-def test_records_that_are_no_part_of_a_round_are_signed_and_not_counted(statements: Statements, tmp_path: Path) -> None:
+def test_records_that_are_no_part_of_a_round_are_signed_and_not_counted(
+    statements: SignedStatements, tmp_path: Path
+) -> None:
     signed = statements.signed(encode(RefusalNoted(RUN, "north")), MESSAGE)
     assert verified_reply(signature_of(signed)[0], public_line(SITE_KEY, "")).number == 0
     statements.count_accepted(signed, MESSAGE)
-    assert accepted_replies(tmp_path / "state", RUN).count == 0
+    assert read_accepted_replies(tmp_path / "state", RUN).count == 0
 
 
 # ---------------------------------------------------------------------- what the site takes
 
 
 def test_a_request_of_the_coordinator_is_taken_and_taken_up_again_after_a_kill(
-    side: Side, statements: Statements
+    side: Side, statements: SignedStatements
 ) -> None:
     request = side.request(call())
     statements.accept(request, MESSAGE)
@@ -230,19 +234,19 @@ FORGED: list[tuple[Callable[[Side], RecordDict], str]] = [
 
 @pytest.mark.parametrize(("forge", "reason"), FORGED, ids=[f"{reason}{n}" for n, (_, reason) in enumerate(FORGED)])
 def test_a_request_that_the_coordinator_did_not_sign_for_this_site_is_refused(
-    forge: Callable[[Side], RecordDict], reason: str, side: Side, statements: Statements
+    forge: Callable[[Side], RecordDict], reason: str, side: Side, statements: SignedStatements
 ) -> None:
     with pytest.raises(SignatureFault, match=reason):
         statements.accept(forge(side), MESSAGE)
 
 
 def test_a_request_that_comes_again_by_another_message_is_refused_also_by_a_new_process(
-    side: Side, statements: Statements, tmp_path: Path
+    side: Side, statements: SignedStatements, tmp_path: Path
 ) -> None:
     request = side.request(call())
     statements.accept(request, MESSAGE)
     authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
-    for process in (statements, Statements(tmp_path / "state", "north", SITE_KEY, authority)):
+    for process in (statements, SignedStatements(tmp_path / "state", "north", SITE_KEY, authority)):
         with pytest.raises(SignatureFault, match="it came before, by another message"):
             process.accept(request, OTHER_MESSAGE)
 

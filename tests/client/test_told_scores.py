@@ -9,7 +9,7 @@ import pytest
 
 from client.site.policy import Policy
 from client.site.site import Site
-from client.training.figures import histograms, scored
+from client.training.figures import make_score_histograms, score_part
 from client.training.layers import evaluate_round
 from client.training.task import prepare_task
 from common.contract import Declaration
@@ -29,13 +29,13 @@ LABELS = np.array([[1] * 12 + [0] * 15 + [np.nan] * 3, [1] * 4 + [0] * 26], np.f
 
 
 def test_a_hospital_that_says_nothing_of_it_tells_nothing() -> None:
-    assert histograms(Policy(score_histograms=False), SCORES, LABELS, NAMES) == {}
+    assert make_score_histograms(Policy(score_histograms=False), SCORES, LABELS, NAMES) == {}
 
 
 def test_a_hidden_class_is_left_out_whole() -> None:
     policy = Policy(score_histograms=True)
     for hidden, told in (((), NAMES), (("Edema",), ("Mass",)), (NAMES, ())):
-        assert tuple(histograms(policy, SCORES, LABELS, NAMES, hidden)) == told
+        assert tuple(make_score_histograms(policy, SCORES, LABELS, NAMES, hidden)) == told
 
 
 def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_reply_has_the_counts_by_bin_of_each_tested_class(tmp_path: Path) -> N
     of = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"pooled": True})})
     asked = evaluation(of, beginning(of), 1, 0, -1)
     reply = evaluate_round(at, asked)
-    scores, labels, names = scored(prepare_task(at, asked), "test")
+    scores, labels, names = score_part(prepare_task(at, asked), "test")
     assert tuple(reply.histograms) == names == OWN
     for row, name in enumerate(names):
         expected = score_histogram(scores[:, row], labels[:, row])

@@ -31,7 +31,7 @@ from PIL import Image
 
 from client.connection.fleet_client import ContentGone, bundle_fault, is_expired
 from client.connection.service import PendingMessage
-from client.site.memory import Memory, MemoryFolder
+from client.site.memory import MemoryFolder, SiteMemory
 from client.site.settings import open_site, read_settings
 from common.config import read_experiment
 from common.data.base.spec import FolderSpec, NpzSpec, Rendering
@@ -303,7 +303,7 @@ def rounds(data: bytes) -> None:
 @lru_cache
 def _memory() -> bytes:
     with TemporaryDirectory() as name:
-        kept = Memory(3, MODEL, Groups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
+        kept = SiteMemory(3, MODEL, Groups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
         MemoryFolder(Path(name), durable=False).keep(kept)
         return (Path(name) / "round-000003.safetensors").read_bytes()
 
@@ -315,7 +315,7 @@ def memory(data: bytes) -> None:
             (folder / "round-000003.safetensors").write_bytes(content)
             said: list[str] = []
             found = MemoryFolder(folder).recall(3, said.append)
-            assert bool(said) == (repr(found) == repr(Memory()))
+            assert bool(said) == (repr(found) == repr(SiteMemory()))
 
 
 def in_hand(data: bytes) -> None:

@@ -195,11 +195,16 @@ def at_the_site(point: str, death: Death) -> None:
 
     match point:
         case "while training":
-            at(client.training.local_round, "update_of", death.come, lambda task, *rest: task.memory.round == ROUND - 1)
+            at(
+                client.training.local_round,
+                "compute_update",
+                death.come,
+                lambda task, *rest: task.memory.round == ROUND - 1,
+            )
         case "after its memory is written":
             at(
                 client.training.local_round,
-                "remember",
+                "write_round_memory",
                 death.come,
                 lambda work, request, *rest: request.round == ROUND,
                 after=True,
@@ -216,7 +221,7 @@ def at_the_site(point: str, death: Death) -> None:
         case "clock +1" | "clock -1":
             hours = float(point.split()[1])
             wanted = lambda work, request, *rest: request.round == ROUND  # noqa: E731
-            at(client.training.local_round, "remember", lambda: set_clock(death, hours), wanted)
+            at(client.training.local_round, "write_round_memory", lambda: set_clock(death, hours), wanted)
         case "disk full":
             disk_full(death, client.site.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyclinic.flower import FedMLP, FedMLPSite
 from polyclinic.flower.averaging import FEDMLP_PARAMETERS
-from polyclinic.flower.checks import unpacked
+from polyclinic.flower.checks import unpack_arrays
 from server.simulation.backends.inline import inline
 from strategies.methods.fedmlp import FedMLPParameters, local_prototypes, mean_over_sites
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, FedMLPApp, data, network, run
@@ -39,7 +39,7 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
 
     def noting(server_round: int, replies: Any) -> Any:
         every = {reply.metadata.src_node_id: reply for reply in replies}
-        rounds.append({node: unpacked(reply.content["polyclinic-statistics"]) for node, reply in every.items()})
+        rounds.append({node: unpack_arrays(reply.content["polyclinic-statistics"]) for node, reply in every.items()})
         return aggregate(server_round, every.values())
 
     strategy.aggregate_train = noting  # type: ignore[method-assign]
@@ -52,7 +52,7 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
         assert values.shape == (10, 2, 8 * 36)
         np.testing.assert_array_equal(np.isnan(values).all(axis=(1, 2)), ~own[node])
     images = {str(node): float(len(data(node - 2, SITES)[0])) for node in first}
-    sent = unpacked(app.sent[2]["polyclinic-statistics"])
+    sent = unpack_arrays(app.sent[2]["polyclinic-statistics"])
     np.testing.assert_allclose(sent["prototypes"], mean_over_sites(prototypes, images), rtol=1e-5)
     difficulty = {str(node): record["difficulty"] for node, record in first.items()}
     mean = np.nan_to_num(mean_over_sites(difficulty, images), nan=1.0)
@@ -75,7 +75,7 @@ def test_tags_last_at_the_site_grow_and_are_trained_on() -> None:
         def _trained(self, message: Any, context: Any) -> Any:
             reply = super()._trained(message, context)
             if context.node_id == 2:
-                self.kept.append(unpacked(context.state["polyclinic-fedmlp"])["tags"])
+                self.kept.append(unpack_arrays(context.state["polyclinic-fedmlp"])["tags"])
             return reply
 
     app = Watched()
@@ -169,7 +169,7 @@ def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
 
         def _trained(self, message: Any, context: Any) -> RecordDict:
             reply = super()._trained(message, context)
-            kept.append(unpacked(context.state["polyclinic-fedmlp"])["tags"])
+            kept.append(unpack_arrays(context.state["polyclinic-fedmlp"])["tags"])
             return reply
 
     app, strategy = Second(), FedMLP(stage_one_rounds=1, parameters=RATES, **HEAD)

@@ -24,7 +24,7 @@ from polyclinic.flower import (
     VanillaFL,
     labels,
 )
-from polyclinic.flower.checks import packed, unpacked
+from polyclinic.flower.checks import pack_arrays, unpack_arrays
 from polyclinic.flower.labels import UnknownLabels
 from server.simulation.backends.inline import inline
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, FedMLPApp, altered, data, joins_late, network, run
@@ -46,7 +46,7 @@ def message_to(task: str = "multi_label", method: str = "partial_loss", prior: l
     )
     content = RecordDict({"config": config})
     if prior:
-        content["polyclinic-statistics"] = packed({"prior": np.array(prior, np.float32)})
+        content["polyclinic-statistics"] = pack_arrays({"prior": np.array(prior, np.float32)})
     return type("Given", (), {"content": content})()
 
 
@@ -141,8 +141,8 @@ def test_fedmlp_leaves_out_the_one_site_that_does_not_finish(flowers_log: pytest
 @pytest.mark.parametrize("shape", [(10, 2, 7), (9, 2, 288), (10,)])
 def test_prototypes_of_another_shape_are_left_out(shape: Any, flowers_log: pytest.LogCaptureFixture) -> None:
     def change(reply: RecordDict) -> None:
-        statistics = unpacked(reply["polyclinic-statistics"])
-        reply["polyclinic-statistics"] = packed({**statistics, "prototypes": np.zeros(shape, np.float32)})
+        statistics = unpack_arrays(reply["polyclinic-statistics"])
+        reply["polyclinic-statistics"] = pack_arrays({**statistics, "prototypes": np.zeros(shape, np.float32)})
 
     strategy = FedMLP(stage_one_rounds=1, **HEAD)
     run(strategy, altered(change, kind=FedMLPApp), rounds=1)
@@ -374,7 +374,7 @@ def test_a_labels_function_that_fails_is_told_in_one_line_without_advice_on_some
 
 
 def test_a_reason_with_a_whole_traceback_is_told_by_its_last_line() -> None:
-    from polyclinic.flower.labels import error_line as why
+    from polyclinic.flower.labels import shorten_error as why
 
     ray = (
         "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'ray::ClientAppActor.run()\n  File \"a.py\"\n"

@@ -171,16 +171,16 @@ def test_the_names_of_a_compiled_model_are_told_by_what_stands_in_front(strategy
 
 
 def test_a_head_inside_a_compiled_model_or_under_weight_norm_is_told_as_that() -> None:
-    from polyclinic.flower.checks import head_of
+    from polyclinic.flower.checks import copy_head
 
     state = network().state_dict()
     compiled = ArrayRecord({f"_orig_mod.{name}": value for name, value in state.items()})
     with pytest.raises(ValueError, match=r"Did you mean '_orig_mod.4'"):
-        head_of(compiled, "4", CLASSES)
+        copy_head(compiled, "4", CLASSES)
     normed = network()
     torch.nn.utils.parametrizations.weight_norm(normed[4])  # type: ignore[index]
     with pytest.raises(ValueError, match=r"4.parametrizations.weight.original0.*must be a plain torch.nn.Linear"):
-        head_of(ArrayRecord(normed.state_dict()), "4", CLASSES)
+        copy_head(ArrayRecord(normed.state_dict()), "4", CLASSES)
 
 
 # ---------------------------------------------------------------------- starts

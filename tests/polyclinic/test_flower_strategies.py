@@ -22,7 +22,7 @@ from polyclinic.flower import (
     UniFed,
     VanillaFL,
 )
-from polyclinic.flower.checks import unpacked
+from polyclinic.flower.checks import unpack_arrays
 from polyclinic.flower.labels import UnknownLabels
 from server.simulation.backends.inline import inline
 from strategies.local.losses import known_entries
@@ -142,7 +142,7 @@ def test_fedsld_sends_each_site_the_prior_of_its_own_classes_and_weighs_by_it() 
     for node, own in zip(sorted(app.sent), HALVES, strict=True):
         sent = app.sent[node]
         expected = np.where([name in own for name in CLASSES], everywhere, 0).astype(np.float32)
-        np.testing.assert_array_equal(unpacked(sent["polyclinic-statistics"])["prior"], expected)
+        np.testing.assert_array_equal(unpack_arrays(sent["polyclinic-statistics"])["prior"], expected)
         logits, (_, targets) = torch.randn(6, 10), data()
         known = torch.where(torch.tensor([name in own for name in CLASSES]), targets[:6], torch.nan)
         loss = Site(type("Sent", (), {"content": sent})()).loss(logits, targets[:6])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from client.site.memory import memory_of
+from client.site.memory import parse_memory
 from common.contract import LabelContract
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.local.objective import decay_after
@@ -108,7 +108,7 @@ def test_the_teacher_is_the_mean_of_all_students_until_that_would_be_slower_than
 def kept(folder: Path, site: str) -> Mapping[str, np.ndarray]:
     """What a site keeps after the last round, from its own disk."""
     path = sorted((folder / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
-    return memory_of(path.read_bytes()).notes
+    return parse_memory(path.read_bytes()).notes
 
 
 def test_a_teacher_without_decay_is_the_site_as_it_was_after_its_last_step(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from client.app import client_app
-from client.site.disclosure import showing_hidden_alone
+from client.site.disclosure import mark_images_of_hidden_classes
 from client.site.site import Site
 from common.config import Plan
 from common.data.base.image_set import PARTS, ImageSet
@@ -59,7 +59,7 @@ class ProbeResponse:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttackResult:
     """One attack and its result.
 
     Attributes:
@@ -237,7 +237,7 @@ def draw_images(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
     return images.rows(np.sort(rows))
 
 
-def copy_with(site: Site, **parts: ImageSet) -> Site:
+def copy_site_with(site: Site, **parts: ImageSet) -> Site:
     """Copy the site with other images in these parts; the copy hides the same classes, and labels of the same images.
 
     Args:
@@ -248,16 +248,16 @@ def copy_with(site: Site, **parts: ImageSet) -> Site:
     for part, images in parts.items():
         if part in unsaid:
             whole: ImageSet = getattr(site, part)
-            by_place = dict(zip(_places(whole), site.unsaid[part].tolist(), strict=True))
-            if images.stored is whole.stored and set(_places(images)) <= set(by_place):
-                unsaid[part] = np.array([by_place[place] for place in _places(images)], np.bool_)
+            by_place = dict(zip(_image_places(whole), site.unsaid[part].tolist(), strict=True))
+            if images.stored is whole.stored and set(_image_places(images)) <= set(by_place):
+                unsaid[part] = np.array([by_place[place] for place in _image_places(images)], np.bool_)
             else:
-                unsaid[part] = showing_hidden_alone(images, site.hides(part), site.policy.smallest_count)
+                unsaid[part] = mark_images_of_hidden_classes(images, site.hides(part), site.policy.smallest_count)
     changes: dict[str, Any] = {"hidden": {part: site.hides(part) for part in PARTS}, "unsaid": unsaid, **parts}
     return replace(site, **changes)
 
 
-def _places(images: ImageSet) -> list[int]:
+def _image_places(images: ImageSet) -> list[int]:
     return list(range(len(images))) if images.places is None else images.places.tolist()
 
 
@@ -269,7 +269,7 @@ DENSE = "backbone.7"
 AT_A_TIME = 64
 
 
-class Layers(NamedTuple):
+class FedsldCnnLayers(NamedTuple):
     """The layers of ``fedsld_cnn``."""
 
     first: nn.Conv2d
@@ -277,13 +277,13 @@ class Layers(NamedTuple):
     dense: nn.Linear
 
 
-def layers_of(network: SplitNetwork) -> Layers:
+def fedsld_cnn_layers(network: SplitNetwork) -> FedsldCnnLayers:
     """Return the three layers of a ``fedsld_cnn`` network."""
     first, second, dense = (network.get_submodule(f"backbone.{place}") for place in (0, 3, 7))
     assert isinstance(first, nn.Conv2d)
     assert isinstance(second, nn.Conv2d)
     assert isinstance(dense, nn.Linear)
-    return Layers(first, second, dense)
+    return FedsldCnnLayers(first, second, dense)
 
 
 @torch.no_grad()
@@ -297,7 +297,7 @@ def set_to_zero(network: nn.Module) -> None:
 def pass_pixels_through(network: SplitNetwork) -> None:
     """Make the convolutions pass an image's pixels, from 0 to 1, on to the dense layer; give the head small weights."""
     set_to_zero(network)
-    layers, normalisation = layers_of(network), network.spec.normalisation
+    layers, normalisation = fedsld_cnn_layers(network), network.spec.normalisation
     layers.first.weight[0, 0, 2, 2], layers.second.weight[0, 0, 2, 2] = normalisation.std[0], 1.0
     assert layers.first.bias is not None
     layers.first.bias[0] = normalisation.mean[0]
@@ -307,7 +307,7 @@ def pass_pixels_through(network: SplitNetwork) -> None:
 
 
 @torch.no_grad()
-def passed_pixels(network: SplitNetwork, images: ImageSet) -> Floats:
+def compute_passed_pixels(network: SplitNetwork, images: ImageSet) -> Floats:
     """Compute the input of the dense layer for each image, ``(n, side x side)``."""
     backbone = network.backbone
     assert isinstance(backbone, nn.Sequential)
@@ -317,6 +317,6 @@ def passed_pixels(network: SplitNetwork, images: ImageSet) -> Floats:
     return np.asarray(torch.cat(parts).flatten(1).double().numpy())
 
 
-def change_of(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
+def change_of_tensor(reply: TrainReply | None, place: slice) -> NDArray[np.float32] | None:
     """Return the change of one tensor of the trunk; None where no update of the trunk came."""
     return None if reply is None or reply.update.trunk is None else reply.update.trunk[place]

@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.preview.attack.adversary import DENSE, Adversary, Attempt, change_of, layers_of, set_to_zero
+from client.preview.attack.adversary import (
+    DENSE,
+    Adversary,
+    AttackResult,
+    change_of_tensor,
+    fedsld_cnn_layers,
+    set_to_zero,
+)
 from common.config import Plan, PrivacySection
 from common.data.base.image_set import ImageSet
 from common.models.network import Head
@@ -34,7 +41,7 @@ ABSORBS = 2.0**60
 
 
 @dataclass(frozen=True)
-class Count:
+class UndisclosedCount:
     """A count that the site reports to nobody: how many images of one part show a class."""
 
     part: str
@@ -42,21 +49,21 @@ class Count:
     truth: int
 
 
-def undisclosed_counts(at: Adversary, *parts: str) -> list[Count]:
+def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount]:
     """List the counts of images by class in these parts that the policy does not report."""
-    site, counts = at.site, list[Count]()
+    site, counts = at.site, list[UndisclosedCount]()
     for part in parts:
         images: ImageSet = getattr(site, part)
         reported = set(at.rows) - site.hides(part) if part == "train" and site.policy.label_counts else set()
         counts += [
-            Count(part, row, int((images.labels[:, images.class_names.index(name)] == 1).sum()))
+            UndisclosedCount(part, row, int((images.labels[:, images.class_names.index(name)] == 1).sum()))
             for row, name in enumerate(at.rows)
             if len(images) and name not in reported
         ]
     return counts
 
 
-def constant(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
+def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
     """Make a model of zeros with one answer for all images; with ``row``, that each shows this row's class."""
     model = read_state(at.network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
@@ -66,10 +73,10 @@ def constant(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
     return model
 
 
-def counts_from_losses(at: Adversary) -> Attempt:
+def counts_from_losses(at: Adversary) -> AttackResult:
     """Ask for the loss of a model that is sure of one class, for each class and part."""
-    plan, counts = at.plan("tiny_cnn", 16, STILL), undisclosed_counts(at, "train", "validation")
-    return Attempt(
+    plan, counts = at.plan("tiny_cnn", 16, STILL), list_undisclosed_counts(at, "train", "validation")
+    return AttackResult(
         "counts from losses",
         "How many images show a class, out of losses",
         "A model that says of every image that it shows one class has a loss that counts the images without it. One "
@@ -82,12 +89,12 @@ def counts_from_losses(at: Adversary) -> Attempt:
     )
 
 
-def _count_from_loss(at: Adversary, plan: Plan, count: Count) -> int | None:
+def _count_from_loss(at: Adversary, plan: Plan, count: UndisclosedCount) -> int | None:
     """Work out a count from the loss of a model that is sure of one class.
 
     The attacker knows the classes that no validation figure is over: it could try how many they are.
     """
-    model, rows = constant(at, plan, count.row), len(at.rows)
+    model, rows = make_constant_model(at, plan, count.row), len(at.rows)
     loss, images = None, 0
     if count.part == "train":
         if trained := at.request_training(plan, model):
@@ -103,17 +110,17 @@ def _count_from_loss(at: Adversary, plan: Plan, count: Count) -> int | None:
     return round(images - (loss * rows - math.log(2) * (rows - 1)) * images / SURE)
 
 
-def counts_from_digits(at: Adversary) -> Attempt:
+def counts_from_digits(at: Adversary) -> AttackResult:
     """Find exact counts from the digits of scores, where counts are reported rounded."""
     step, test, pairs = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
     for seed in range(TESTS if step > 1 else 0):
-        for name, allowed in _pairs_by_class(at, seed, step):
+        for name, allowed in _possible_count_pairs(at, seed, step):
             pairs[name] = pairs.get(name, allowed) & allowed
     recovered = 0
     for name, allowed in pairs.items():
         column = test.labels[:, test.class_names.index(name)]
         recovered += allowed == {(int((column == 1).sum()), int((column == 0).sum()))}
-    return Attempt(
+    return AttackResult(
         "counts from digits",
         "How many test images show a class, out of the digits of its scores",
         "AUROC and balanced accuracy are whole numbers over twice the product of both counts: of the pairs that a "
@@ -127,7 +134,7 @@ def counts_from_digits(at: Adversary) -> Attempt:
     )
 
 
-def _pairs_by_class(at: Adversary, seed: int, step: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
+def _possible_count_pairs(at: Adversary, seed: int, step: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
     """Train and test one model; yield for each class the pairs of counts whose scores can have the digits reported.
 
     AUROC and balanced accuracy are whole numbers over 2 x positives x negatives.
@@ -155,47 +162,47 @@ def _is_whole(value: Fraction) -> bool:
 # ---------------------------------------------------------------------- out of updates
 
 
-def counts_from_head_rows(at: Adversary) -> Attempt:
+def counts_from_head_rows(at: Adversary) -> AttackResult:
     """Read the counts of training images off the change of the head's biases: one request for all classes."""
     plan = at.plan("tiny_cnn", 16, 1.0)
-    reply = at.request_training(plan, constant(at, plan))
+    reply = at.request_training(plan, make_constant_model(at, plan))
     head = None if reply is None else reply.update.head
-    return _attempt(
+    return _make_result(
         "counts from head rows",
         "How many training images show a class, out of the change of its head row",
         "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
         at,
-        *_read_off(at, plan, reply, None if head is None else head.bias),
+        *_read_counts_off_biases(at, plan, reply, None if head is None else head.bias),
         stops=f"{FEW_PATIENTS}{NOISE}, or `parts` without `head`",
     )
 
 
-def counts_from_trunk(at: Adversary) -> Attempt:
+def counts_from_trunk(at: Adversary) -> AttackResult:
     """Read the counts off the layer below the head, with one unit for each class that no other class's row looks at."""
     plan = at.plan("fedsld_cnn", 60, 1.0)
     network = at.network(plan)
     set_to_zero(network)
     with torch.no_grad():
-        layers_of(network).dense.bias[: len(at.rows)] = 1
+        fedsld_cnn_layers(network).dense.bias[: len(at.rows)] = 1
         network.head.weight.fill_diagonal_(1)
         network.head.bias.fill_(-1)  # of every image each class is as likely as not
     reply = at.request_training(plan, read_state(network))
-    change = change_of(reply, layout_of(network).slices()[f"{DENSE}.bias"])
-    return _attempt(
+    change = change_of_tensor(reply, layout_of(network).slices()[f"{DENSE}.bias"])
+    return _make_result(
         "counts from the trunk",
         "How many training images show a class, out of the layer below the head",
         "One step from a model in which one unit stands for each class: the change of the unit's bias is the share of "
         "images that show it, also where no head row leaves.",
         at,
-        *_read_off(at, plan, reply, None if change is None else change[: len(at.rows)]),
+        *_read_counts_off_biases(at, plan, reply, None if change is None else change[: len(at.rows)]),
         stops=FEW_PATIENTS + NOISE,
     )
 
 
-def counts_from_hash(at: Adversary) -> Attempt:
+def counts_from_hash(at: Adversary) -> AttackResult:
     """Find the counts that reproduce the hash of a model with a local head, which the site reports."""
-    counts = undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
-    return _attempt(
+    counts = list_undisclosed_counts(at, "train") if at.honest.model.task == "multi_label" else []
+    return _make_result(
         "counts from hashes",
         "How many training images show a class, out of the hash of a head that never leaves",
         "Each site has a head of its own. One step from a head that only one class moves; the site then says which "
@@ -234,15 +241,15 @@ def _count_from_hash(at: Adversary, row: int) -> int | None:
     return None
 
 
-def _read_off(
+def _read_counts_off_biases(
     at: Adversary, plan: Plan, reply: TrainReply | None, change: NDArray[np.float32] | None
-) -> tuple[int, list[Count]]:
+) -> tuple[int, list[UndisclosedCount]]:
     """Work out counts from the change of one bias for each class; return the number of right ones, and the true counts.
 
     The number of images is told rounded down, and the number of classes that the loss is a mean over is not told: the
     attacker tries both, because with the right ones all counts are whole numbers.
     """
-    counts = undisclosed_counts(at, "train")
+    counts = list_undisclosed_counts(at, "train")
     if reply is None or change is None:
         return 0, counts
     change, rows = change.astype(np.float64), len(at.rows)
@@ -256,18 +263,18 @@ def _read_off(
     return sum(round(best[count.row]) == count.truth for count in counts), counts
 
 
-def _attempt(
-    name: str, title: str, tried: str, at: Adversary, recovered: int, counts: Sequence[Count], *, stops: str
-) -> Attempt:
+def _make_result(
+    name: str, title: str, tried: str, at: Adversary, recovered: int, counts: Sequence[UndisclosedCount], *, stops: str
+) -> AttackResult:
     hidden = sum(at.rows[count.row] in at.site.hides(count.part) for count in counts)
     notes = [f"{hidden} of them are of classes that `smallest_count` hides"]
-    return Attempt(name, title, tried, recovered, len(counts), THINGS, stops, notes=notes, response=at.response)
+    return AttackResult(name, title, tried, recovered, len(counts), THINGS, stops, notes=notes, response=at.response)
 
 
 # ---------------------------------------------------------------------- around a budget
 
 
-def bypass_budget(at: Adversary) -> Attempt:
+def bypass_budget(at: Adversary) -> AttackResult:
     """Ask a site with a privacy budget to evaluate a model in a run without privacy."""
     has_budget = at.site.policy.epsilon is not None
     answered = False
@@ -275,7 +282,7 @@ def bypass_budget(at: Adversary) -> Attempt:
         plan = at.plan("tiny_cnn", 16, 0.01, 64).model_copy(update={"privacy": PrivacySection()})
         reply = at.request_evaluation(plan, read_state(at.network(plan)), test=True)
         answered = reply is not None and (reply.validation_loss is not None or bool(reply.class_names))
-    return Attempt(
+    return AttackResult(
         "round the budget",
         "An evaluation that walks round a privacy budget",
         "A request to evaluate and test a model, in a run without privacy."

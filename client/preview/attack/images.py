@@ -21,13 +21,13 @@ from torch.nn import functional
 from client.preview.attack.adversary import (
     DENSE,
     Adversary,
-    Attempt,
+    AttackResult,
     Floats,
     Picture,
-    change_of,
-    layers_of,
+    change_of_tensor,
+    compute_passed_pixels,
+    fedsld_cnn_layers,
     pass_pixels_through,
-    passed_pixels,
 )
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
@@ -45,7 +45,7 @@ MOST_PICTURES = 12
 STEPS = 120
 
 
-def imprint_images(at: Adversary, size: int = SIZE) -> Attempt:
+def imprint_images(at: Adversary, size: int = SIZE) -> AttackResult:
     """Send one crafted model, and read the images out of the update.
 
     Args:
@@ -57,9 +57,9 @@ def imprint_images(at: Adversary, size: int = SIZE) -> Attempt:
     # The attacker learns from other images how brightness is spread.
     _measure_brightness(network, next((part for part in (at.site.test, at.site.validation) if len(part)), train))
     reply = at.request_training(plan, read_state(network))
-    truth = passed_pixels(network, train)
-    slices, dense = layout_of(network).slices(), layers_of(network).dense
-    weights, biases = (change_of(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
+    truth = compute_passed_pixels(network, train)
+    slices, dense = layout_of(network).slices(), fedsld_cnn_layers(network).dense
+    weights, biases = (change_of_tensor(reply, slices[f"{DENSE}.{name}"]) for name in ("weight", "bias"))
     recovered = np.zeros((0, truth.shape[1]))
     if weights is not None and biases is not None:
         used = (dense.weight[0] != 0).numpy()
@@ -72,7 +72,7 @@ def imprint_images(at: Adversary, size: int = SIZE) -> Attempt:
     end = size - CROP
     pixels = backbone_pixels(channels_first(train.images).float(), plan.model)[..., CROP:end, CROP:end]
     shown = functional.avg_pool2d(pixels, POOL).flatten(1).double().numpy() / 255
-    return Attempt(
+    return AttackResult(
         "imprint",
         "Training images out of one update, by a crafted model",
         f"One request with a crafted model of a permitted network (fedsld_cnn, {size} pixels), said to be of a weights "
@@ -86,7 +86,7 @@ def imprint_images(at: Adversary, size: int = SIZE) -> Attempt:
         "leaves one hospital alone in the sum. Nor does clipping (`maximum_update_norm`).",
         notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
         response=at.response,
-        pictures=_pictures(shown, recovered, best, place),
+        pictures=_pair_pictures(shown, recovered, best, place),
     )
 
 
@@ -94,7 +94,7 @@ def imprint_images(at: Adversary, size: int = SIZE) -> Attempt:
 def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
     """Craft the network: its dense units compare an image's mean with rising thresholds."""
     pass_pixels_through(network)
-    dense, inputs = layers_of(network).dense, passed_pixels(network, alike)
+    dense, inputs = fedsld_cnn_layers(network).dense, compute_passed_pixels(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]
     # Each image seen is widened, so that the spread is smooth and keeps its mean and deviation.
     brightness = inputs.mean(axis=1)
@@ -104,16 +104,16 @@ def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
     dense.bias.copy_(-torch.from_numpy(thresholds))
 
 
-def invert_gradients(at: Adversary) -> Attempt:
+def invert_gradients(at: Adversary) -> AttackResult:
     """Recover training images by a search for images with the gradient of an honest update."""
     train = at.site.train
     plan = at.plan("tiny_cnn", 16, 0.1)
     network = at.network(plan)
-    update = change_of(at.request_training(plan, read_state(network)), slice(None))
+    update = change_of_tensor(at.request_training(plan, read_state(network)), slice(None))
     truth = backbone_pixels(channels_first(train.images).float(), plan.model).flatten(1).double().numpy()
-    recovered = np.zeros((0, truth.shape[1])) if update is None else _search(update, network, train)
+    recovered = np.zeros((0, truth.shape[1])) if update is None else _search_images_by_gradient(update, network, train)
     best, place = _best_matches(truth, recovered)
-    return Attempt(
+    return AttackResult(
         "gradient inversion",
         "Training images out of one update, by search",
         f"One step from an honest initial model (tiny_cnn, 16 pixels) over {len(train)} training images whose "
@@ -124,11 +124,11 @@ def invert_gradients(at: Adversary) -> Attempt:
         'more images in a step; `level = "private"`; under an honest model also `masked_only` with `peers`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
         response=at.response,
-        pictures=_pictures(truth, recovered, best, place),
+        pictures=_pair_pictures(truth, recovered, best, place),
     )
 
 
-def _search(update: NDArray[np.float32], network: SplitNetwork, train: ImageSet) -> Floats:
+def _search_images_by_gradient(update: NDArray[np.float32], network: SplitNetwork, train: ImageSet) -> Floats:
     """Optimise images ``(n, 256)`` until their gradient has the direction of the update."""
     target = -torch.from_numpy(update.copy())
     train_mode(network)
@@ -161,12 +161,12 @@ def _best_matches(truth: Floats, recovered: Floats) -> tuple[Floats, NDArray[np.
     return alike.max(axis=1), alike.argmax(axis=1)
 
 
-def _pictures(truth: Floats, recovered: Floats, best: Floats, place: NDArray[np.intp]) -> Sequence[Picture]:
+def _pair_pictures(truth: Floats, recovered: Floats, best: Floats, place: NDArray[np.intp]) -> Sequence[Picture]:
     rows = [row for row in np.argsort(-best)[:MOST_PICTURES] if best[row] > NEARLY]
-    return [(_png_text(truth[row]), _png_text(recovered[place[row]])) for row in rows]
+    return [(_png_as_text(truth[row]), _png_as_text(recovered[place[row]])) for row in rows]
 
 
-def _png_text(values: Floats) -> str:
+def _png_as_text(values: Floats) -> str:
     """Draw a square image in grey, its range stretched, as PNG in base64."""
     side = math.isqrt(len(values))
     low, high = np.quantile(values, [0.01, 0.99])

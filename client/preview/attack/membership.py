@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.preview.attack.adversary import Adversary, Attempt, Floats, copy_with
+from client.preview.attack.adversary import Adversary, AttackResult, Floats, copy_site_with
 from client.site.policy import Policy
 from common.config import Plan
 from common.data.base.image_set import ImageSet, concatenate
@@ -34,7 +34,7 @@ RIDGE = 1e-4
 FALSE_ALARMS = 0.05
 
 
-def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
+def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
     """Attack by the matched filter.
 
     Args:
@@ -46,22 +46,22 @@ def matched_filter_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversa
     batch = min(members, at.site.policy.maximum_batch_size or members)
     data = AttackerData.of(at, strangers, at.plan("tiny_cnn", 32, 0.05, batch, epochs=1))
     replies = data.replies(at, elsewhere)
-    scores = [np.zeros(len(data.images)) if reply is None else matched_filter(data, reply) for reply in replies]
+    scores = [np.zeros(len(data.images)) if reply is None else compute_matched_filter(data, reply) for reply in replies]
     tried = f"One honest update (tiny_cnn, one epoch over {members} training images, {batch} at once)"
-    return _attempt("matched filter", tried, scores, data, at)
+    return _make_result("matched filter", tried, scores, data, at)
 
 
-def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
+def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> AttackResult:
     """Attack by LiRA; the arguments are those of :func:`matched_filter_attack`."""
     epochs = min(EPOCHS, at.site.policy.maximum_epochs or EPOCHS)
     data = AttackerData.of(at, strangers, at.plan("tiny_cnn", 32, 1e-3, 16, optimizer="adam", epochs=epochs))
     replies = data.replies(at, elsewhere)
-    scores = likelihoods(at, data, replies)
+    scores = compute_likelihood_ratios(at, data, replies)
     tried = (
         f"One honest update (tiny_cnn, {epochs} epochs over {len(at.site.train)} training images, "
         f"{SHADOWS} shadow models)"
     )
-    return _attempt("LiRA", tried, scores, data, at)
+    return _make_result("LiRA", tried, scores, data, at)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class AttackerData:
     def of(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "AttackerData":
         network = at.network(plan)
         # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
-        site = copy_with(at.site, train=concatenate([at.site.train, strangers]))
+        site = copy_site_with(at.site, train=concatenate([at.site.train, strangers]))
         images = site.trained_on("train", plan)
         examples = examples_of(images, channels_first(images.images), network.class_names)
         members = np.arange(len(images)) < len(at.site.train)
@@ -93,7 +93,7 @@ class AttackerData:
         return self.examples.images.float()
 
 
-def _attempt(name: str, tried: str, scores: Sequence[Floats], data: AttackerData, at: Adversary) -> Attempt:
+def _make_result(name: str, tried: str, scores: Sequence[Floats], data: AttackerData, at: Adversary) -> AttackResult:
     """Compare the scores of the update with those of the update that was trained elsewhere."""
     members, strangers = data.members, ~data.members
     surer, aurocs = list[int](), list[float]()
@@ -101,7 +101,7 @@ def _attempt(name: str, tried: str, scores: Sequence[Floats], data: AttackerData
         limit = np.quantile(row[strangers], 1 - FALSE_ALARMS) if strangers.any() else np.inf
         surer.append(int((row[members] > limit).sum()))
         aurocs.append(mean_auroc(row[:, None], members[:, None].astype(np.float64)) or 0.5)
-    return Attempt(
+    return AttackResult(
         f"membership: {name}",
         f"Whether an image was trained on ({name})",
         f"{tried}, and the same images beside {int(strangers.sum())} of other patients of this hospital. Guessing: the "
@@ -116,7 +116,7 @@ def _attempt(name: str, tried: str, scores: Sequence[Floats], data: AttackerData
     )
 
 
-def matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
+def compute_matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
     """Compute each image's share in the update ``(n,)``: ridge regression of the update on the images' own steps."""
     update = reply.update.trunk
     assert update is not None
@@ -134,7 +134,7 @@ def matched_filter(data: AttackerData, reply: TrainReply) -> Floats:
     return np.asarray(np.linalg.solve(products, (steps @ target).astype(np.float64)))
 
 
-def likelihoods(at: Adversary, data: AttackerData, replies: Sequence[TrainReply | None]) -> list[Floats]:
+def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequence[TrainReply | None]) -> list[Floats]:
     """Compute for each reply the log likelihood ratio of each image's loss, member against stranger, ``(n,)``.
 
     Shadow models are trained at sites of the attacker's own, without a policy, each on half of the images.
@@ -149,18 +149,18 @@ def likelihoods(at: Adversary, data: AttackerData, replies: Sequence[TrainReply 
         site = replace(at.site, train=images, policy=open_policy, hidden={"train": frozenset()}, unsaid={})
         reply = Adversary(site, at.folder / "shadows" / str(number), at.honest).request_training(data.plan, data.start)
         assert reply is not None, "the attacker's own site answers"
-        losses.append(_losses(data, reply))
+        losses.append(_compute_image_losses(data, reply))
     shadows = np.stack(losses)  # (shadows, n)
     spread = shadows.std() + 1e-6
     members, strangers = (
         np.array([shadows[had[:, row], row].mean() if had[:, row].any() else 0 for row in range(count)])
         for had in (chosen, ~chosen)
     )
-    real = [strangers if reply is None else _losses(data, reply) for reply in replies]
+    real = [strangers if reply is None else _compute_image_losses(data, reply) for reply in replies]
     return [np.asarray(((row - strangers) ** 2 - (row - members) ** 2) / spread**2) for row in real]
 
 
-def _losses(data: AttackerData, reply: TrainReply) -> Floats:
+def _compute_image_losses(data: AttackerData, reply: TrainReply) -> Floats:
     """Compute the loss of each image under the model that an update makes."""
     update, head, start = reply.update, reply.update.head, data.start
     assert update.trunk is not None

@@ -21,12 +21,12 @@ import torch
 from client.preview.attack.adversary import (
     DENSE,
     Adversary,
-    Attempt,
+    AttackResult,
     Floats,
-    change_of,
-    layers_of,
+    change_of_tensor,
+    compute_passed_pixels,
+    fedsld_cnn_layers,
     pass_pixels_through,
-    passed_pixels,
 )
 from client.preview.attack.counts import STILL
 from common.config import Plan
@@ -56,21 +56,23 @@ class SoughtPictures:
     alike: ImageSet
 
 
-def pictures_to_place(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> SoughtPictures:
+def list_sought_pictures(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> SoughtPictures:
     """List the pictures to look for: those of parts of the site's data, and strangers."""
     kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
     truth = [part for part, images in kinds for _ in range(len(images))]
     return SoughtPictures(concatenate([images for _, images in kinds]), truth, alike)
 
 
-def place_pictures(at: Adversary, pictures: SoughtPictures) -> Attempt:
+def place_pictures(at: Adversary, pictures: SoughtPictures) -> AttackResult:
     """Find the part of every picture by one request to train for all and one test for each."""
     plan = at.plan("fedsld_cnn", SIZE, 1e3)
     network = at.network(plan)
     pass_pixels_through(network)
-    _answer_to(network, passed_pixels(network, pictures.images), passed_pixels(network, pictures.alike))
+    _make_units_answer_to(
+        network, compute_passed_pixels(network, pictures.images), compute_passed_pixels(network, pictures.alike)
+    )
     count, truth = len(pictures.parts), pictures.parts
-    trained, tested = _moved(at, plan, network, count), _moved_scores(at, plan, network, count)
+    trained, tested = _find_moved_units(at, plan, network, count), _find_moved_scores(at, plan, network, count)
     guesses = [
         "train" if train else "test" if test else "neither" if train is False and test is False else ""
         for train, test in zip(trained, tested, strict=True)
@@ -81,7 +83,7 @@ def place_pictures(at: Adversary, pictures: SoughtPictures) -> Attempt:
         f"in {part}: {sum(guess == own == part for guess, own in pairs)} of {list(truth).count(part)}"
         for part in sorted(set(truth))
     ]
-    return Attempt(
+    return AttackResult(
         "single persons",
         "Whether one known picture is in the training part, in the test part or in neither",
         "For each picture a unit that answers to it alone: one request to train for all of them, and one test each, "
@@ -96,15 +98,15 @@ def place_pictures(at: Adversary, pictures: SoughtPictures) -> Attempt:
 
 
 @torch.no_grad()
-def _answer_to(network: SplitNetwork, pictures: Floats, alike: Floats, strength: float = 1.0) -> None:
+def _make_units_answer_to(network: SplitNetwork, pictures: Floats, alike: Floats, strength: float = 1.0) -> None:
     """Make one dense unit answer to each picture ``(n, numbers)`` and to no other."""
-    filters, offsets = filters_for(pictures, alike)
-    dense = layers_of(network).dense
+    filters, offsets = compute_filters_for(pictures, alike)
+    dense = fedsld_cnn_layers(network).dense
     dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters * strength)
     dense.bias[: len(filters)] = torch.from_numpy(offsets * strength)
 
 
-def filters_for(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
+def compute_filters_for(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
     """Compute weights ``(pictures, numbers)`` and offsets of units that are above 0 for their own picture only."""
     centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
     numbers = len(centre)
@@ -115,9 +117,11 @@ def filters_for(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
     return weights, -weights @ centre - ANSWERS_FROM
 
 
-def _moved(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
+def _find_moved_units(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
     """Check for each picture that its unit moved in training; None where no update came or noise covers it."""
-    change = change_of(at.request_training(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"])
+    change = change_of_tensor(
+        at.request_training(plan, read_state(network)), layout_of(network).slices()[f"{DENSE}.bias"]
+    )
     if change is None:
         return [None] * count
     moved, others = np.abs(change[:count]), np.abs(change[count:])
@@ -127,7 +131,7 @@ def _moved(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list
     return [bool(size > 4 * others.std() + 1e-30) or None for size in moved]
 
 
-def _moved_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
+def _find_moved_scores(at: Adversary, plan: Plan, network: SplitNetwork, count: int) -> list[bool | None]:
     """Check for each picture that it moved an AUROC of the test part; None where nothing was reported."""
     moved: list[bool | None] = []
     for unit in range(count):
@@ -148,15 +152,15 @@ OUT_OF_ALL_BOUNDS = 1e3
 """A loss that no model of this network has without the picture."""
 
 
-def place_by_failure(at: Adversary, pictures: SoughtPictures) -> Attempt:
+def place_by_failure(at: Adversary, pictures: SoughtPictures) -> AttackResult:
     """Find the part of every picture by a model that fails on it: by loss, scores and benefit."""
     plan = at.plan("fedsld_cnn", SIZE, STILL)
     asks = {"compare_local": True, "test_each_round": at.site.policy.test_each_round and at.site.policy.test_metrics}
     plan = plan.model_copy(update={"evaluation": plan.evaluation.model_copy(update=asks)})
-    usual = _answers_about(at, plan, pictures, None)
+    usual = _ask_about_picture(at, plan, pictures, None)
     pairs = []
     for place, truth in enumerate(pictures.parts):
-        answers, guess = _answers_about(at, plan, pictures, place), ""
+        answers, guess = _ask_about_picture(at, plan, pictures, place), ""
         if answers is not None and usual is not None:
             in_test = "test" if answers[1:] != usual[1:] else "neither"
             guess = "validation" if answers[0] != usual[0] else in_test
@@ -164,7 +168,7 @@ def place_by_failure(at: Adversary, pictures: SoughtPictures) -> Attempt:
     present = sum(truth != "neither" for _, truth in pairs)
     wrong = sum(guess not in ("", "neither") for guess, truth in pairs if truth == "neither")
     strangers = len(pairs) - present
-    return Attempt(
+    return AttackResult(
         "models that fail",
         "Whether one known picture is in the validation or the test part, by a model that fails on it",
         "For each picture a model whose answer to it is no number. It is trained for one step that changes nothing, "
@@ -179,7 +183,9 @@ def place_by_failure(at: Adversary, pictures: SoughtPictures) -> Attempt:
     )
 
 
-def _answers_about(at: Adversary, plan: Plan, pictures: SoughtPictures, place: int | None) -> tuple[Any, ...] | None:
+def _ask_about_picture(
+    at: Adversary, plan: Plan, pictures: SoughtPictures, place: int | None
+) -> tuple[Any, ...] | None:
     """Ask about a model that fails on one picture, or on none; return the answers that can show it, the loss first.
 
     None where the site does not train the model: it fails on a training image, which may only be like the picture.
@@ -190,7 +196,9 @@ def _answers_about(at: Adversary, plan: Plan, pictures: SoughtPictures, place: i
         network.head.weight.zero_()
         if place is not None:
             picture = pictures.images.rows(np.array([place]))
-            _answer_to(network, passed_pixels(network, picture), passed_pixels(network, pictures.alike), STRONG)
+            _make_units_answer_to(
+                network, compute_passed_pixels(network, picture), compute_passed_pixels(network, pictures.alike), STRONG
+            )
             network.head.weight[:, 0] = STRONG
     model = read_state(network)
     images: tuple[int | None, ...] = ()

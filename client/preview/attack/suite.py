@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from client.preview.attack.adversary import Adversary, Attempt, copy_with, draw_images
+from client.preview.attack.adversary import Adversary, AttackResult, copy_site_with, draw_images
 from client.preview.attack.counts import (
     bypass_budget,
     counts_from_digits,
@@ -43,7 +43,7 @@ from client.preview.attack.coverage import (
 )
 from client.preview.attack.images import SIZE, imprint_images, invert_gradients
 from client.preview.attack.membership import likelihood_attack, matched_filter_attack
-from client.preview.attack.patients import pictures_to_place, place_by_failure, place_pictures
+from client.preview.attack.patients import list_sought_pictures, place_by_failure, place_pictures
 from client.site.site import Site
 from common import __version__
 from common.config import Plan
@@ -62,68 +62,68 @@ MOST_PERSONS = 10
 MOST_FAILED = 5
 """Pictures of each kind where each needs four requests."""
 
-Attack = Callable[[Site, Path, Plan], Attempt]
+Attack = Callable[[Site, Path, Plan], AttackResult]
 """Attacks a copy of the site, in a folder of its own, under the plan that the hospital was asked to take part in."""
 
 
-def _imprint(site: Site, folder: Path, plan: Plan) -> Attempt:
+def _attack_by_imprint(site: Site, folder: Path, plan: Plan) -> AttackResult:
     most, size = (MOST_IMAGES, SIZE) if site.policy.epsilon is None else (FEW, SMALL)
-    return imprint_images(Adversary(copy_with(site, train=draw_images(site.train, most)), folder, plan), size)
+    return imprint_images(Adversary(copy_site_with(site, train=draw_images(site.train, most)), folder, plan), size)
 
 
-def _inversion(site: Site, folder: Path, plan: Plan) -> Attempt:
-    return invert_gradients(Adversary(copy_with(site, train=draw_images(site.train, FEW)), folder, plan))
+def _attack_by_inversion(site: Site, folder: Path, plan: Plan) -> AttackResult:
+    return invert_gradients(Adversary(copy_site_with(site, train=draw_images(site.train, FEW)), folder, plan))
 
 
-def _membership(attack: Callable[[Adversary, ImageSet, Adversary], Attempt]) -> Attack:
-    def on_copies(site: Site, folder: Path, plan: Plan) -> Attempt:
-        members, strangers, others = by_patient(site.train, MOST_IMAGES)
-        elsewhere = Adversary(copy_with(site, train=others), folder / "elsewhere", plan)
-        return attack(Adversary(copy_with(site, train=members), folder, plan), strangers, elsewhere)
+def _membership_attack(attack: Callable[[Adversary, ImageSet, Adversary], AttackResult]) -> Attack:
+    def on_copies(site: Site, folder: Path, plan: Plan) -> AttackResult:
+        members, strangers, others = draw_by_patient(site.train, MOST_IMAGES)
+        elsewhere = Adversary(copy_site_with(site, train=others), folder / "elsewhere", plan)
+        return attack(Adversary(copy_site_with(site, train=members), folder, plan), strangers, elsewhere)
 
     return on_copies
 
 
-def _whole(attack: Callable[[Adversary], Attempt]) -> Attack:
+def _attack_on_whole_site(attack: Callable[[Adversary], AttackResult]) -> Attack:
     return lambda site, folder, plan: attack(Adversary(site, folder, plan))
 
 
-def _persons(site: Site, folder: Path, plan: Plan) -> Attempt:
-    train, others, strangers = _without_strangers(site)
+def _attack_on_patients(site: Site, folder: Path, plan: Plan) -> AttackResult:
+    train, others, strangers = _split_off_strangers(site)
     test, alike = draw_images(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
     parts = {"train": draw_images(train, MOST_PERSONS, 1), "test": draw_images(test, MOST_PERSONS, 1)}
-    copy = copy_with(site, train=train, test=test, validation=draw_images(site.validation, MOST_IMAGES))
-    return place_pictures(Adversary(copy, folder, plan), pictures_to_place(strangers, alike, **parts))
+    copy = copy_site_with(site, train=train, test=test, validation=draw_images(site.validation, MOST_IMAGES))
+    return place_pictures(Adversary(copy, folder, plan), list_sought_pictures(strangers, alike, **parts))
 
 
-def _failures(site: Site, folder: Path, plan: Plan) -> Attempt:
-    train, others, strangers = _without_strangers(site)
+def _attack_by_failures(site: Site, folder: Path, plan: Plan) -> AttackResult:
+    train, others, strangers = _split_off_strangers(site)
     validation, test = draw_images(site.validation, MOST_IMAGES), draw_images(site.test, MOST_IMAGES)
     parts = {"validation": draw_images(validation, MOST_FAILED, 1), "test": draw_images(test, MOST_FAILED, 1)}
-    copy = copy_with(site, train=draw_images(train, FEW), validation=validation, test=test)
+    copy = copy_site_with(site, train=draw_images(train, FEW), validation=validation, test=test)
     return place_by_failure(
-        Adversary(copy, folder, plan), pictures_to_place(draw_images(strangers, MOST_FAILED), others, **parts)
+        Adversary(copy, folder, plan), list_sought_pictures(draw_images(strangers, MOST_FAILED), others, **parts)
     )
 
 
 ATTACKS: Mapping[str, Attack] = {
-    IMPRINT: _imprint,
-    INVERSION: _inversion,
-    MATCHED: _membership(matched_filter_attack),
-    LIRA: _membership(likelihood_attack),
-    LOSSES: _whole(counts_from_losses),
-    DIGITS: _whole(counts_from_digits),
-    ROWS: _whole(counts_from_head_rows),
-    TRUNK: _whole(counts_from_trunk),
-    HASHES: _whole(counts_from_hash),
-    PERSONS: _persons,
-    FAILURES: _failures,
-    BUDGET: _whole(bypass_budget),
+    IMPRINT: _attack_by_imprint,
+    INVERSION: _attack_by_inversion,
+    MATCHED: _membership_attack(matched_filter_attack),
+    LIRA: _membership_attack(likelihood_attack),
+    LOSSES: _attack_on_whole_site(counts_from_losses),
+    DIGITS: _attack_on_whole_site(counts_from_digits),
+    ROWS: _attack_on_whole_site(counts_from_head_rows),
+    TRUNK: _attack_on_whole_site(counts_from_trunk),
+    HASHES: _attack_on_whole_site(counts_from_hash),
+    PERSONS: _attack_on_patients,
+    FAILURES: _attack_by_failures,
+    BUDGET: _attack_on_whole_site(bypass_budget),
 }
 """The attacks by name, in the order in which they are tried."""
 
 
-def attempts(site: Site, plan: Plan) -> Iterator[Attempt]:
+def run_attacks(site: Site, plan: Plan) -> Iterator[AttackResult]:
     """Attack a copy of the site in every way."""
     for attack in ATTACKS.values():
         began = time.monotonic()
@@ -132,7 +132,7 @@ def attempts(site: Site, plan: Plan) -> Iterator[Attempt]:
         yield replace(attempt, seconds=time.monotonic() - began)
 
 
-def _without_strangers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
+def _split_off_strangers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
     """Return training images for the copy, as many images that the copy lacks, and some of these of other patients."""
     chosen = draw_images(site.train, 2 * MOST_IMAGES)
     shuffled = np.random.default_rng(6).permutation(len(chosen))
@@ -142,7 +142,7 @@ def _without_strangers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
     return train, others, draw_images(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
 
 
-def by_patient(images: ImageSet, most: int) -> list[ImageSet]:
+def draw_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
     """Draw three sets of at most so many images, without a patient in two sets and with few images of each patient."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
@@ -159,7 +159,7 @@ def by_patient(images: ImageSet, most: int) -> list[ImageSet]:
 _FIGURES = ("name", "tried", "recovered", "of", "things", "by_chance", "stops", "declined")
 
 
-def as_json(site: Site, plan: Plan, attempts: Sequence[Attempt]) -> dict[str, Any]:
+def as_json(site: Site, plan: Plan, attempts: Sequence[AttackResult]) -> dict[str, Any]:
     """Return all figures, without the pictures."""
     return {
         "site": site.name,
@@ -189,17 +189,17 @@ def _coverage_json(fields: Mapping[str, Covered]) -> dict[str, Any]:
     }
 
 
-def _code(text: str) -> Markup:
+def _format_code(text: str) -> Markup:
     """Show text in backquotes as code."""
     parts = text.split("`")
     shown = (Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
     return Markup("").join(shown)
 
 
-def write_page(site: Site, plan: Plan, attempts: Sequence[Attempt], out: Path) -> Path:
+def write_page(site: Site, plan: Plan, attempts: Sequence[AttackResult], out: Path) -> Path:
     """Write the page, readable by its owner only: it shows patients' images."""
     environment = page_environment(Path(__file__).parent)
-    environment.globals.update(code=_code)
+    environment.globals.update(code=_format_code)
     template = environment.get_template("attack.html.j2")
     text = template.render(site=site.name, level=site.policy.level, plan=plan, attempts=attempts, not_tried=NOT_TRIED)
     write_atomically(out, text.encode(), private=True)

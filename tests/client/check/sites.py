@@ -10,7 +10,7 @@ from PIL import Image
 from client.check.findings import CheckResult
 from client.check.machine import Gpu, Machine
 from client.check.run import check
-from client.site.site_file import Settings, make_site
+from client.site.site_file import Settings, make_site_folder
 from common.config import read_experiment
 from common.data.sources.built_in import PHANTOM_CLASSES, phantoms
 from common.security.identity import SiteKit, public_line, read_key, write_toml
@@ -94,7 +94,7 @@ class Hospital:
 
 def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
     """Phantom radiographs, a table, a key, a kit of a coordinator that nobody has started."""
-    make_site(folder, "north")
+    make_site_folder(folder, "north")
     write_images(folder, images, size)
     (folder / "site.toml").write_text(SITE, encoding="utf-8")
     file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092)

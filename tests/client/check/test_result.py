@@ -21,7 +21,7 @@ from client.check.training import find_planned_training
 from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Level
 from client.site.settings import open_site
-from client.site.site_file import keep_plan, read_file_only
+from client.site.site_file import read_file_only, write_last_plan
 from client.training import task
 from common.config import Plan, plan_of, read_experiment
 from common.data.sources.built_in import phantoms
@@ -182,7 +182,7 @@ def written_plan(folder: Path) -> Plan:
 
 def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: Hospital, tmp_path: Path) -> None:
     plan = written_plan(tmp_path)
-    keep_plan(hospital.folder / "state", RollCall("run", plan.model_dump_json()).plan)
+    write_last_plan(hospital.folder / "state", RollCall("run", plan.model_dump_json()).plan)
     facts = hospital.checked(offline=True, experiment=None).areas[-1].facts
     assert (facts["method"], facts["architecture"], facts["known_from"]) == (
         "surgical",
@@ -286,7 +286,7 @@ def test_both_pages_for_hospitals_list_the_codes_of_start_alike() -> None:
 def test_the_step_is_tried_on_a_network_with_initial_values_and_not_on_whatever_the_memory_held(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = task.with_new_head
+    made = task.network_with_new_head
 
     def of_nothing(*arguments: Any) -> SplitNetwork:
         network = made(*arguments)
@@ -294,7 +294,7 @@ def test_the_step_is_tried_on_a_network_with_initial_values_and_not_on_whatever_
             parameter.data.fill_(torch.nan)
         return network
 
-    monkeypatch.setattr(task, "with_new_head", of_nothing)
+    monkeypatch.setattr(task, "network_with_new_head", of_nothing)
     trained = list[float]()
     epoch = training.train_epoch
 
