@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Experiment, Plan, plan_of
+from common.config import Experiment, Plan, make_plan
 from strategies.local.arithmetic import DEFAULT, choices, fastest, step_seconds
 
 MODELS = "tiny_cnn,fedsld_cnn,resnet18,densenet121,efficientnet_lite0"
@@ -25,7 +25,7 @@ def plan(model: str, side: int, batch: int) -> Plan:
         "model": {"architecture": model, "channels": 1, "image_size": side},
         "training": {"batch_size": batch, "precision": "fastest"},
     }
-    return plan_of(Experiment.model_validate(tables))
+    return make_plan(Experiment.model_validate(tables))
 
 
 def main() -> None:

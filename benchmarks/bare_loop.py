@@ -18,7 +18,7 @@ from common.models.gpu import on_device
 from common.models.network import autocast, build
 from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import simulated_data, simulated_site
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from strategies.engine.membership import drawn
 from strategies.local.training import batches
 
@@ -74,7 +74,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
         for site in chosen:
             network.load_state_dict(state, strict=False)
             validated(network, site)
-            generator = torch.Generator().manual_seed(seed_of(seed, server_round, site.name))
+            generator = torch.Generator().manual_seed(derive_seed(seed, server_round, site.name))
             trained(network, site, spec.epochs, spec.batch_size, spec.lr, generator)
             for name, tensor in network.state_dict().items():
                 if name in sums:

@@ -19,7 +19,7 @@ from client.preview.attack.images import imprint_images
 from client.preview.attack.suite import MOST_IMAGES
 from client.preview.dry_run import choose_experiment
 from client.site.policy import Policy
-from common.config import Plan, plan_of
+from common.config import Plan, make_plan
 from common.models.network import build
 from common.models.state import ModelState, read_state
 from common.wire.records import Groups, TrainReply, TrainRequest
@@ -67,7 +67,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = hospital(Path(folder), Policy(level="trusted"))
         site = copy_site_with(whole, train=draw_images(whole.train, MOST_IMAGES))
-        honest = plan_of(choose_experiment(None, whole))
+        honest = make_plan(choose_experiment(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
             result = imprint_images(at)

@@ -18,7 +18,7 @@ from rich.console import Console
 from common.config import read_experiment
 from common.data.images.pixels import channels_first
 from common.metrics.auroc import mean_auroc
-from common.models.network import build, label_matrix, scores_of
+from common.models.network import build, compute_scores, label_matrix
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
 from server.federation.recorder import Watcher
@@ -52,7 +52,9 @@ class Scores:
         network = build(self.machine.experiment.model, model.head.class_names, 0)
         write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         labels = label_matrix(test, model.head.class_names).numpy()
-        self.aurocs[record.round] = float(mean_auroc(scores_of(network, channels_first(test.images)), labels) or 0.5)
+        self.aurocs[record.round] = float(
+            mean_auroc(compute_scores(network, channels_first(test.images)), labels) or 0.5
+        )
 
 
 class Scored(Simulation):

@@ -16,7 +16,7 @@ from client.training.privacy import refuse_unaffordable
 from client.training.secure_aggregation import HeldUpdates
 from client.training.task import network_without_values
 from common import __version__
-from common.config import plan_of_text
+from common.config import parse_plan
 from common.models.state import layout_of
 from common.wire.codec import decode, encode
 from common.wire.records import (
@@ -76,7 +76,7 @@ def client_app(
 
 def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     """Answer with the site's name, classes and number of images."""
-    plan, policy = plan_of_text(call.plan), site.policy
+    plan, policy = parse_plan(call.plan), site.policy
     method = site_method(site.name, call.plan)
     site.refuse_few()
     refuse_unaffordable(site, plan, method)

@@ -125,9 +125,9 @@ def _attack(site: "Site", planned: "Experiment", out: Path, *, as_json: bool) ->
     """Attack a copy of the site, print the result of each attack, and write the page."""
     from client.preview.attack.suite import as_json as figures
     from client.preview.attack.suite import run_attacks, write_page
-    from common.config import plan_of
+    from common.config import make_plan
 
-    plan, results = plan_of(planned), []
+    plan, results = make_plan(planned), []
     for attempt in run_attacks(site, plan):
         results.append(attempt)
         if not as_json:
@@ -303,12 +303,12 @@ def audit_verify(
 
     from client.gate.audit_report import audit_report
     from client.site.settings import read_settings
-    from common.security.identity import public_line, read_key, read_kit
+    from common.security.identity import public_key_line, read_key, read_kit
 
     settings = read_settings(folder)
     keys = dict(settings.file.policy.peers)
     if receipt:
-        keys[settings.file.name] = public_line(read_key(settings.key_path), "")
+        keys[settings.file.name] = public_key_line(read_key(settings.key_path), "")
     kit = read_kit(settings.kit_path) if settings.kit_path.is_file() else None
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
     lines, right = audit_report(settings.state, settings.file.name, receipt, keys, authority)

@@ -20,7 +20,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.models.zoo.spec import ModelSpec, Sha256
 from common.plugins import MOST_METRICS, PLUGIN, OrPlugin, PluginName, PluginStamp, stamp_of
 from common.system.files import is_file
-from common.system.toml import Section, parsed_toml, read_toml, validation_faults
+from common.system.toml import Section, parse_toml, read_toml, validation_faults
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
 
@@ -137,7 +137,7 @@ class ParticipationSection(Section):
     largest_share: float = Field(1.0, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _a_round_can_count(self) -> Self:
+    def _check_min_sites(self) -> Self:
         if 0 < self.sites_per_round < self.min_sites:
             sizes = f"min_sites {self.min_sites}, sites_per_round {self.sites_per_round}"
             raise ValueError(f"no round could count: {sizes}")
@@ -192,7 +192,7 @@ class PrivacySection(Section):
         return self.secure_aggregation or self.level != "none"
 
     @model_validator(mode="after")
-    def _noise_is_shared_only_in_sums(self) -> Self:
+    def _check_distributed_noise(self) -> Self:
         if self.noise == "local":
             if self.honest_sites is not None:
                 raise ValueError('honest_sites goes with noise = "distributed"')
@@ -207,7 +207,7 @@ class PrivacySection(Section):
         return self
 
     @model_validator(mode="after")
-    def _noise_is_set_once(self) -> Self:
+    def _check_noise_is_set_once(self) -> Self:
         settings = (self.noise_multiplier is not None) + (self.epsilon is not None)
         if settings != (self.level != "none"):
             raise ValueError("noise_multiplier or epsilon, one of them, goes with a level other than none")
@@ -231,7 +231,7 @@ class SimulationSection(Section):
 
     @field_validator("gpus_per_site")
     @classmethod
-    def _a_share_or_whole(cls, gpus: float | Literal["auto"]) -> float | Literal["auto"]:
+    def _check_gpus_per_site(cls, gpus: float | Literal["auto"]) -> float | Literal["auto"]:
         if isinstance(gpus, float) and gpus > 1 and not gpus.is_integer():
             raise ValueError("above 1 it is a whole number of GPUs")
         return gpus
@@ -271,7 +271,7 @@ class Experiment(Section):
     external_test: DataSpec | None = None
 
     @model_validator(mode="after")
-    def _nothing_private_chooses(self) -> Self:
+    def _check_no_choice_by_private_figures(self) -> Self:
         if self.privacy.level != "none" and self.evaluation.checkpoint == "best":
             raise ValueError(
                 "with privacy no site need tell its validation loss, and nothing can say which round was best: "
@@ -280,14 +280,14 @@ class Experiment(Section):
         return self
 
     @model_validator(mode="after")
-    def _masked_updates_are_not_weighed(self) -> Self:
+    def _check_masked_updates_are_not_weighed(self) -> Self:
         if self.privacy.secure_aggregation and self.participation.largest_share < 1:
             reason = "under secure aggregation each site weighs its own update"
             raise ValueError(f"{reason}: participation.largest_share must be 1")
         return self
 
     @model_validator(mode="after")
-    def _every_site_is_tested_on_one_class_an_image(self) -> Self:
+    def _check_test_each_round_is_multi_class(self) -> Self:
         if self.evaluation.test_each_round and self.model.task != "multi_class":
             raise ValueError('evaluation.test_each_round counts right classes: it needs model.task = "multi_class"')
         if self.evaluation.test_each_round and self.participation.sites_per_round:
@@ -323,7 +323,7 @@ LONGEST_CACHED = 2**20
 """Characters of the longest plan that is parsed once for all requests of a run; an ordinary plan has some thousand."""
 
 
-def plan_of_text(text: str) -> Plan:
+def parse_plan(text: str) -> Plan:
     """Read a plan from its JSON; every request of a run holds the same plan.
 
     Raises:
@@ -340,7 +340,7 @@ def _cached_plan(text: str) -> Plan:
     return Plan.model_validate_json(text)
 
 
-def plan_of(experiment: Experiment) -> Plan:
+def make_plan(experiment: Experiment) -> Plan:
     """Return the part of an experiment that hospitals receive, with the hash of the weights file in its place.
 
     Raises:
@@ -350,10 +350,10 @@ def plan_of(experiment: Experiment) -> Plan:
     shared: dict[str, Any] = {name: getattr(experiment, name) for name in tables}
     model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
     weights_sha256 = experiment.model.weights_sha256
-    return Plan(**shared, model=model, plugins=plugins_of(experiment), weights_sha256=weights_sha256)
+    return Plan(**shared, model=model, plugins=list_plugin_stamps(experiment), weights_sha256=weights_sha256)
 
 
-def plugins_of(experiment: Experiment) -> tuple[PluginStamp, ...]:
+def list_plugin_stamps(experiment: Experiment) -> tuple[PluginStamp, ...]:
     """Return the stamps of the plug-ins that an experiment names, as this machine has them.
 
     Raises:
@@ -394,10 +394,10 @@ def read_experiment(
         BadInput: With every fault of the file and the overrides.
     """
     tree, base_of_paths = read_tables(path)
-    return experiment_of(tree, base_of_paths, overrides, method_faults, path.name)
+    return validate_experiment(tree, base_of_paths, overrides, method_faults, path.name)
 
 
-def experiment_of(
+def validate_experiment(
     tree: dict[str, Any],
     base_of_paths: Path,
     overrides: Iterable[str] = (),
@@ -414,8 +414,8 @@ def experiment_of(
     Raises:
         BadInput: With every fault.
     """
-    tree, overrides, faults = _scaled(tree, overrides, name)
-    faults += [fault for text in overrides for fault in _override(tree, text)]
+    tree, overrides, faults = _merge_small_table(tree, overrides, name)
+    faults += [fault for text in overrides for fault in _apply_override(tree, text)]
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
@@ -426,7 +426,9 @@ def experiment_of(
     return ExperimentFile(experiment, base_of_paths)
 
 
-def _scaled(tree: dict[str, Any], overrides: Iterable[str], name: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
+def _merge_small_table(
+    tree: dict[str, Any], overrides: Iterable[str], name: str
+) -> tuple[dict[str, Any], list[str], list[Fault]]:
     """Merge the file's [small] table into the rest where ``--set scale=small`` asks for it."""
     small, scale, rest = tree.pop("small", None), "full", list[str]()
     for text in overrides:
@@ -436,7 +438,7 @@ def _scaled(tree: dict[str, Any], overrides: Iterable[str], name: str) -> tuple[
         else:
             rest.append(text)
     if scale == "full" or (scale == "small" and isinstance(small, dict)):
-        return (_merged(tree, small) if scale == "small" else tree), rest, []
+        return (_merge_tables(tree, small) if scale == "small" else tree), rest, []
     problem = "has no [small] table." if scale == "small" else f'there is no scale "{scale}"; there are full and small.'
     return tree, rest, [Fault(f"{name}: scale", problem)]
 
@@ -473,28 +475,28 @@ def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, 
             ("data", ("data", "kind")),
             ("partition", ("partition", "kind")),
         ):
-            if _entry(tree, *decider) not in (None, _entry(inherited, *decider)):
+            if _read_entry(tree, *decider) not in (None, _read_entry(inherited, *decider)):
                 small.pop(table, None)
-    return _merged(inherited, tree), path
+    return _merge_tables(inherited, tree), path
 
 
-def _entry(tree: Mapping[str, Any], table: str, key: str) -> object:
+def _read_entry(tree: Mapping[str, Any], table: str, key: str) -> object:
     entries = tree.get(table)
     return entries.get(key) if isinstance(entries, Mapping) else None
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table that changes its ``kind`` replaces the table below."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
         keeps_kind = both and value.get("kind", old.get("kind")) == old.get("kind")  # type: ignore[union-attr]
-        merged[key] = _merged(old, value) if keeps_kind else value  # type: ignore[arg-type]
+        merged[key] = _merge_tables(old, value) if keeps_kind else value  # type: ignore[arg-type]
     return merged
 
 
-def _override(tree: dict[str, Any], text: str) -> list[Fault]:
+def _apply_override(tree: dict[str, Any], text: str) -> list[Fault]:
     """Apply an override ``section.key=value``: TOML, or a bare word as a string; ``none`` removes the key."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -509,7 +511,7 @@ def _override(tree: dict[str, Any], text: str) -> list[Fault]:
         table.pop(last, None)
         return []
     try:
-        table[last] = parsed_toml(f"value = {value.strip()}")["value"]
+        table[last] = parse_toml(f"value = {value.strip()}")["value"]
     except ValueError:
         table[last] = value.strip()
     return []

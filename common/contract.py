@@ -100,12 +100,12 @@ def merge_declarations(declarations: Iterable[Declaration], class_names: Sequenc
     repeated = sorted(name for name, count in counts.items() if count > 1)
     faults += [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
     if class_names:
-        faults += _unknown_classes(ordered, class_names)
+        faults += _unknown_class_faults(ordered, class_names)
         if missing := [name for name in class_names if name not in union]:
             remedy = "Take it out of the run's classes, or admit a site that annotates it."
             faults.append(Fault("run classes", f"no site annotates {quoted(missing)}.", remedy))
     else:
-        faults += _look_alikes(ordered)
+        faults += _similar_name_faults(ordered)
     stop_on(faults)
     return LabelContract(union, MappingProxyType({d.site: d.canonical for d in ordered}))
 
@@ -136,7 +136,7 @@ def declaration_faults(declaration: Declaration) -> list[Fault]:
     return faults
 
 
-def _unknown_classes(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list[Fault]:
+def _unknown_class_faults(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list[Fault]:
     """Return a fault for each canonical name that is no class of the run."""
     return [
         Fault(
@@ -151,7 +151,7 @@ def _unknown_classes(ordered: Sequence[Declaration], class_names: Sequence[str])
     ]
 
 
-def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
+def _similar_name_faults(ordered: Sequence[Declaration]) -> list[Fault]:
     """Return a fault for each pair of names that differ only in case, spaces or punctuation."""
     owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:

@@ -91,14 +91,14 @@ def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
 
 
 def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
-    """Use for the sites of this experiment a data set that another process has read by :func:`whole_data`."""
+    """Use for the sites of this experiment a data set that another process has read by :func:`undivided_data`."""
     assert experiment.data is not None, "checked before"
     forget_data()
     _received.clear()
     _received[experiment.data.model_dump_json(), base] = splits
 
 
-def whole_data(experiment: Experiment, base: Path) -> Splits:
+def undivided_data(experiment: Experiment, base: Path) -> Splits:
     """Return the data set of an experiment before it is divided; cached too."""
     assert experiment.data is not None, "checked before"
     return _whole_data(experiment.data.model_dump_json(), base)
@@ -129,7 +129,7 @@ def _whole_data(data: str, base: Path) -> Splits:
 def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
     """Return labels and images of site ``index``, or of the single site that pools all."""
     if pooling != "no":
-        return _pooled(data, pooling)
+        return _pool_sites(data, pooling)
     part = data.parts[index]
     own = site_images(data.splits, part)
     return SiteImages(Declaration(part.site, part.class_names), own.train, own.validation, own.test)
@@ -140,21 +140,23 @@ def site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
     return {part.site: data.splits.test.rows(part.test) for part in data.parts if part.test is not None}
 
 
-def _pooled(data: SimulatedData, pooling: Pooling) -> SiteImages:
+def _pool_sites(data: SimulatedData, pooling: Pooling) -> SiteImages:
     """Join all sites' images.
 
     A class that an image's site does not annotate is absent under ``negative``, unknown under ``masked``, and has its
     true label under ``known``.
     """
     names = data.contract.class_names
-    train = [_relabelled(data.splits.train, part, part.train, names, pooling) for part in data.parts]
-    validation = [_relabelled(data.splits.validation, part, part.validation, names, pooling) for part in data.parts]
+    train = [_relabel_for_pooling(data.splits.train, part, part.train, names, pooling) for part in data.parts]
+    validation = [
+        _relabel_for_pooling(data.splits.validation, part, part.validation, names, pooling) for part in data.parts
+    ]
     own_rows = [part.test for part in data.parts if part.test is not None]
     test = data.splits.test.rows(np.concatenate(own_rows)) if own_rows else data.splits.test
     return SiteImages(Declaration(POOLED, names), concatenate(train), concatenate(validation), test.only_classes(names))
 
 
-def _relabelled(
+def _relabel_for_pooling(
     images: ImageSet, part: SitePart, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
 ) -> ImageSet:
     """Return one site's rows with labels of all classes; those it does not annotate are set as ``pooling`` says."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import ExperimentFile, experiment_of, read_experiment
+from common.config import ExperimentFile, read_experiment, validate_experiment
 from common.data.sources.plugin import DatasetPlugin, LabelledImages
 from common.errors import BadInput, Fault
 from common.metrics.measured import Measured, figure
@@ -369,7 +369,7 @@ def _read_experiment(
     overrides += [f"data.{key}={_format_toml(value)}" for key, value in (data or {}).items()]
     if isinstance(experiment, Mapping):
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
-        return experiment_of(tree, Path("experiment.toml"), overrides, method_faults)
+        return validate_experiment(tree, Path("experiment.toml"), overrides, method_faults)
     return read_experiment(_experiment_path(experiment), overrides, method_faults)
 
 

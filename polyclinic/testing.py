@@ -32,7 +32,7 @@ from common.data.base.spec import AugmentationSpec, PluginSpec
 from common.data.images.augmentation import augment
 from common.data.load import load
 from common.errors import BadInput
-from common.metrics.auroc import metric_value, metrics_of
+from common.metrics.auroc import load_metrics, metric_value
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256, write_state
 from common.models.zoo.spec import ModelSpec
@@ -226,7 +226,7 @@ def check_metric(name: str, images: int = 50) -> None:
         BadInput: If it is not installed, fails, or returns no number that can be told.
     """
     key = PLUGIN + name
-    metric, random = metrics_of([key])[key], np.random.default_rng(1)
+    metric, random = load_metrics([key])[key], np.random.default_rng(1)
     labels = np.arange(images) % 2.0
     for scores in (random.random(images), np.full(images, 0.5), labels.copy(), 1 - labels):
         order = random.permutation(images)

@@ -11,9 +11,9 @@ import numpy as np
 
 from common.data.base.splits import Names
 from common.data.images.reading import NOT_A_PICTURE, is_picture, open_png_or_jpeg, read_head, unreadable_reason
-from common.data.tables.cells import is_unlabelled, normalized
+from common.data.tables.cells import is_unlabelled, strip_cells
 from common.data.tables.csv import Columns, column_faults, read_columns
-from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
+from common.data.tables.roles import ColumnRoles, guess_roles, image_column, picture_folder
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
 from common.system.plain_text import counted, json_text
@@ -79,7 +79,7 @@ class Dataset:
     table: Path
     images: Path
     columns: Columns
-    roles: Roles
+    roles: ColumnRoles
     rows: int
     present: int
     color: bool
@@ -133,7 +133,7 @@ def inspect_table(
     from common.data.images.headers import read_dicom_heads  # once nothing is wrong with the call
 
     columns = {name: cells[present] for name, cells in columns.items()}
-    roles = roles_of(columns, column, patient_column_name)
+    roles = guess_roles(columns, column, patient_column_name)
     spread = np.unique(np.linspace(0, len(columns[column]) - 1, LOOKED_AT).round().astype(int))
     files = [folder / name for name in columns[column][spread]]
     forms = [form for file in files if (form := _form(file)) is not None]
@@ -225,7 +225,7 @@ def _findings(data: Dataset) -> list[str]:
 
 
 def _holds_yes_and_no(cells: Names) -> bool:
-    values = {value.lower() for value in normalized(np.unique(cells))} - {"", "-1"}
+    values = {value.lower() for value in strip_cells(np.unique(cells))} - {"", "-1"}
     return bool(values) and values <= {"yes", "no", "y", "n", "true", "false"}
 
 

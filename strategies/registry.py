@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config import LONGEST_CACHED, EvaluationSection, Experiment, Plan, plan_of_text
+from common.config import LONGEST_CACHED, EvaluationSection, Experiment, Plan, parse_plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.models.zoo.spec import ModelSpec, Task
 from common.plugins import METHODS, PLUGIN, load_entry_point
@@ -108,13 +108,13 @@ def site_method(site: str, plan_text: str) -> SiteMethod:
         BadInput: As :func:`strategy_of`.
     """
     if len(plan_text) > LONGEST_CACHED:
-        return method_of(plan_of_text(plan_text))
+        return method_of(parse_plan(plan_text))
     return _site_method(site, plan_text)
 
 
 @lru_cache(maxsize=256)
 def _site_method(site: str, plan_text: str) -> SiteMethod:
-    return method_of(plan_of_text(plan_text))
+    return method_of(parse_plan(plan_text))
 
 
 def strategy_of(experiment: Experiment | Plan) -> Method:

@@ -10,7 +10,7 @@ from scipy.stats import ttest_1samp
 
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd
-from common.system.plain_text import counted, json_text, shortened, spans
+from common.system.plain_text import counted, format_rounds, json_text, shortened
 from server.runs.reader import MEASURES, Measure, Run
 from studies.statistics import (
     ALPHA,
@@ -312,7 +312,7 @@ def _cautions(by_method: ByMethod) -> Iterator[str]:
         yield "Figures that are known with an error (±) are not compared."
     for label, seeds in by_method.items():
         if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.untrained]:
-            which = f"{counted(len(untrained), 'seed')} of {len(seeds)} ({spans(untrained)})"
+            which = f"{counted(len(untrained), 'seed')} of {len(seeds)} ({format_rounds(untrained)})"
             yield f"{label}: with {which} validation was best before round 1; the initial model is tested."
     yield from _absences(by_method)
     results = [item for run in by_method[reference].values() for item in run.summary.test.per_class.items()]

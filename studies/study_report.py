@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
 from common.metrics.multi_class import accuracy_density
-from common.system.plain_text import counted, json_text, number, signed, spans
+from common.system.plain_text import counted, format_rounds, json_text, number, signed
 from server.reporting.page import write_page
 from server.reporting.svg import PAPER, SeriesStyle, inline_svg, new_figure, page_theme, series_styles, with_gaps
 from studies import claims
@@ -41,7 +41,7 @@ def as_markdown(result: StudyResult) -> str:
     parts = [
         f"# {result.title}",
         study_headline(result),
-        f"{result.paper}. Seeds {spans(result.seeds)}; ours (paper's).",
+        f"{result.paper}. Seeds {format_rounds(result.seeds)}; ours (paper's).",
     ]
     parts += [_listing("What differs in all tables:", result.differs)] if result.differs else []
     parts += [_table(table) for table in result.tables]

@@ -11,7 +11,7 @@ from client.site.site import Site
 from client.training.layers import train_round
 from common.data.base.image_set import ImageSet, concatenate
 from common.data.images.pixels import channels_first
-from common.models.network import scores_of
+from common.models.network import compute_scores
 from common.models.saved import load_model
 from common.simulation import simulated_data
 from common.wire.records import TrainReply, TrainRequest
@@ -59,6 +59,6 @@ def success_of(folder: Path, choices: Iterable[str]) -> float:
     test = simulated_data(experiment(folder, *choices).experiment, folder).test
     place = network.class_names.index(TARGET)
     others = test.rows(np.flatnonzero(test.labels[:, test.class_names.index(TARGET)] == 0))
-    clean = scores_of(network, channels_first(others.images))[:, place]
-    patched = scores_of(network, channels_first(with_patch(others.images)))[:, place]
+    clean = compute_scores(network, channels_first(others.images))[:, place]
+    patched = compute_scores(network, channels_first(with_patch(others.images)))[:, place]
     return float((patched > np.quantile(clean, 0.95)).mean())

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from client.site.site import Site
 from client.training.layers import train_round
 from client.training.secure_aggregation import HeldUpdates, SecureAggregation
-from common.config import plan_of_text
+from common.config import parse_plan
 from common.models.network import Head
 from common.wire.records import TrainReply, TrainRequest
 from strategies.registry import method_of
@@ -93,7 +93,7 @@ class Lying:
     def __call__(self, site: Site, request: TrainRequest, masks: HeldUpdates) -> TrainReply:
         if site.name != self.liar:
             return train_round(site, request, masks)
-        plan = plan_of_text(request.plan)
+        plan = parse_plan(request.plan)
         if not plan.privacy.secure_aggregation:
             return self.answer(site, request)
         masked = SecureAggregation(masks, site, plan, method_of(plan))

@@ -27,8 +27,8 @@ from common.metrics.bootstrap import Estimate, paired_means
 from common.models.network import label_matrix
 from common.models.state import ModelState, read_state
 from common.system.files import write_atomically
-from common.system.hashing import seed_of
-from common.system.plain_text import counted, number, signed, span
+from common.system.hashing import derive_seed
+from common.system.plain_text import counted, format_interval, number, signed
 from common.wire.records import BenefitReply, BenefitRequest, Groups, check_rows
 from strategies.local.site_method import most_epochs
 from strategies.local.training import reproducible
@@ -71,7 +71,7 @@ class ModelScores:
             return None
         names, labels = tuple(self.class_names[c] for c in columns), self.labels[:, columns]
         scores: Scores = {model: self.scores[model][:, columns] for model in MODELS}
-        generator = np.random.default_rng(seed_of(seed, site.name, "benefit"))
+        generator = np.random.default_rng(derive_seed(seed, site.name, "benefit"))
         patients = self.patients
         means, gains = paired_means([scores[model] for model in MODELS], labels, patients, generator)
         return Benefit(
@@ -181,7 +181,7 @@ def _score_federated_model(
 
     They are copies: the networks that are trained next share its tensors.
     """
-    with reproducible(seed_of(task.plan.run.seed, task.site.name, "home"), task.plan.training.threads):
+    with reproducible(derive_seed(task.plan.run.seed, task.site.name, "home"), task.plan.training.threads):
         if task.method.keeps_local_parts:
             load_best_parts(task, request, task.validated())
         scores, _, names = score_part(task, "test")
@@ -221,6 +221,6 @@ def _format_table(benefit: Benefit) -> list[str]:
         mean, gain = benefit.mean[model], benefit.gain.get(model)
         over = ("", "") if gain is None else (signed(gain.value), " to ".join(map(signed, gain.interval)))
         aurocs = [number(benefit.auroc[model][name]) for name in benefit.classes]
-        rows.append((WORDS[model], number(mean.value), span(mean.interval), *over, *aurocs))
+        rows.append((WORDS[model], number(mean.value), format_interval(mean.interval), *over, *aurocs))
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -21,7 +21,7 @@ from client.training.local_round import load_best_parts
 from client.training.task import prepare_task
 from common.config import EvaluationSection, Plan, PrivacySection
 from common.models.saved import save_model
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from common.wire.records import Groups, TrainRequest
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import reproducible
@@ -73,7 +73,7 @@ class HomeTraining:
             train_round(self.site, self._request(server_round, server_round - 1))
         request = self._request(last, last)
         task = prepare_task(self.site, request)
-        with reproducible(seed_of(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
+        with reproducible(derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
             load_best_parts(task, request, task.validated())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = score_part(task, "test")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from client.check.source import ImageSource
 from common.data.base.spec import AS_IN_FILE
-from common.data.images.headers import read_dataset, tags_of
+from common.data.images.headers import read_dataset, tags_by_keyword
 from common.data.images.reading import (
     IN_MEMORY,
     decode_picture,
@@ -96,7 +96,7 @@ def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
             return "NIfTI", "grey"
         content = content.read_bytes()
     if is_dicom(content):
-        header = read_dataset(content, tags_of("PhotometricInterpretation"))
+        header = read_dataset(content, tags_by_keyword("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
     with open_png_or_jpeg(content) as image:
         mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site_file import Settings
-from common.data.base.image_set import PARTS, ImageSet, Skipped, patients_known
+from common.data.base.image_set import PARTS, ImageSet, SkippedImage, patients_known
 from common.data.base.spec import (
     CompositesSpec,
     DicomwebSpec,
@@ -65,7 +65,7 @@ class ImageSource:
     patients_known: bool = True
     patients_from: str = ""
     syntaxes: tuple[str, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedImage, ...] = ()
     missing: int = 0
     skip_budget: float = 0.05
 

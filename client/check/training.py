@@ -15,11 +15,11 @@ from client.check.source import ImageSource
 from client.connection.exit_codes import ExitCode
 from client.site.site_file import Settings, read_last_plan
 from client.training.local_round import compute_model_difference
-from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
+from common.config import Experiment, Plan, RunSection, TrainingSection, make_plan
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.models.gpu import on_device, use_gpus, visible_gpus
-from common.models.network import SplitNetwork, build, logits_of
+from common.models.network import SplitNetwork, build, compute_logits
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import size
@@ -50,12 +50,12 @@ class PlannedTraining:
 def find_planned_training(settings: Settings, experiment: Experiment | None, source: ImageSource) -> PlannedTraining:
     """Return the plan of the experiment given or of the last roll call, or a guess."""
     if experiment is not None:
-        return PlannedTraining(plan_of(experiment), "the experiment given")
+        return PlannedTraining(make_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state):
         return PlannedTraining(plan, "the last roll call")
     model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.side)))
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
-    return PlannedTraining(plan_of(guess), "no run is known here: ResNet-18 assumed", assumed=True)
+    return PlannedTraining(make_plan(guess), "no run is known here: ResNet-18 assumed", assumed=True)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _measure_step(trial: TrainingTrial) -> StepCost:
 
         train_s = _measure_seconds(step)
         train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
-        validate_s = _measure_seconds(lambda: logits_of(network, pixels, plan.training.precision).cpu())
+        validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
     update = compute_model_difference(read_state(network), received, trial.method, trial.images.class_names)
     sent, _ = compressed(update, Groups(), trial.method.parameters.compress_update)
     down, up = (

@@ -27,7 +27,7 @@ from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.site.statements import SignedStatements, SiteNameMismatch
 from common.security.call_signatures import ANOTHER_PROCESS, WAIT, key_bytes, signed_headers
 from common.security.signatures import SignatureFault, is_signed
-from common.system.plain_text import grpc_words
+from common.system.plain_text import shorten_grpc_details
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import (
     CONTENT_OF_PULL,
@@ -58,13 +58,13 @@ from common.wire.fleet_protocol import (
     SendNodeHeartbeatRequest,
     SendNodeHeartbeatResponse,
     append_field,
-    by_sha256,
     choose_small_objects,
     extract_field,
+    name_by_sha256,
     object_ids,
 )
 from common.wire.fleet_protocol import SERVICE as FLEET
-from common.wire.flower_objects import envelope, join_message, set_identity, split_message
+from common.wire.flower_objects import join_message, message_without_content, set_identity, split_message
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
@@ -253,7 +253,7 @@ class FleetClient:
         request, wait = PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
         with _translate_grpc_errors():
             answer = self._call(self._fleet["PullMessages"], request, more_headers=wait)
-        self._small = by_sha256(answer.small_contents)
+        self._small = name_by_sha256(answer.small_contents)
         answer.ClearField(SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
@@ -317,7 +317,7 @@ class FleetClient:
         small = choose_small_objects((name, len(content)) for name, content in contents.items())
         request = PushMessagesRequest(
             node=self._node,
-            messages_list=[envelope(reply)],
+            messages_list=[message_without_content(reply)],
             message_object_trees=[tree],
             small_contents=[contents[name] for name in small],
         )
@@ -326,7 +326,7 @@ class FleetClient:
                 answer = self._call(self._fleet["PushMessages"], request)
             except grpc.RpcError as error:
                 if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
-                    raise ReplyRejected(grpc_words(error.details())) from None
+                    raise ReplyRejected(shorten_grpc_details(error.details())) from None
                 raise
             names = set(answer.objects_to_push)
             push = partial(self._push, run_id, answer.session_id)
@@ -452,7 +452,7 @@ def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
     except DecodeError:
         raise Unreachable("an answer of the coordinator cannot be decoded") from None
     except grpc.RpcError as error:
-        code, details = error.code(), grpc_words(error.details())
+        code, details = error.code(), shorten_grpc_details(error.details())
         if code in _LINE_ERRORS:
             raise Unreachable(_describe_grpc_error(code, details)) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:

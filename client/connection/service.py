@@ -43,7 +43,7 @@ from client.site.statements import SignedStatements
 from client.training.privacy import privacy_status
 from common import __version__
 from common.errors import BadInput, WireError, WireVersionError
-from common.security.identity import SiteKit, public_line, read_key
+from common.security.identity import SiteKit, public_key_line, read_key
 from common.system.files import is_disk_full, remove_partial_files, write_atomically
 from common.system.plain_text import printable, printable_lines
 from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
@@ -146,7 +146,7 @@ class HospitalService:
         self._process = secrets.token_hex(8)
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
         self._statements = SignedStatements(self.settings.state, self.site.name, self._key, authority)
-        self.site = replace(self.site, identity=Identity(self._key, public_line(self._key, "")))
+        self.site = replace(self.site, identity=Identity(self._key, public_key_line(self._key, "")))
 
     # ------------------------------------------------------------------ connections
 

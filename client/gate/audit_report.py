@@ -11,9 +11,9 @@ from cryptography import x509
 from client.site.statements import FILE as STATEMENTS
 from client.site.statements import read_accepted_replies
 from common.errors import BadInput, Fault
-from common.security.audit import FILE, Audit, AuditEntry, Findings, check_audit
+from common.security.audit import FILE, Audit, AuditEntry, AuditFindings, check_audit
 from common.security.authorship import Authorship, SentReply, SiteReplies, check_authorship
-from common.security.signatures import CHAINED, SignatureFault, Signed, signing_key, verified_request
+from common.security.signatures import CHAINED, SignatureFault, SignedStatement, signing_key, verified_request
 from common.system.plain_text import counted, printable
 
 RECEIPT_FORMAT = 2
@@ -61,18 +61,18 @@ def audit_report(
     return [*notes, f"{findings.entries} entries, unbroken; the last one's SHA-256 is {findings.sha256}."], True
 
 
-def _check_signed_requests(state: Path, authority: x509.Certificate) -> Findings:
+def _check_signed_requests(state: Path, authority: x509.Certificate) -> AuditFindings:
     """Count the requests in the audit that the coordinator signed, and find those that it did not sign.
 
     An audit outlives a kit: a request by another authority's certificate may be of an earlier coordinator.
     """
-    signed, findings = 0, Findings()
+    signed, findings = 0, AuditFindings()
     for entry in Audit(state).entries():
         if entry.get("direction") != "in" or entry.get("rule") == "signature" or "statement" not in entry:
             continue
         where = f"entry {entry['n']}"
         try:
-            statement = Signed(statement=entry["statement"], signature=entry["signature"])
+            statement = SignedStatement(statement=entry["statement"], signature=entry["signature"])
             certificate = bytes.fromhex(entry["certificate"])
         except (ValueError, KeyError, TypeError) as error:
             findings.faults.append(Fault(where, f"its signature cannot be read ({error}): changed."))

@@ -20,7 +20,7 @@ from common.errors import WireError
 from common.security.audit import Audit, TornLine
 from common.security.signatures import SignatureFault, record_context, signature_of
 from common.system.plain_text import json_text, printable
-from common.wire.canonical_bytes import RecordField, fields_of, record_sha256, small_fields
+from common.wire.canonical_bytes import RecordField, list_fields, record_sha256, small_fields
 from common.wire.codec import decode, payload_bytes
 from common.wire.records import BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
@@ -150,7 +150,7 @@ class GatePassage:
             **self._about,
             direction=direction,
             record=printable(str(small_fields(content).get("wire.record", "")), MOST_NAME),
-            fields=list_audit_fields(fields_of(content)),
+            fields=list_audit_fields(list_fields(content)),
             bytes=payload_bytes(content),
             sha256=record_sha256(content),
             decision="allow" if verdict.allowed else "deny",

@@ -33,7 +33,7 @@ from pydantic import ValidationError
 from client.gate.policy_rules import RequestedWork, Verdict, method_fault, request_verdict
 from client.site.memory import forget_other_runs, forget_run
 from client.site.site import Site
-from common.config import Plan, plan_of_text
+from common.config import Plan, parse_plan
 from common.errors import BadInput, Fault, WireError
 from common.models.network import build
 from common.models.state import FrozenPart, read_state
@@ -330,7 +330,7 @@ def _parse_plan(text: str) -> Plan:
             parse_int=_check_digit_count,
             parse_float=_parse_fraction,
         )
-        return plan_of_text(text)
+        return parse_plan(text)
     except ValidationError as error:
         raise PlanRefused("plan.form", first_fault(validation_faults(error, Plan, "plan"))) from None
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import BY_STEP, Plan
-from common.models.network import adapted_outline, precision_on
+from common.models.network import adapted_outline, resolve_precision
 from common.models.trained import trained_layers
 from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
@@ -153,7 +153,7 @@ def estimate_memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus:
     size, training = estimate_cost(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
     batch = pack_size(training.batch_size) if private else min(training.batch_size, images)
-    narrow = precision_on(device, training.precision) != "float32"
+    narrow = resolve_precision(device, training.precision) != "float32"
     of_batch = batch * size.activations // (2 if narrow else 1) // (1 if private else gpus)
     if private:
         of_batch += GRADIENTS_AT_ONCE * batch * size.trained * FLOAT32

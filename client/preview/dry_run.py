@@ -23,13 +23,13 @@ from rich.text import Text
 from client.app import client_app
 from client.preview.data_dictionary import MEANING, meaning_of_field
 from client.site.site import Site
-from common.config import Experiment, ParticipationSection, Plan, plan_of
+from common.config import Experiment, ParticipationSection, Plan, make_plan
 from common.errors import stop_on
 from common.models.network import build
 from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state, with_frozen_hash
 from common.system.files import atomic_outputs, output_folder_faults, write_atomically
 from common.system.plain_text import json_text
-from common.wire.canonical_bytes import WIDTH, canonical_pieces, fields_of, record_sha256
+from common.wire.canonical_bytes import WIDTH, canonical_pieces, list_fields, record_sha256
 from common.wire.codec import payload_bytes, unpack_counts
 from common.wire.flower_objects import set_identity, set_message_id
 from strategies.engine.coordinator import Coordinator
@@ -122,7 +122,7 @@ def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordD
     Raises:
         BadInput: If the method cannot serve this site's labels, or needs figures that the policy keeps.
     """
-    plan = plan_of(experiment)
+    plan = make_plan(experiment)
     frozen = initial_frozen_part(plan.model, plan.run.seed, Path())
     plan = plan.model_copy(update={"model": with_frozen_hash(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def list_field_rows(content: RecordDict) -> list[FieldRow]:
             _describe_values(content, fields, part.name),
             meaning_of_field(record, part.name),
         )
-        for part in fields_of(content)
+        for part in list_fields(content)
     ]
 
 

@@ -24,7 +24,7 @@ from client.site.policy import UNLIMITED, WITHOUT_LIMITS, Policy
 from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import Pixels, pixels_of
+from common.data.images.pixels import Pixels, pixels_on_device
 from common.models.zoo.spec import Task
 from strategies.local.arithmetic import Arithmetic, chosen, in_arithmetic
 from strategies.privacy.secure_aggregation.site import Identity
@@ -239,4 +239,4 @@ class Site:
     @cached_property
     def _pixels(self) -> dict[str, Pixels]:
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: pixels_of(images, self.device) for name, images in parts.items()}
+        return {name: pixels_on_device(images, self.device) for name, images in parts.items()}

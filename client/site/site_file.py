@@ -15,16 +15,16 @@ from common.errors import BadInput, Fault, quoted, stop_on
 from common.security.identity import (
     SiteKit,
     SiteRequest,
-    checked_name,
+    check_name,
+    create_key,
     fingerprint,
-    new_key,
-    public_line,
+    is_same_key,
+    public_key_line,
     read_key,
     read_kit,
-    same_key,
     write_toml,
 )
-from common.system.files import atomic_outputs, is_disk_full, is_file, private_folder, write_atomically
+from common.system.files import atomic_outputs, is_disk_full, is_file, make_private_folder, write_atomically
 from common.system.toml import Section, read_toml, validated
 
 FILE, PLAN_FILE = "site.toml", "plan.json"
@@ -50,7 +50,7 @@ class SiteFile(Section):
     policy: Policy = Policy()
     data: DataSpec = Field(discriminator="kind")
 
-    _name = field_validator("name")(checked_name)
+    _name = field_validator("name")(check_name)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def read_credentials(settings: Settings) -> SiteKit:
     if kit.site != settings.file.name:
         problem = f'is "{settings.file.name}", but the kit is for "{kit.site}".'
         faults.append(Fault(f"{FILE}: name", problem, "A site uses the name it is registered by."))
-    if not same_key(kit.public_key, public_line(key, "")):
+    if not is_same_key(kit.public_key, public_key_line(key, "")):
         problem = f"is not the key that {settings.kit_path.name} was written for."
         faults.append(Fault(settings.key_path.name, problem, "Ask for a kit for this key, or put the old key back."))
     stop_on(faults)
@@ -201,14 +201,14 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
         BadInput: If the name cannot be used, or the folder holds a key already.
     """
     try:
-        checked_name(name)
+        check_name(name)
     except ValueError as error:
         raise BadInput([Fault("--name", f"{error}.")]) from None
     if folder.exists() and not folder.is_dir():
         raise BadInput([Fault(str(folder), "is a file; a site's folder is made here.", "Name another folder.")])
     with atomic_outputs(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
         if not folder.exists():
-            private_folder(folder)
+            make_private_folder(folder)
         key_path, request = folder / f"{name}.key", folder / f"{name}.request"
         made = []
         if key_path.exists():
@@ -216,13 +216,13 @@ def make_site_folder(folder: Path, name: str) -> list[str]:
             made.append(f"{key_path} is there already and stays.")
         else:
             try:
-                key = new_key(key_path)
+                key = create_key(key_path)
             except OSError as error:
                 if is_disk_full(error):
                     raise
                 raise BadInput([Fault(str(key_path), f"cannot be written: {error.strerror}.")]) from None
             made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
-        line = public_line(key, name)
+        line = public_key_line(key, name)
         write_toml(request, SiteRequest(site=name, public_key=line), "For the coordinator. Holds no secret.")
         made.append(f"{request}: send this file to the coordinator, who asks you for the fingerprint:")
         made.append(f"    {fingerprint(line)}")

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import RecordDict
 
-from common.security.identity import fingerprint, public_line
+from common.security.identity import fingerprint, public_key_line
 from common.security.signatures import (
     CHAINED,
     ReplyStatement,
@@ -61,7 +61,7 @@ class SignedStatements:
 
     def __init__(self, state: Path, site: str, key: ec.EllipticCurvePrivateKey, authority: x509.Certificate) -> None:
         self._state, self._site, self._key, self._authority = state, site, key, authority
-        self._fingerprint = fingerprint(public_line(key, ""))
+        self._fingerprint = fingerprint(public_key_line(key, ""))
 
     def signed(self, content: RecordDict, message: str) -> RecordDict:
         """Return a reply's records with the site's signature.

@@ -23,7 +23,7 @@ from client.site.site import Site
 from common.config import Plan
 from common.data.base.spec import AugmentationSpec
 from common.data.images.pixels import Pixels
-from common.models.network import SplitNetwork, autocast, never_alone
+from common.models.network import SplitNetwork, apply_with_single_doubled, autocast
 from common.system.files import write_atomically
 from strategies.local.arithmetic import arithmetic_in
 from strategies.local.site_method import SiteMethod
@@ -99,7 +99,7 @@ class FeatureCache:
         parts = []
         for batch in pixels.batches(BATCH):
             with autocast(batch.device, plan.training.precision):
-                parts.append(never_alone(network.backbone, network.backbone_input(batch.float())).float())
+                parts.append(apply_with_single_doubled(network.backbone, network.backbone_input(batch.float())).float())
         return torch.cat(parts)
 
     def _write(self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:

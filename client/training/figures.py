@@ -15,9 +15,9 @@ from client.site.disclosure import limit_class_metrics, round_count_down
 from client.site.policy import Policy
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, WireError
-from common.metrics.auroc import ClassMetrics, Metric, metrics_of, per_class, tolerant_metric
+from common.metrics.auroc import ClassMetrics, Metric, load_metrics, per_class, tolerant_metric
 from common.metrics.score_histograms import Floats, ScoreHistogram, score_histogram
-from common.models.network import label_matrix, scores_of
+from common.models.network import compute_scores, label_matrix
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.records import Request
 from strategies.local.objective import examples_of
@@ -34,7 +34,7 @@ Histograms = Mapping[str, ScoreHistogram]
 def score_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
     images, network = getattr(task.site, part), task.network
-    scores = scores_of(network, task.inputs(part), task.plan.training.precision)
+    scores = compute_scores(network, task.inputs(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
     names = tuple(network.class_names[row] for row in rows)
     return scores[:, rows], label_matrix(images, names).numpy(), names
@@ -118,7 +118,7 @@ class Figures:
         return state_sha256(read_state(task.network), layout_of(task.network))
 
     def _plugin_metrics(self, task: "LocalTask") -> Mapping[str, Metric]:
-        return metrics_of(task.plan.evaluation.metrics)
+        return load_metrics(task.plan.evaluation.metrics)
 
     @staticmethod
     def _counts(task: "LocalTask", images: ImageSet) -> tuple[int, int]:
@@ -126,7 +126,7 @@ class Figures:
         labelled = labels.any(axis=1)
         if not labelled.any():
             return 0, 0
-        scores = scores_of(task.network, task.inputs("test"), task.plan.training.precision)
+        scores = compute_scores(task.network, task.inputs("test"), task.plan.training.precision)
         right = scores.argmax(axis=1) == labels.argmax(axis=1)
         return int(labelled.sum()), int((right & labelled).sum())
 

@@ -18,7 +18,7 @@ from client.training.local_round import (
 from client.training.privacy import PrivacyBudget
 from client.training.secure_aggregation import HeldUpdates, SecureAggregation
 from client.training.task import LocalResult, LocalTask, RoundLayer, Train
-from common.config import Plan, plan_of_text
+from common.config import Plan, parse_plan
 from common.errors import BadInput, WireError
 from common.models.state import write_state
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Form, Request, TrainReply, TrainRequest
@@ -34,7 +34,7 @@ def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = N
     Args:
         masks: Holds updates back until they are masked; None where no plan may ask for secure aggregation.
     """
-    plan = plan_of_text(request.plan)
+    plan = parse_plan(request.plan)
     layers = layers_for_plan(site, plan, site_method(site.name, request.plan), masks)
     answer: Callable[[TrainRequest], TrainReply] = partial(answer_train_request, site, layers=layers)
     for layer in reversed(layers):
@@ -44,7 +44,7 @@ def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = N
 
 def evaluate_round(site: Site, request: EvaluateRequest, masks: HeldUpdates | None = None) -> EvaluateReply:
     """Answer a request to evaluate, through the same layers as :func:`train_round`."""
-    plan = plan_of_text(request.plan)
+    plan = parse_plan(request.plan)
     return answer_evaluate_request(
         site, request, layers_for_plan(site, plan, site_method(site.name, request.plan), masks)
     )

@@ -20,7 +20,7 @@ from common.metrics.auroc import ClassMetrics
 from common.models.network import Head, unfreeze
 from common.models.saved import save_model
 from common.models.state import ModelState, read_state, write_state
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from common.wire.bounds import reported_loss
 from common.wire.records import (
     UNKNOWN_COUNT,
@@ -58,7 +58,7 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Rou
     """
     began = time.monotonic()
     task = prepare_task(site, request, layers)
-    with reproducible(seed_of(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
+    with reproducible(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
         received = task.figures.of_received(task)
     step: Train = train_locally
     for layer in reversed(layers):
@@ -92,7 +92,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         WireError: If the method makes a statistic that it does not declare.
     """
     plan, network = task.plan, task.network
-    with reproducible(seed_of(plan.run.seed, request.round, task.site.name), plan.training.threads) as generator:
+    with reproducible(derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads) as generator:
         validation = task.examples("validation") if task.validation_chooses else None  # see StopCriterion
         local = task.method.local_round(make_client_context(task, request))
         if task.warms_up:
@@ -207,7 +207,7 @@ def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply
 
 def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     site, plan, figures = task.site, task.plan, task.figures
-    with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
+    with reproducible(derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         own = task.validated()
         if not request.test:
             images, correct = figures.test_counts(task)

@@ -23,7 +23,7 @@ from client.training.task import LocalResult, LocalTask, RoundLayer, Train
 from common.config import Plan
 from common.errors import BadInput, Fault, WireError
 from common.system.files import write_atomically
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from common.wire.records import Arrays, Groups, Request, TrainReply, TrainRequest, arrays_under
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.mechanism import Accountant, Protection, Steps, epsilon_of, protection_of
@@ -261,7 +261,7 @@ class PrivacyBudget(RoundLayer):
 
     def _noise(self, request: Request) -> NoiseSource:
         site = self.site
-        seed = seed_of(self.plan.run.seed, request.round, site.name, "noise")
+        seed = derive_seed(self.plan.run.seed, request.round, site.name, "noise")
         return seeded(seed) if site.simulated else from_the_system()
 
     def _refuse_more_answers(self, ledger: PrivacyBudgetLedger, request: TrainRequest) -> None:

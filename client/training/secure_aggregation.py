@@ -17,7 +17,7 @@ from common.metrics.score_histograms import histogram_rows
 from common.models.network import Head
 from common.models.state import arrays_sha256
 from common.system.files import write_atomically
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from common.wire.records import NO_ARRAYS, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
 from common.wire.secure_aggregation import (
     TEST_ROUND,
@@ -192,7 +192,7 @@ def noise_share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str
     gets the same noise, so that two sums reveal no more than one. In simulation it follows from the run's seed.
     """
     if site.simulated:
-        seed = seed_of(plan.run.seed, server_round, site.name, "noise shares")
+        seed = derive_seed(plan.run.seed, server_round, site.name, "noise shares")
         return lambda covered: seed.to_bytes(KEY_BYTES, "big")
     path = site.folder / "noise.key"
     if not path.exists():

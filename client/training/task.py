@@ -11,11 +11,11 @@ from client.site.memory import MemoryFolder, SiteMemory
 from client.site.site import Site
 from client.training.features import NetworkOnFeatures, feature_cache_of, trains_on_features
 from client.training.figures import ALL_FIGURES, Figures
-from common.config import Plan, plan_of_text
-from common.data.images.pixels import Pixels, at_rows
+from common.config import Plan, parse_plan
+from common.data.images.pixels import Pixels, select_rows
 from common.errors import WireError, quoted
 from common.models.gpu import on_device, use_gpus
-from common.models.network import MemoryFormat, SplitNetwork, build, head_of, in_format, unfreeze
+from common.models.network import MemoryFormat, SplitNetwork, build, make_dense_layer, set_memory_format, unfreeze
 from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
@@ -61,7 +61,7 @@ class LocalTask:
         if part not in self._examples:
             images, inputs = self.site.trained_on(part, self.plan), self.inputs(part)
             if part == "train" and (rows := self.site.kept_rows(images)) is not None:
-                images, inputs = images.rows(rows), at_rows(inputs, rows)
+                images, inputs = images.rows(rows), select_rows(inputs, rows)
             self._examples[part] = examples_of(images, inputs, self.network.class_names)
         return self._examples[part]
 
@@ -140,7 +140,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
             model is missing or another one than the plan names, or a covered round is to go on from itself.
     """
     site.refuse_few()
-    plan = site.in_its_arithmetic(plan_of_text(request.plan))
+    plan = site.in_its_arithmetic(parse_plan(request.plan))
     method, own = site_method(site.name, request.plan), site.declaration.canonical
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
@@ -205,7 +205,7 @@ def network_without_values(
     cache = cached_networks(spec, device)
     networks = cache.by_rows
     if memory_format not in (None, cache.memory_format):
-        in_format(networks[()], memory_format)  # all have its backbone and neck
+        set_memory_format(networks[()], memory_format)  # all have its backbone and neck
         cache.memory_format = memory_format
     if class_names not in networks:
         networks[class_names] = network_with_new_head(networks[()], class_names, device)
@@ -219,7 +219,7 @@ def network_without_values(
 def network_with_new_head(network: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
     """Return a network around the same backbone and neck whose head has a row for each class, without values yet."""
     rows, features = len(class_names), network.head.in_features
-    head = head_of(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
+    head = make_dense_layer(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
     return SplitNetwork(network.spec, class_names, backbone=network.backbone, neck=network.neck, head=head).to(device)
 
 

@@ -111,7 +111,7 @@ EXTERNAL_TEST = "external_test"
 
 def external_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     """Find what is wrong with an external test set without reading its pictures."""
-    return [] if spec is None or isinstance(spec, NpzSpec) else _in_external_test(faults(spec, base))
+    return [] if spec is None or isinstance(spec, NpzSpec) else _rename_section_in_faults(faults(spec, base))
 
 
 def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
@@ -130,7 +130,7 @@ def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
             return load_npz_test(spec, base, IN_MEMORY)
         return concatenate(load(spec, base).parts)
     except BadInput as error:
-        raise BadInput(_in_external_test(error.faults)) from None
+        raise BadInput(_rename_section_in_faults(error.faults)) from None
 
 
 def refuse_other_classes(
@@ -151,6 +151,6 @@ def refuse_other_classes(
         raise BadInput([Fault(where, problem, " ".join(near))])
 
 
-def _in_external_test(faults: Iterable[Fault]) -> list[Fault]:
+def _rename_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
     """Return faults that name keys of ``[data]`` with the name of the external test's section instead."""
     return [replace(fault, where=f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}") for fault in faults]

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from common.errors import BadInput, Diverged, Fault
 from common.metrics.bootstrap import Intervals
-from common.metrics.calibration import OperatingPoint, Quality
-from common.metrics.measured import Measured, mean_of
-from common.metrics.multi_class import MultiClass
-from common.metrics.pooled import Pooled, SiteSample
+from common.metrics.calibration import OperatingPoint, ScoreQuality
+from common.metrics.measured import Measured, mean_figure
+from common.metrics.multi_class import MultiClassMetrics
+from common.metrics.pooled import PooledMetrics, SiteSample
 from common.metrics.score_histograms import THRESHOLD
 from common.plugins import METRICS, PLUGIN, load_entry_point
 
@@ -29,7 +29,7 @@ Metric = Callable[[NDArray[np.floating], NDArray[np.floating]], float | None]
 they have both labels. NaN or None stands for "not defined"."""
 
 
-def metrics_of(names: Iterable[str]) -> Mapping[str, Metric]:
+def load_metrics(names: Iterable[str]) -> Mapping[str, Metric]:
     """Return the metrics of these plug-ins, ``plugin:NAME``.
 
     Raises:
@@ -181,10 +181,10 @@ class Summary:
     unique_classes: ClassGroup
     note: str = "global model"
     mean_more: Mapping[str, float | None] = field(default_factory=dict)
-    multi_class: MultiClass | None = None
+    multi_class: MultiClassMetrics | None = None
     intervals: Intervals | None = None
-    quality: Quality | None = None
-    pooled: Pooled | None = None
+    quality: ScoreQuality | None = None
+    pooled: PooledMetrics | None = None
     operating_points: Mapping[str, tuple[OperatingPoint, ...]] = field(default_factory=dict)
     sampled: SiteSample | None = None
     errors: Mapping[Figure, float] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class Summary:
         all_positives = {name: self.counts(name)[0] or 0 for name in names if members is None or name in members}
         counted = tuple(name for name, positives in all_positives.items() if positives >= FEWEST_POSITIVES)
         left_out = {name: positives for name, positives in all_positives.items() if positives < FEWEST_POSITIVES}
-        return Headline(mean_of(self.per_class[name].measured("auroc") for name in counted), counted, left_out)
+        return Headline(mean_figure(self.per_class[name].measured("auroc") for name in counted), counted, left_out)
 
     def counts(self, name: str) -> tuple[int | None, int | None]:
         """Return the numbers of positive and negative test images of a class; None where no site reports them.
@@ -236,7 +236,7 @@ def per_class(
     if not scores.shape == labels.shape == (len(scores), len(class_names)):
         expected = f"two arrays of (n, {len(class_names)})"
         raise ValueError(f"Expected {expected} for {len(class_names)} classes, got {scores.shape} and {labels.shape}.")
-    return {name: _of_class(name, scores[:, c], labels[:, c], more) for c, name in enumerate(class_names)}
+    return {name: _compute_class_metrics(name, scores[:, c], labels[:, c], more) for c, name in enumerate(class_names)}
 
 
 def mean_auroc(scores: Floats, labels: Floats) -> float | None:
@@ -305,7 +305,7 @@ def class_group(results: Mapping[str, ClassMetrics], members: Collection[str]) -
 
 def mean_error(results: Iterable[ClassMetrics], name: Figure) -> float:
     """Return the error of the mean of one figure over the results for which it is defined."""
-    mean = mean_of(result.measured(name) for result in results)
+    mean = mean_figure(result.measured(name) for result in results)
     return 0.0 if mean is None else mean.error
 
 
@@ -316,7 +316,7 @@ def mean_more(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
     return {name: mean_and_sd(result.more.get(name) for result in every)[0] for name in names}
 
 
-def _of_class(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metric]) -> ClassMetrics:
+def _compute_class_metrics(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metric]) -> ClassMetrics:
     is_known = ~np.isnan(labels)
     scores, labels = scores[is_known], labels[is_known]
     if not (valid := np.isin(labels, (0, 1))).all():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from common.metrics.bootstrap import Estimate, Interval
-from common.system.plain_text import counted, listed, number, signed, span
+from common.system.plain_text import counted, format_interval, listed, number, signed
 
 SiteModel = Literal["alone", "federated", "fine_tuned", "ensemble"]
 MODELS: tuple[SiteModel, ...] = get_args(SiteModel)
@@ -68,7 +68,7 @@ class Benefit:
     def better(self) -> tuple[SiteModel, ...]:
         """The models that are better than the one trained alone beyond the variation of test images."""
         ahead = (model for model in OVER_ALONE if direction(self.gain[model].interval) == "above")
-        return tuple(model for model in ahead if self._tells(model))
+        return tuple(model for model in ahead if self._ranks_above_chance(model))
 
     @property
     def choice(self) -> Choice:
@@ -76,9 +76,9 @@ class Benefit:
         if self.better:
             return "federation"
         worse = direction(self.gain["federated"].interval) == "below"
-        return "alone" if worse and self._tells("alone") else "open"
+        return "alone" if worse and self._ranks_above_chance("alone") else "open"
 
-    def _tells(self, model: SiteModel) -> bool:
+    def _ranks_above_chance(self, model: SiteModel) -> bool:
         """Return True for a model that ranks better than chance; otherwise its lead over another means nothing."""
         return self.mean[model].interval[0] > CHANCE
 
@@ -93,12 +93,14 @@ def benefit_sentence(site: str, benefit: Benefit, annotated: Sequence[str]) -> s
     every = counted(len(annotated), "class", "classes")
     of_all = f"its {every}" if classes == len(annotated) else f"{classes} of its {every}"
     where = f"on its own test {benefit.over} the mean AUROC over {of_all}"
-    alone = f"is {number(own.value)} ({span(own.interval)}) with the model that it trained alone"
+    alone = f"is {number(own.value)} ({format_interval(own.interval)}) with the model that it trained alone"
     others = list[str]()
     for model in OVER_ALONE:
         mean, gain = benefit.mean[model], benefit.gain[model]
         difference = f"{signed(gain.value)} ({' to '.join(map(signed, gain.interval))})"
-        others.append(f"{number(mean.value)} ({span(mean.interval)}) {_WAYS[model]}, a difference of {difference}")
+        others.append(
+            f"{number(mean.value)} ({format_interval(mean.interval)}) {_WAYS[model]}, a difference of {difference}"
+        )
     if benefit.choice == "alone":
         verdict = f"{site} is better off alone"
     elif benefit.choice == "federation":

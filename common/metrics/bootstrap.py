@@ -139,14 +139,17 @@ class ResampledAurocs:
         counts = [
             (len(np.unique(owner[ranking.positives])), len(np.unique(owner[ranking.negatives]))) for ranking in ranked
         ]
-        narrow = [_interval(of_class) for of_class in aurocs]
-        wide = [_around(own, score_interval(value, *n)) for own, value, n in zip(narrow, observed, counts, strict=True)]
+        narrow = [_percentile_interval(of_class) for of_class in aurocs]
+        wide = [
+            _extend_to_include(own, score_interval(value, *n))
+            for own, value, n in zip(narrow, observed, counts, strict=True)
+        ]
         return cls(observed, aurocs, narrow, wide)
 
     @property
     def interval_of_mean(self) -> Interval:
         """The interval of the mean over the classes."""
-        return _of_mean(self.drawn.mean(axis=0), self.observed.mean(), self.narrow, self.wide)
+        return _widened_interval_of_mean(self.drawn.mean(axis=0), self.observed.mean(), self.narrow, self.wide)
 
     def part(self, classes: slice) -> "ResampledAurocs":
         """Return the part for some of the classes, with the same resamples."""
@@ -178,10 +181,10 @@ def paired_means(
     means = [Estimate(float(model.observed.mean()), model.interval_of_mean) for model in models]
     drawn = [model.drawn.mean(axis=0) for model in models]
     pairs = zip(means[1:], drawn[1:], strict=True)
-    return means, [_difference(mean, means[0], of_model, drawn[0]) for mean, of_model in pairs]
+    return means, [_difference_with_interval(mean, means[0], of_model, drawn[0]) for mean, of_model in pairs]
 
 
-def _difference(mean: Estimate, other: Estimate, drawn: Floats, drawn_other: Floats) -> Estimate:
+def _difference_with_interval(mean: Estimate, other: Estimate, drawn: Floats, drawn_other: Floats) -> Estimate:
     """Return a mean minus another with its interval; ``drawn`` and ``drawn_other`` are the means of all resamples."""
     value = mean.value - other.value
     varies = min(float(np.std(drawn)), float(np.std(drawn_other))) > 1e-12
@@ -192,7 +195,7 @@ def _difference(mean: Estimate, other: Estimate, drawn: Floats, drawn_other: Flo
 
     below = reach(mean.value - mean.interval[0], other.interval[1] - other.value)
     above = reach(mean.interval[1] - mean.value, other.value - other.interval[0])
-    low, high = _around(_interval(drawn - drawn_other), (value - below, value + above))
+    low, high = _extend_to_include(_percentile_interval(drawn - drawn_other), (value - below, value + above))
     return Estimate(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
 
 
@@ -209,12 +212,12 @@ def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
         return (auroc - true) ** 2 - z * z * true * (1 - true) * spread / (positives * negatives)
 
     # At 0 and 1 the true value itself is a root.
-    low = 0.0 if beyond(0.0) <= 0 else _last_within(beyond, 0.0, auroc)
-    high = 1.0 if beyond(1.0) <= 0 else _last_within(beyond, 1.0, auroc)
+    low = 0.0 if beyond(0.0) <= 0 else _bisect_sign_change(beyond, 0.0, auroc)
+    high = 1.0 if beyond(1.0) <= 0 else _bisect_sign_change(beyond, 1.0, auroc)
     return low, high
 
 
-def _last_within(beyond: Callable[[float], float], outside: float, inside: float) -> float:
+def _bisect_sign_change(beyond: Callable[[float], float], outside: float, inside: float) -> float:
     """Return by bisection the place where ``beyond``, positive at ``outside``, changes its sign."""
     # scipy's own search takes a quarter of a second to import, more than all intervals of a run take.
     for _ in range(HALVINGS):
@@ -223,11 +226,13 @@ def _last_within(beyond: Callable[[float], float], outside: float, inside: float
     return inside
 
 
-def _around(interval: Interval, other: Interval) -> Interval:
+def _extend_to_include(interval: Interval, other: Interval) -> Interval:
     return min(interval[0], other[0]), max(interval[1], other[1])
 
 
-def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: Sequence[Interval]) -> Interval:
+def _widened_interval_of_mean(
+    resampled: Floats, mean: float, narrow: Sequence[Interval], wide: Sequence[Interval]
+) -> Interval:
     """Widen the resamples' interval of the mean over classes by as much as the classes' intervals are widened."""
     widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
     if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
@@ -236,7 +241,7 @@ def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: S
         )
         return max(float(mean - below / len(wide)), 0.0), min(float(mean + above / len(wide)), 1.0)
     factor = (widths[1] / widths[0]) ** 0.5
-    low, high = _interval(resampled)
+    low, high = _percentile_interval(resampled)
     return max(float(mean - factor * max(mean - low, 0.0)), 0.0), min(float(mean + factor * max(high - mean, 0.0)), 1.0)
 
 
@@ -260,9 +265,11 @@ def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -
     assert exact is not None, "there are both kinds"
     counts = int(positives.sum()), int(negatives.sum())
     low, high = score_interval(max(exact.low, 0.0), *counts)[0], score_interval(min(exact.high, 1.0), *counts)[1]
-    return _around((_interval(won)[0], min(_interval(won + tied)[1], 1.0)), (low, high))
+    return _extend_to_include(
+        (_percentile_interval(won)[0], min(_percentile_interval(won + tied)[1], 1.0)), (low, high)
+    )
 
 
-def _interval(aurocs: Floats) -> Interval:
+def _percentile_interval(aurocs: Floats) -> Interval:
     low, high = np.quantile(aurocs, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return float(low), float(high)

@@ -64,19 +64,19 @@ class Decisions:
 
     @property
     def sensitivity(self) -> float | None:
-        return _share(self.true_positives, self.false_negatives)
+        return _ratio(self.true_positives, self.false_negatives)
 
     @property
     def specificity(self) -> float | None:
-        return _share(self.true_negatives, self.false_positives)
+        return _ratio(self.true_negatives, self.false_positives)
 
     @property
     def positive_predictive_value(self) -> float | None:
-        return _share(self.true_positives, self.false_positives)
+        return _ratio(self.true_positives, self.false_positives)
 
     @property
     def negative_predictive_value(self) -> float | None:
-        return _share(self.true_negatives, self.false_negatives)
+        return _ratio(self.true_negatives, self.false_negatives)
 
     @property
     def balanced_accuracy(self) -> float | None:
@@ -85,10 +85,10 @@ class Decisions:
 
     @property
     def f1(self) -> float | None:
-        return _share(2 * self.true_positives, self.false_negatives + self.false_positives)
+        return _ratio(2 * self.true_positives, self.false_negatives + self.false_positives)
 
 
-def _share(part: int, rest: int) -> float | None:
+def _ratio(part: int, rest: int) -> float | None:
     return part / (part + rest) if part + rest else None
 
 
@@ -182,14 +182,16 @@ def operating_points(
     """
     both = {name: (chosen, test[name]) for name, chosen in validation.items() if name in test}
     return {
-        name: _points(chosen, tested, sensitivity)
+        name: _choose_points_of_class(chosen, tested, sensitivity)
         for name, (chosen, tested) in both.items()
         if chosen.positives.any() and chosen.negatives.any() and (tested.positives.any() or tested.negatives.any())
     }
 
 
-def _points(validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float) -> tuple[OperatingPoint, ...]:
-    detected, alarms = _from(validation.positives), _from(validation.negatives)
+def _choose_points_of_class(
+    validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float
+) -> tuple[OperatingPoint, ...]:
+    detected, alarms = _count_above_borders(validation.positives), _count_above_borders(validation.negatives)
     chosen_on = (int(detected[0]), int(alarms[0]))
     # Whole numbers: sums of two shares that are equal must compare equal.
     above_chance = detected * chosen_on[1] - alarms * chosen_on[0]
@@ -206,7 +208,7 @@ def _points(validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float
     ), by_sensitivity
 
 
-def _from(counts: Counts) -> Counts:
+def _count_above_borders(counts: Counts) -> Counts:
     """Return the number of images above each border of the bins, ``(BINS + 1,)``."""
     return np.append(np.cumsum(counts[::-1])[::-1], 0)
 
@@ -238,7 +240,7 @@ class RankingCurve:
     alarms: tuple[int, ...]
 
 
-def curve_of(histogram: ScoreHistogram) -> RankingCurve | None:
+def ranking_curve(histogram: ScoreHistogram) -> RankingCurve | None:
     """Return the curve of a histogram, at the borders of its bins; None without positives or negatives."""
     detected = np.concatenate([[0], np.cumsum(histogram.positives[::-1])])
     alarms = np.concatenate([[0], np.cumsum(histogram.negatives[::-1])])
@@ -249,7 +251,7 @@ def curve_of(histogram: ScoreHistogram) -> RankingCurve | None:
     return RankingCurve(tuple(detected[points].tolist()), tuple(alarms[points].tolist()))
 
 
-def wilson(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
+def wilson_interval(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
     """Return the ends of the 95 % score interval of shares, ``(n,)`` each (Wilson, JASA 1927); ``whole`` is above 0."""
     share, square = part / whole, NORMAL_95**2
     middle = (share + square / (2 * whole)) / (1 + square / whole)
@@ -258,7 +260,7 @@ def wilson(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
 
 
 @dataclass(frozen=True)
-class Quality:
+class ScoreQuality:
     """Calibration, decisions and curves of one model on one test set.
 
     Attributes:
@@ -278,14 +280,14 @@ class Quality:
     curves: Mapping[str, RankingCurve] = field(default_factory=dict)
 
 
-def quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> Quality:
+def quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> ScoreQuality:
     """Compute calibration, decisions and curves from probabilities and labels (1, 0, NaN), ``(n, classes)`` each."""
     columns = {name: (scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
     calibrated = {name: calibration(*pair) for name, pair in columns.items()}
-    of_each = Quality(
+    of_each = ScoreQuality(
         {name: result for name, result in calibrated.items() if result is not None},
         {name: decisions(*columns[name]) for name, result in calibrated.items() if result is not None},
-        curves={name: curve for name, pair in columns.items() if (curve := curve_of(score_histogram(*pair)))},
+        curves={name: curve for name, pair in columns.items() if (curve := ranking_curve(score_histogram(*pair)))},
     )
     single = known_rows(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
     if not single.any():

@@ -35,7 +35,7 @@ class Measured:
         return self.value + self.error
 
 
-def mean_of(figures: Iterable[Measured | None]) -> Measured | None:
+def mean_figure(figures: Iterable[Measured | None]) -> Measured | None:
     """Return the mean of the figures that are not None; its error is the mean of their errors."""
     rows = [(figure.value, figure.error) for figure in figures if figure is not None]
     return Measured(*np.mean(rows, axis=0).tolist()) if rows else None

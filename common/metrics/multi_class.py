@@ -18,7 +18,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class MultiClass:
+class MultiClassMetrics:
     """Metrics of one model on one test set.
 
     Attributes:
@@ -36,7 +36,7 @@ class MultiClass:
 
 
 @dataclass(frozen=True)
-class Tally:
+class CorrectCount:
     """Number of right and of tested images of one site in one round."""
 
     correct: int
@@ -80,7 +80,7 @@ def confusion(predicted: Integers, truth: Integers, classes: int) -> Integers:
     return table
 
 
-def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
+def multi_class(scores: Floats, labels: Floats) -> MultiClassMetrics | None:
     """Compute the metrics of the class with the highest score; None where no image has a known class.
 
     Args:
@@ -106,7 +106,7 @@ def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
     negatives = images - true
     true_negatives = negatives - (predicted - right)
     several = int(present.sum()) > 1
-    return MultiClass(
+    return MultiClassMetrics(
         accuracy=int(right.sum()) / images,
         sensitivity=float(np.mean(right[present] / true[present])),
         specificity=float(np.mean(true_negatives[present] / negatives[present])) if several else None,
@@ -115,7 +115,7 @@ def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
     )
 
 
-def round_accuracy(sites: Mapping[str, Tally]) -> RoundAccuracy | None:
+def round_accuracy(sites: Mapping[str, CorrectCount]) -> RoundAccuracy | None:
     """Average one round over the sites that tested at least one image; None where no site did."""
     counts = [of_site for _, of_site in sorted(sites.items()) if of_site.tested]
     if not counts:
@@ -124,7 +124,7 @@ def round_accuracy(sites: Mapping[str, Tally]) -> RoundAccuracy | None:
     return RoundAccuracy(mean, sum(tally.correct for tally in counts) / sum(tally.tested for tally in counts))
 
 
-def client_accuracy(rounds: Mapping[int, Mapping[str, Tally]]) -> ClientAccuracy | None:
+def client_accuracy(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> ClientAccuracy | None:
     """Return the best accuracies, of equal rounds the earlier; None where no site tested in any round.
 
     Args:

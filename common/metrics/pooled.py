@@ -18,11 +18,11 @@ from common.metrics.calibration import (
     Calibration,
     Decisions,
     RankingCurve,
-    curve_of,
     pooled_calibration,
     pooled_decisions,
+    ranking_curve,
 )
-from common.metrics.measured import Measured, mean_of
+from common.metrics.measured import Measured, mean_figure
 from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled_average_precision
 
 
@@ -59,7 +59,7 @@ class PooledClass:
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PooledMetrics:
     """Metrics of all classes that a site reported; means are over classes with a value."""
 
     mean_auroc: Measured | None
@@ -71,7 +71,7 @@ def pool_sites(
     sums: Mapping[str, SitesHistogram],
     owners: Mapping[str, Sequence[str]],
     generator: np.random.Generator | None = None,
-) -> Pooled | None:
+) -> PooledMetrics | None:
     """Compute metrics over the images of all sites together; None where no site reported.
 
     Args:
@@ -93,15 +93,15 @@ def pool_sites(
             silent=tuple(site for site in owners[name] if site not in sites),
             calibration=pooled_calibration(histogram),
             decisions=decided,
-            curve=curve_of(histogram),
+            curve=ranking_curve(histogram),
             interval=None if generator is None else pooled_interval(histogram, generator),
         )
     if not results:
         return None
     auroc, precision = (
-        mean_of(getattr(result, figure) for result in results.values()) for figure in ("auroc", "average_precision")
+        mean_figure(getattr(result, figure) for result in results.values()) for figure in ("auroc", "average_precision")
     )
-    return Pooled(auroc, precision, results)
+    return PooledMetrics(auroc, precision, results)
 
 
 def sum_histograms(
@@ -150,19 +150,23 @@ def site_sample(
     """
     tested = {name: of_sites for name, of_sites in values.items() if of_sites}
     unknown = [name for name, of_sites in tested.items() if len(of_sites) == 1 and shares[name] < 1]
-    moved = {name: _moved(of_sites, shares[name]) for name, of_sites in tested.items() if name not in unknown}
+    moved = {
+        name: _contributions_to_deviation(of_sites, shares[name])
+        for name, of_sites in tested.items()
+        if name not in unknown
+    }
     means = {name: float(np.mean(list(of_sites.values()))) for name, of_sites in tested.items()}
-    per_class = {name: _around(means[name], of_sites) for name, of_sites in moved.items()}
+    per_class = {name: _student_interval(means[name], of_sites) for name, of_sites in moved.items()}
     if unknown or not tested:
         return SiteSample(drawn, of, None, per_class)
     together: dict[str, float] = {}
     for of_sites in moved.values():
         for site, by in of_sites.items():
             together[site] = together.get(site, 0.0) + by / len(moved)
-    return SiteSample(drawn, of, _around(float(np.mean(list(means.values()))), together), per_class)
+    return SiteSample(drawn, of, _student_interval(float(np.mean(list(means.values()))), together), per_class)
 
 
-def _moved(of_sites: Mapping[str, float], share: float) -> dict[str, float]:
+def _contributions_to_deviation(of_sites: Mapping[str, float], share: float) -> dict[str, float]:
     """Return each site's contribution to the deviation of the mean; their squares add up to its variance."""
     n = len(of_sites)
     if n == 1:
@@ -171,7 +175,7 @@ def _moved(of_sites: Mapping[str, float], share: float) -> dict[str, float]:
     return {site: scale * (value - mean) for site, value in of_sites.items()}
 
 
-def _around(mean: float, moved: Mapping[str, float]) -> Interval:
+def _student_interval(mean: float, moved: Mapping[str, float]) -> Interval:
     """Compute Student's interval around a mean of values from 0 to 1."""
     from scipy.special import stdtrit  # here: a program that only trains does not pay for its import
 

@@ -21,7 +21,7 @@ TENTHS = np.arange(1, 10) / 10
 SPREAD = 3.0
 
 
-def _edges() -> NDArray[np.float64]:
+def _bin_borders() -> NDArray[np.float64]:
     """Return borders of the bins, ``(BINS + 1,)``: even in ``sigmoid(logit(p) / SPREAD)``, and at every tenth besides.
 
     A rare finding's scores lie near 0, those of a sure model near 0 and 1. Bins even in probability would put them into
@@ -35,7 +35,7 @@ def _edges() -> NDArray[np.float64]:
     return np.concatenate([[0.0], np.sort(np.concatenate([inner, TENTHS])), [1.0]])
 
 
-EDGES = _edges()
+EDGES = _bin_borders()
 MIDDLES, HALF_WIDTHS = (EDGES[1:] + EDGES[:-1]) / 2, (EDGES[1:] - EDGES[:-1]) / 2
 DECIDED = int(np.searchsorted(EDGES, THRESHOLD))
 """First bin of the scores above :data:`THRESHOLD`."""
@@ -70,7 +70,7 @@ def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
     return ScoreHistogram(positives, negatives)
 
 
-def histograms_of(classes: Sequence[str], positives: Counts, negatives: Counts) -> dict[str, ScoreHistogram]:
+def parse_histograms(classes: Sequence[str], positives: Counts, negatives: Counts) -> dict[str, ScoreHistogram]:
     """Return the histograms of these classes from flat arrays with ``BINS`` counts of each class.
 
     Raises:

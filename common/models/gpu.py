@@ -75,7 +75,7 @@ class DataParallelBackbone:
         """Return features ``(batch, width)``, on the device of ``images``."""
         if images.device != self.devices[0] or len(images) < SMALLEST_PART * len(self.devices):
             return backbone(images)  # type: ignore[no-any-return]
-        parameters = self._parameters(backbone)
+        parameters = self._copy_parameters(backbone)
         # Copies of running statistics and other buffers, which a forward pass may write to.
         named = dict(backbone.named_buffers())
         buffers = [{name: value.to(device, copy=True) for name, value in named.items()} for device in self.devices]
@@ -88,10 +88,10 @@ class DataParallelBackbone:
             _merge_buffers(backbone, buffers)
         return torch.cat([part.to(images.device) for part in features])
 
-    def _parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
+    def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
         """Return each device's weights, by name."""
         learning = {name: value for name, value in backbone.named_parameters() if value.requires_grad}
-        copies: Sequence[Tensor] = _Copies.apply(self.devices, *learning.values()) if learning else ()
+        copies: Sequence[Tensor] = _CopyToDevices.apply(self.devices, *learning.values()) if learning else ()
         by_device = []
         for number, device in enumerate(self.devices):
             own = copies[number * len(learning) : (number + 1) * len(learning)]
@@ -103,7 +103,7 @@ class DataParallelBackbone:
         return by_device
 
 
-class _Copies(torch.autograd.Function):
+class _CopyToDevices(torch.autograd.Function):
     """Copies of tensors on every device, with gradients summed in the order of the devices.
 
     Otherwise the order in which a weight's gradients arrive, and with three devices the sum, would vary.

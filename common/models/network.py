@@ -157,8 +157,8 @@ class SplitNetwork(nn.Module):
         self.frozen = frozen_names(backbone, spec)
         normalisation = spec.normalisation
         # Not persistent: they follow from the spec and are no part of a model's state.
-        self.register_buffer("pixel_mean", _per_channel(normalisation.mean), persistent=False)
-        self.register_buffer("pixel_std", _per_channel(normalisation.std), persistent=False)
+        self.register_buffer("pixel_mean", _channel_tensor(normalisation.mean), persistent=False)
+        self.register_buffer("pixel_std", _channel_tensor(normalisation.std), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits ``(batch, classes)`` of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``."""
@@ -215,12 +215,12 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     add_low_rank(backbone, spec.train)
     refuse_all_trained(backbone, spec)
     rows = initial_head(class_names, spec.neck or width, seed)
-    head = head_of(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
+    head = make_dense_layer(torch.from_numpy(rows.weight), torch.from_numpy(rows.bias))
     # Most convolutions and poolings read channels last faster, on a CPU too.
-    return in_format(SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head), "channels_last")
+    return set_memory_format(SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head), "channels_last")
 
 
-def in_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:
+def set_memory_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:
     """Bring the weights of convolutions into a memory format, in place; torch converts images to it."""
     torch_format = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
     return network.to(memory_format=torch_format)
@@ -259,10 +259,10 @@ def unfreeze(network: SplitNetwork) -> None:
     """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`: train all that ``model.train`` names."""
     network.requires_grad_(True).train()
     reset_statistics(network)
-    _keep_frozen(network)
+    _exclude_frozen_layers(network)
 
 
-def _keep_frozen(network: SplitNetwork) -> None:
+def _exclude_frozen_layers(network: SplitNetwork) -> None:
     """Exclude frozen layers from training, which behave as in evaluation, without dropout in the backbone."""
     if not network.frozen:
         return
@@ -298,14 +298,14 @@ def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen
     """
     network.train()
     network.backbone.requires_grad_(True)
-    _keep_frozen(network)
+    _exclude_frozen_layers(network)
     if frozen_backbone:
         freeze_backbone(network)
     if frozen_batch_norm:
         freeze_batch_norm(network)
 
 
-def head_of(weight: Tensor, bias: Tensor) -> nn.Linear:
+def make_dense_layer(weight: Tensor, bias: Tensor) -> nn.Linear:
     """Return a dense layer of these values, ``(rows, features)`` and ``(rows,)``, without random draws."""
     rows, features = weight.shape
     head = nn.Linear(features, rows, device="meta")  # draws no random numbers there; its to_empty would import sympy
@@ -313,7 +313,7 @@ def head_of(weight: Tensor, bias: Tensor) -> nn.Linear:
     return head
 
 
-def _per_channel(values: Sequence[float]) -> Tensor:
+def _channel_tensor(values: Sequence[float]) -> Tensor:
     return 255 * torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
 
 
@@ -339,13 +339,13 @@ def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(network: Model, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
+def compute_logits(network: Model, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
     """Return logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     network.eval()
     parts = []
-    for batch in _batches(images):
+    for batch in _split_into_batches(images):
         with autocast(batch.device, precision):
-            parts.append(never_alone(network, batch.float()).float())
+            parts.append(apply_with_single_doubled(network, batch.float()).float())
     return torch.cat(parts)
 
 
@@ -356,19 +356,19 @@ def features_and_logits(
     """Return features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
     network.eval()
     features = []
-    for batch in _batches(images):
+    for batch in _split_into_batches(images):
         with autocast(batch.device, precision):
-            features.append(never_alone(network.features, batch.float()).float())
+            features.append(apply_with_single_doubled(network.features, batch.float()).float())
     joined = torch.cat(features)
     return joined, network.head(joined)
 
 
-def never_alone(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+def apply_with_single_doubled(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     """Apply a network to a batch; double a single image, because some layers fail on one value a channel."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
-def _batches(images: Tensor | Pixels) -> Iterable[Tensor]:
+def _split_into_batches(images: Tensor | Pixels) -> Iterable[Tensor]:
     return images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
 
 
@@ -377,20 +377,22 @@ def probabilities(logits: Tensor, task: Task) -> Tensor:
     return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
 
 
-def scores_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> NDArray[np.float32]:
+def compute_scores(
+    network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
+) -> NDArray[np.float32]:
     """Return :func:`probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
-    scores = probabilities(logits_of(network, images, precision), network.spec.task)
+    scores = probabilities(compute_logits(network, images, precision), network.spec.task)
     return scores.cpu().numpy()
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[None]:
-    """Compute in the precision of :func:`precision_on` inside the ``with`` block; parameters stay float32."""
-    if (kind := precision_on(device.type, precision)) == "float32":
+    """Compute in the precision of :func:`resolve_precision` inside the ``with`` block; parameters stay float32."""
+    if (kind := resolve_precision(device.type, precision)) == "float32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.float16 if kind == "fp16" else torch.bfloat16)
 
 
-def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16", "fp16"]:
+def resolve_precision(device: str, precision: Precision) -> Literal["float32", "bf16", "fp16"]:
     """Return the real precision of a setting on ``cpu`` or ``cuda``.
 
     ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that runs are equal on all CPUs. ``bf16`` is float32 on a CPU
@@ -404,11 +406,11 @@ def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16"
 
 def cpu_has_bf16() -> bool:
     """Return True where this machine's CPU is known to have instructions for bfloat16."""
-    return bool(cpu_facts()[1])
+    return bool(cpu_name_and_flags()[1])
 
 
 @lru_cache(maxsize=1)
-def cpu_facts() -> tuple[str, frozenset[str]]:
+def cpu_name_and_flags() -> tuple[str, frozenset[str]]:
     """Return the CPU's name and its :data:`BF16_FLAGS`; both empty where the system does not name them."""
     try:
         lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()

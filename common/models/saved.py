@@ -55,7 +55,7 @@ class SavedModel(BaseModel):
     model_sha256: Sha256
 
     @model_validator(mode="after")
-    def _can_be_built_from_this_folder_alone(self) -> Self:
+    def _check_is_self_contained(self) -> Self:
         if len(set(self.class_names)) < len(self.class_names):
             raise ValueError("class_names must differ")
         if self.model.weights is not None:
@@ -121,7 +121,7 @@ def read_description(folder: Path) -> SavedModel:
     """
     path = folder / DESCRIPTION
     try:
-        return SavedModel.model_validate_json(_content(path))
+        return SavedModel.model_validate_json(_read_content(path))
     except ValidationError as error:
         faults = list[Fault]()
         for fault in error.errors(include_url=False):
@@ -131,7 +131,7 @@ def read_description(folder: Path) -> SavedModel:
 
 
 def _read_tensors(path: Path, sha256: str) -> dict[str, Array]:
-    content = _content(path)
+    content = _read_content(path)
     actual = hashlib.sha256(content).hexdigest()
     if actual != sha256:
         problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {sha256}."
@@ -160,7 +160,7 @@ def _write_frozen(network: SplitNetwork, frozen: dict[str, Array]) -> None:
     part.write_to(network)
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

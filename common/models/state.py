@@ -86,7 +86,7 @@ class Layout:
 
     def slices(self) -> dict[str, slice]:
         """Return the slice of each tensor in the flat array of its group."""
-        return {**_slices(self.trunk), **_slices(self.norm)}
+        return {**_slices_by_name(self.trunk), **_slices_by_name(self.norm)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class ModelState:
 
 def layout_of(network: SplitNetwork) -> Layout:
     """Return the layout of a network's state."""
-    trunk, norm = _groups(network)
+    trunk, norm = _tensors_by_group(network)
     spec = network.spec
     trunk_shapes, norm_shapes = (
         tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in group.items()) for group in (trunk, norm)
@@ -125,12 +125,12 @@ def layout_of(network: SplitNetwork) -> Layout:
 
 def read_state(network: Model) -> ModelState:
     """Return a copy of a network's trained values, from any device."""
-    trunk, norm = _groups(network)
+    trunk, norm = _tensors_by_group(network)
     weight, bias = (
         tensor.detach().cpu().numpy().astype(np.float32, copy=True)
         for tensor in (network.head.weight, network.head.bias)
     )
-    return ModelState(_flat(trunk), _flat(norm), Head(network.class_names, weight, bias))
+    return ModelState(_flatten_tensors(trunk), _flatten_tensors(norm), Head(network.class_names, weight, bias))
 
 
 def write_state(
@@ -144,15 +144,15 @@ def write_state(
         ValueError: If a group has another size than the network's, before anything is written.
         LookupError: If ``head`` lacks one of the network's classes.
     """
-    own_trunk, own_norm = _groups(network)
+    own_trunk, own_norm = _tensors_by_group(network)
     if head is not None and head.features != network.head.in_features:
         raise ValueError(f"head rows of this network have {network.head.in_features} features, got {head.features}")
     own_rows = None if head is None else head.rows(network.class_names)
     _check_size("trunk", trunk, own_trunk)
     _check_size("norm", norm, own_norm)
     with torch.no_grad():
-        _copy(trunk, own_trunk)
-        _copy(norm, own_norm)
+        _copy_into_tensors(trunk, own_trunk)
+        _copy_into_tensors(norm, own_norm)
         if own_rows is not None:
             network.head.weight.copy_(torch.from_numpy(own_rows.weight))
             network.head.bias.copy_(torch.from_numpy(own_rows.bias))
@@ -162,8 +162,8 @@ def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
     """Return every tensor by its name in the network, with ``head.weight`` and ``head.bias``; views, not copies."""
     assert (len(state.trunk), len(state.norm)) == (layout.trunk_size, layout.norm_size)
     return {
-        **_views(state.trunk, layout.trunk),
-        **_views(state.norm, layout.norm),
+        **_views_by_name(state.trunk, layout.trunk),
+        **_views_by_name(state.norm, layout.norm),
         "head.weight": state.head.weight,
         "head.bias": state.head.bias,
     }
@@ -186,7 +186,7 @@ def state_from_tensors(tensors: Mapping[str, Array], layout: Layout, class_names
         )
         raise ValueError(f"{len(wrong)} tensors differ, the first ones: {listed}")
     head = Head(tuple(class_names), tensors["head.weight"].copy(), tensors["head.bias"].copy())
-    return ModelState(_joined(tensors, layout.trunk), _joined(tensors, layout.norm), head)
+    return ModelState(_join_group(tensors, layout.trunk), _join_group(tensors, layout.norm), head)
 
 
 def arrays_sha256(*arrays: NDArray[Any]) -> str:
@@ -195,7 +195,7 @@ def arrays_sha256(*arrays: NDArray[Any]) -> str:
     for array in arrays:
         written = np.ascontiguousarray(array, "<f4")
         digest.update(f"{written.shape}\0".encode())
-        digest.update(_bytes_of(written))
+        digest.update(_view_bytes(written))
     return digest.hexdigest()
 
 
@@ -204,16 +204,16 @@ def state_sha256(state: ModelState, layout: Layout) -> str:
     digest = hashlib.sha256(layout.frozen_sha256.encode())
     for name, values in sorted(named_tensors(state, layout).items()):
         digest.update(f"{name}\0float32\0{list(values.shape)}\0".encode())
-        digest.update(_bytes_of(np.ascontiguousarray(values, "<f4")))
+        digest.update(_view_bytes(np.ascontiguousarray(values, "<f4")))
     return digest.hexdigest()
 
 
-def _bytes_of(array: NDArray[Any]) -> memoryview:
+def _view_bytes(array: NDArray[Any]) -> memoryview:
     """Return the bytes of a contiguous array without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
-def _groups(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _tensors_by_group(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the live float tensors of trunk and norm by name, in the network's order."""
     normed = {name for name, module in network.named_modules() if isinstance(module, BATCH_NORM)}
     tensors = {
@@ -225,47 +225,47 @@ def _groups(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return {name: tensor for name, tensor in tensors.items() if name not in norm}, norm
 
 
-def _slices(tensors: Sequence[TensorShape]) -> dict[str, slice]:
+def _slices_by_name(tensors: Sequence[TensorShape]) -> dict[str, slice]:
     bounds = pairwise(accumulate((tensor.size for tensor in tensors), initial=0))
     return {tensor.name: slice(*bound) for tensor, bound in zip(tensors, bounds, strict=True)}
 
 
-def _views(flat: Array, tensors: Sequence[TensorShape]) -> dict[str, Array]:
-    where = _slices(tensors)
+def _views_by_name(flat: Array, tensors: Sequence[TensorShape]) -> dict[str, Array]:
+    where = _slices_by_name(tensors)
     return {tensor.name: flat[where[tensor.name]].reshape(tensor.shape) for tensor in tensors}
 
 
-def _joined(tensors: Mapping[str, Array], group: Sequence[TensorShape]) -> Array:
+def _join_group(tensors: Mapping[str, Array], group: Sequence[TensorShape]) -> Array:
     parts = [tensors[tensor.name].reshape(-1) for tensor in group]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
 
-def _flat(tensors: Mapping[str, Tensor]) -> Array:
+def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
     """Copy tensors into one flat array, joined on their device for a single transfer."""
     if not tensors:
         return np.zeros(0, dtype=np.float32)
     device = next(iter(tensors.values())).device
     joined = torch.empty(sum(tensor.numel() for tensor in tensors.values()), device=device)
-    for part, tensor in _parts(joined, tensors):
+    for part, tensor in _split_flat(joined, tensors):
         part.copy_(tensor.detach())
     flat: Array = joined.cpu().numpy()
     return flat
 
 
-def _parts(flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _split_flat(flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return each tensor with its part of a flat tensor, in the same shape."""
     places = torch.split(flat, [tensor.numel() for tensor in tensors.values()])
     return [(place.view(tensor.shape), tensor) for place, tensor in zip(places, tensors.values(), strict=True)]
 
 
-def _copy(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
+def _copy_into_tensors(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
     if flat is None or not tensors:
         return
     device = next(iter(tensors.values())).device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # arrays from the wire are read-only, and only read here
         values = torch.from_numpy(flat).to(device)
-    for part, tensor in _parts(values, tensors):
+    for part, tensor in _split_flat(values, tensors):
         tensor.copy_(part)
 
 

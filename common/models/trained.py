@@ -35,7 +35,7 @@ class LowRank(nn.Module):
     def __init__(self, name: str, weight: Tensor, rank: int) -> None:
         super().__init__()
         rows, columns = weight.shape[0], weight[0].numel()
-        self.register_buffer("down", _drawn(name, (rank, columns)).to(weight.device))
+        self.register_buffer("down", _draw_uniform(name, (rank, columns)).to(weight.device))
         self.up = nn.Linear(rank, rows, bias=False, device="meta")  # draws no random numbers there
         self.up.weight = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
 
@@ -56,7 +56,7 @@ def add_low_rank(backbone: nn.Module, train: str) -> None:
     if not train.startswith(PREFIX):
         return
     rank = int(train.removeprefix(PREFIX))
-    layers = [(name, layer) for name, layer in backbone.named_modules() if _takes(layer, rank)]
+    layers = [(name, layer) for name, layer in backbone.named_modules() if _can_adapt(layer, rank)]
     if not layers:
         problem = f"asks for rank {rank}, and the backbone has no dense layer or convolution that is larger."
         raise BadInput([Fault("model.train", problem, "Use a smaller rank.")])
@@ -93,13 +93,13 @@ def merged_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return plain
 
 
-def _takes(layer: nn.Module, rank: int) -> bool:
+def _can_adapt(layer: nn.Module, rank: int) -> bool:
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
         return False
     return rank < min(layer.weight.shape[0], layer.weight[0].numel())
 
 
-def _drawn(name: str, shape: tuple[int, int]) -> Tensor:
+def _draw_uniform(name: str, shape: tuple[int, int]) -> Tensor:
     """Draw uniform values with the variance of torch's dense layers, ``1 / (3 columns)``."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
     values = torch.rand(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
@@ -152,7 +152,7 @@ def refuse_all_trained(backbone: nn.Module, spec: ModelSpec) -> None:
         raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])
 
 
-class Standardised(nn.BatchNorm1d):
+class StandardisingLayer(nn.BatchNorm1d):
     """A layer that standardises features; its running statistics are plain means over batches.
 
     A single image, which has no variance, is standardised by the running statistics and does not change them.
@@ -171,11 +171,11 @@ class Standardised(nn.BatchNorm1d):
 def reset_statistics(network: nn.Module) -> None:
     """Reset the means over batches, so that they follow from the coming batches only."""
     for module in network.modules():
-        if isinstance(module, Standardised) and module.num_batches_tracked is not None:
+        if isinstance(module, StandardisingLayer) and module.num_batches_tracked is not None:
             module.num_batches_tracked.zero_()
 
 
-class Scaled(nn.Module):
+class ScalingLayer(nn.Module):
     """A layer that divides features by a constant."""
 
     def __init__(self, divisor: float) -> None:
@@ -199,5 +199,5 @@ def standardising_layers(width: int, spec: ModelSpec) -> list[nn.Module]:
     if not spec.backbone_frozen:
         return []
     grouped = spec.norm == "group"
-    standard = nn.LayerNorm(width, elementwise_affine=False) if grouped else Standardised(width)
-    return [standard, Scaled(math.sqrt(width))] if spec.train == "head" else [standard]
+    standard = nn.LayerNorm(width, elementwise_affine=False) if grouped else StandardisingLayer(width)
+    return [standard, ScalingLayer(math.sqrt(width))] if spec.train == "head" else [standard]

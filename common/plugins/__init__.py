@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
-from common.plugins.files import files_of
+from common.plugins.files import read_plugin_files
 from common.system.hashing import fingerprint
 from common.system.toml import Section
 
@@ -32,13 +32,13 @@ PLUGIN = "plugin:"
 PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 
 
-def _or_plugin(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
+def _accept_plugin(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
     """Accept any name of a plug-in; a plan checks that the plug-in is installed."""
     named = isinstance(value, str) and re.fullmatch(PLUGIN + NAME_PATTERN, value)
     return value if named else ours(value)
 
 
-OrPlugin = WrapValidator(_or_plugin)
+OrPlugin = WrapValidator(_accept_plugin)
 """Accepts a plug-in beside our own choices; the fault of any other value lists those."""
 
 
@@ -113,7 +113,7 @@ def load_entry_point(group: str, name: str) -> Any:
     if (group, name) in _loaded:  # before the entry points are searched, which takes milliseconds
         return _loaded[group, name].part
     point = find_entry_point(group, name)
-    stamp = _hashed(point)
+    stamp = _hash_package(point)
     if _latest.get((group, name), stamp) != stamp:
         problem = "its files were changed after their hash was taken."
         raise BadInput([Fault(f"plugin:{name}", problem, "Start the program anew.")])
@@ -122,7 +122,7 @@ def load_entry_point(group: str, name: str) -> Any:
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         problem = f"cannot be imported: {type(error).__name__}: {error}"
         raise BadInput([Fault(f"plugin:{name}", problem, "Its package has to be repaired.")]) from error
-    _loaded[group, name] = _Loaded(stamp, part)
+    _loaded[group, name] = _LoadedPlugin(stamp, part)
     return part
 
 
@@ -139,12 +139,12 @@ def stamp_of(group: str, name: str) -> PluginStamp:
         return PluginStamp(group=group, name=name, package="this program", version="0", sha256=sha256)
     if (group, name) in _loaded:  # files that changed since are not what runs
         return _loaded[group, name].stamp
-    stamp = _hashed(find_entry_point(group, name))
+    stamp = _hash_package(find_entry_point(group, name))
     _latest[group, name] = stamp
     return stamp
 
 
-def _hashed(point: EntryPoint) -> PluginStamp:
+def _hash_package(point: EntryPoint) -> PluginStamp:
     """Hash the files of an entry point's package.
 
     Raises:
@@ -152,7 +152,7 @@ def _hashed(point: EntryPoint) -> PluginStamp:
     """
     assert point.dist is not None, "found among installed packages"
     try:
-        files = files_of(point)
+        files = read_plugin_files(point)
     except OSError as error:
         problem = f"a file of its package cannot be read: {error}."
         raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package anew with pip.")]) from None
@@ -168,12 +168,12 @@ def _hashed(point: EntryPoint) -> PluginStamp:
     )
 
 
-class _Loaded(NamedTuple):
+class _LoadedPlugin(NamedTuple):
     stamp: PluginStamp
     part: Any
 
 
-_loaded: dict[tuple[str, str], _Loaded] = {}
+_loaded: dict[tuple[str, str], _LoadedPlugin] = {}
 """Plug-ins that this process has imported, by group and name."""
 _offered: dict[tuple[str, str], Any] = {}
 """Parts that this process registered itself."""

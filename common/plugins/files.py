@@ -53,10 +53,10 @@ class PluginFiles:
     def has_file_of(self, module: str) -> bool:
         """Return True where a file of a module's top-level module is among them."""
         root = module.partition(".")[0]
-        return any(_module(name).partition(".")[0] == root for name, _ in self.names)
+        return any(_module_name(name).partition(".")[0] == root for name, _ in self.names)
 
 
-def files_of(point: EntryPoint) -> PluginFiles:
+def read_plugin_files(point: EntryPoint) -> PluginFiles:
     """Read the files of the distribution of an entry point, and of the one that its module belongs to.
 
     Raises:
@@ -64,13 +64,13 @@ def files_of(point: EntryPoint) -> PluginFiles:
     """
     assert point.dist is not None, "installed packages have one"
     owners = [point.dist, *_other_owners(point)]
-    recorded = {(name, os.path.realpath(path)): path for owner in owners for name, path in _recorded(owner)}
-    modules = {module for name, _ in recorded if (module := _module(name))}
+    recorded = {(name, os.path.realpath(path)): path for owner in owners for name, path in _list_recorded_files(owner)}
+    modules = {module for name, _ in recorded if (module := _module_name(name))}
     tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/")}
     roots = {module.partition(".")[0] for module in modules} | {point.module.partition(".")[0]}
     roots |= {name for owner in owners for name in _named_roots(owner) if name.isidentifier()}
     elsewhere = roots - {module.partition(".")[0] for module in modules}
-    beside = [file for owner in owners for top in tops for file in _tree(Path(str(owner.locate_file(top))), top)]
+    beside = [file for owner in owners for top in tops for file in _walk_files(Path(str(owner.locate_file(top))), top)]
     for root in sorted(roots | {name for name in tops if name.isidentifier()}):
         try:
             spec = find_spec(root)
@@ -80,7 +80,7 @@ def files_of(point: EntryPoint) -> PluginFiles:
         if spec is not None and root in elsewhere:
             modules.add(root if spec.origin else point.module)
     more = {(name, os.path.realpath(path)): path for name, path in beside if not _is_left_out(name, owners)}
-    unsure = {key for key in more.keys() - recorded.keys() if not _is_within(_parts(key[0]), modules)}
+    unsure = {key for key in more.keys() - recorded.keys() if not _is_within(_module_parts(key[0]), modules)}
     others = _listed_by_others({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
     files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in others}
     contents = ((name, _counted_content(name, path.read_bytes())) for (name, _), path in files.items())
@@ -100,14 +100,14 @@ def _counted_content(name: str, content: bytes) -> bytes | None:
 # ----------------------------------------------------------------------------------------------- what is installed
 
 
-def _record(owner: Distribution) -> list[str]:
+def _parse_record(owner: Distribution) -> list[str]:
     """Return the files that a distribution's RECORD lists, as it names them; empty where it has none."""
     rows = csv.reader((owner.read_text("RECORD") or "").splitlines())
     return [os.path.normpath(row[0]).replace(os.sep, "/") for row in rows if row]
 
 
-def _recorded(owner: Distribution) -> Iterator[tuple[str, Path]]:
-    for listed in _record(owner):
+def _list_recorded_files(owner: Distribution) -> Iterator[tuple[str, Path]]:
+    for listed in _parse_record(owner):
         path, name = Path(str(owner.locate_file(listed))), listed
         if listed.startswith((OUTSIDE, "/")):  # how far up depends on where Python keeps its packages
             name = OUTSIDE + re.sub(r"^((\.\./)+|/)", "", listed)
@@ -129,29 +129,36 @@ def _is_left_out(name: str, owners: Iterable[Distribution]) -> bool:
 def _other_owners(point: EntryPoint) -> list[Distribution]:
     """Return the distributions that list an entry point's module if its own distribution does not."""
     assert point.dist is not None
-    if point.module in map(_module, _record(point.dist)):
+    if point.module in map(_module_name, _parse_record(point.dist)):
         return []
-    mine = _identity(point.dist)
+    mine = _identify_distribution(point.dist)
     return [
-        other for other in distributions() if _identity(other) != mine and point.module in map(_module, _record(other))
+        other
+        for other in distributions()
+        if _identify_distribution(other) != mine and point.module in map(_module_name, _parse_record(other))
     ]
 
 
 def _listed_by_others(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
     """Return real paths of the files under these top-level names that other distributions list."""
-    mine = set(map(_identity, owners))
-    listed = ((other, name) for other in distributions() if _identity(other) not in mine for name in _record(other))
+    mine = set(map(_identify_distribution, owners))
+    listed = (
+        (other, name)
+        for other in distributions()
+        if _identify_distribution(other) not in mine
+        for name in _parse_record(other)
+    )
     return {os.path.realpath(str(other.locate_file(name))) for other, name in listed if name.partition("/")[0] in tops}
 
 
-def _identity(owner: Distribution) -> tuple[str, str]:
+def _identify_distribution(owner: Distribution) -> tuple[str, str]:
     return owner.name, os.path.realpath(str(owner.locate_file("")))
 
 
 def _named_roots(owner: Distribution) -> Iterator[str]:
     """Return top-level modules that a distribution brings from other folders, by top_level.txt and .pth files."""
     yield from (owner.read_text("top_level.txt") or "").split()
-    for name in filter(_is_path_file, _record(owner)):
+    for name in filter(_is_path_file, _parse_record(owner)):
         path = Path(str(owner.locate_file(name)))
         folders = _path_lines(path.read_bytes())[1] if path.is_file() else []
         places = [os.path.join(path.parent, os.fsdecode(folder.strip())) for folder in folders]
@@ -180,34 +187,34 @@ def _module_files(root: str, spec: ModuleSpec | None) -> Iterator[tuple[str, Pat
     if spec is None:
         return
     for place in spec.submodule_search_locations or ():
-        yield from _tree(Path(place), root)
+        yield from _walk_files(Path(place), root)
     path = Path(spec.origin or "")
     if not spec.submodule_search_locations and path.is_file():
         yield path.name, path
 
 
-def _tree(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
+def _walk_files(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
     """Yield every file below a folder; a link to a folder that it lies in is not followed."""
     real = os.path.realpath(folder)
     if real in above or not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            yield from _tree(path, f"{name}/{path.name}", above | {real})
+            yield from _walk_files(path, f"{name}/{path.name}", above | {real})
         elif path.is_file():
             yield f"{name}/{path.name}", path
 
 
-def _parts(name: str) -> list[str]:
+def _module_parts(name: str) -> list[str]:
     """Return a file's name as the parts of a module's name: ``acme/__init__.py`` is acme."""
     *folders, last = name.split("/")
     stem = inspect.getmodulename(last) or last
     return folders if stem == "__init__" else [*folders, stem]
 
 
-def _module(name: str) -> str:
+def _module_name(name: str) -> str:
     """Return the module that a file is, by its dotted name; empty for a file that is none."""
-    parts = _parts(name) if inspect.getmodulename(name) else []
+    parts = _module_parts(name) if inspect.getmodulename(name) else []
     return ".".join(parts) if all(part.isidentifier() for part in parts) else ""
 
 

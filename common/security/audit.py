@@ -54,11 +54,11 @@ class Audit:
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
-        self._written: tuple[tuple[int, ...], _End] | None = None
+        self._written: tuple[tuple[int, ...], _ChainEnd] | None = None
 
     def append(self, **facts: Any) -> TornLine | None:
         """Write one entry; return the torn line that a killed process had left before it, if any."""
-        end = self._end()
+        end = self._find_end()
         entry: dict[str, Any] = {
             "n": end.entries + 1,
             "time": dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
@@ -67,8 +67,8 @@ class Audit:
         if end.torn is not None:
             entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
         line = json_text({**entry, **facts}).encode()
-        written = self._write(line, b"\n" if end.cut else b"")
-        now = _End(end.entries + 1, line_sha256(line))
+        written = self._write_line(line, b"\n" if end.cut else b"")
+        now = _ChainEnd(end.entries + 1, line_sha256(line))
         head = json.dumps({"entries": now.entries, "sha256": now.sha256}).encode().ljust(_HEAD_BYTES)
         if not _overwrite(self.folder / HEAD, head, durable=self.durable):
             write_atomically(self.folder / HEAD, head, durable=self.durable)
@@ -82,7 +82,7 @@ class Audit:
                 if (entry := parse_entry(line)) is not None:
                     yield entry
 
-    def _write(self, line: bytes, first: bytes) -> tuple[int, ...]:
+    def _write_line(self, line: bytes, first: bytes) -> tuple[int, ...]:
         path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
         try:
             descriptor, new = os.open(path, flags), False
@@ -102,7 +102,7 @@ class Audit:
             flush_folder(self.folder)
         return state
 
-    def _end(self) -> "_End":
+    def _find_end(self) -> "_ChainEnd":
         """Return the end of the chain; a full file is renamed first."""
         active, debris, cut = self.folder / FILE, b"", False
         with suppress(FileNotFoundError):
@@ -120,12 +120,12 @@ class Audit:
                     cut = file.read() != b"\n"
             debris = behind + debris
             if last is not None:
-                return _End(int(json.loads(last)["n"]), line_sha256(last), torn_of(debris), cut)
-        return _End(0, BEGINNING, torn_of(debris), cut)
+                return _ChainEnd(int(json.loads(last)["n"]), line_sha256(last), describe_torn_line(debris), cut)
+        return _ChainEnd(0, BEGINNING, describe_torn_line(debris), cut)
 
 
 @dataclass(frozen=True)
-class _End:
+class _ChainEnd:
     """The last whole entry, and the bytes after it.
 
     Attributes:
@@ -173,7 +173,7 @@ def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
     return None, data
 
 
-def torn_of(debris: bytes) -> TornLine | None:
+def describe_torn_line(debris: bytes) -> TornLine | None:
     """Describe bytes that are no entry; return None where there are none."""
     debris = debris.removesuffix(b"\n")
     return TornLine(len(debris), line_sha256(debris)) if debris else None
@@ -221,7 +221,7 @@ def _overwrite(path: Path, content: bytes, *, durable: bool) -> bool:
 
 
 @dataclass
-class Findings:
+class AuditFindings:
     """The result of :func:`check_audit`.
 
     Attributes:
@@ -238,10 +238,10 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
 
-def check_audit(folder: Path) -> Findings:
+def check_audit(folder: Path) -> AuditFindings:
     """Check an audit log from its first entry to its head."""
-    findings, debris, where_torn, last = Findings(), b"", "", ""
-    for where, line in _lines(folder):
+    findings, debris, where_torn, last = AuditFindings(), b"", "", ""
+    for where, line in _read_lines(folder):
         if not line:
             findings.faults.append(Fault(where, "is empty: inserted."))
             continue
@@ -249,23 +249,23 @@ def check_audit(folder: Path) -> Findings:
         if entry is None:
             debris, where_torn = debris + line + b"\n", where_torn or where
             continue
-        _check_torn(findings, entry, torn_of(debris), where_torn or where)
+        _check_torn(findings, entry, describe_torn_line(debris), where_torn or where)
         _check_link(findings, entry, where, last)
         findings.entries, findings.sha256, findings.before = entry["n"], line_sha256(line), str(entry["before"])
         debris, where_torn, last = b"", "", where
-    if torn_of(debris) is not None:
+    if describe_torn_line(debris) is not None:
         findings.notes.append(f"{where_torn} is torn, as by a kill; the next entry will say so.")
     _check_head(findings, folder, last)
     return findings
 
 
-def _lines(folder: Path) -> Iterator[tuple[str, bytes]]:
+def _read_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
     for path in audit_files(folder):
         lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
         yield from ((f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if lines != [b""])
 
 
-def _check_torn(findings: Findings, entry: AuditEntry, there: TornLine | None, where: str) -> None:
+def _check_torn(findings: AuditFindings, entry: AuditEntry, there: TornLine | None, where: str) -> None:
     stated = entry.get("torn")
     actual = None if there is None else {"bytes": there.bytes, "sha256": there.sha256}
     if stated == actual:
@@ -283,7 +283,7 @@ def _check_torn(findings: Findings, entry: AuditEntry, there: TornLine | None, w
     findings.faults.append(Fault(where, problem))
 
 
-def _check_link(findings: Findings, entry: AuditEntry, where: str, last: str) -> None:
+def _check_link(findings: AuditFindings, entry: AuditEntry, where: str, last: str) -> None:
     number, expected = entry["n"], findings.entries + 1
     if number == expected and entry["before"] == findings.sha256:
         return
@@ -301,7 +301,7 @@ def _check_link(findings: Findings, entry: AuditEntry, where: str, last: str) ->
         )
 
 
-def _check_head(findings: Findings, folder: Path, last: str) -> None:
+def _check_head(findings: AuditFindings, folder: Path, last: str) -> None:
     try:
         head = json.loads((folder / HEAD).read_bytes())
         entries, sha256 = int(head["entries"]), str(head["sha256"])

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from common.errors import Fault
-from common.security.identity import same_key
-from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, Signed, verified_reply
+from common.security.identity import is_same_key
+from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, SignedStatement, verified_reply
 from common.system.plain_text import counted, listed, printable
 
 FILE = "receipt.json"
@@ -102,7 +102,7 @@ def check_authorship(
 def _check_site(findings: Authorship, receipt: Mapping[str, Any], site: str, known_key: str, own: SiteReplies) -> None:
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     where, key = f"{FILE}: {site}", receipt["sites"][site]["public_key"]
-    if not key or (known_key and not same_key(key, known_key)):
+    if not key or (known_key and not is_same_key(key, known_key)):
         findings.faults.append(Fault(where, "the receipt does not name this site's own public key: forged."))
         return
     statements: list[ReplyStatement] = []
@@ -134,7 +134,7 @@ def _signed_statement(run: str, reply: Reply, key: str) -> ReplyStatement:
     """
     if not reply["statement"]:
         raise SignatureFault("it is not signed")
-    statement = verified_reply(Signed(statement=reply["statement"], signature=reply["signature"]), key)
+    statement = verified_reply(SignedStatement(statement=reply["statement"], signature=reply["signature"]), key)
     server_round = 0 if reply["record"] == CHAINED[0] else reply["round"]
     stated = (statement.site, statement.run, statement.round, statement.record, statement.sha256)
     if stated != (reply["site"], run, server_round, reply["record"], reply["sha256"]):
@@ -160,12 +160,12 @@ def _check_gaps(
             which = (
                 f"{counted(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by its own count)"
             )
-            where = _around(receipt, site, numbered, before, after, sent)
+            where = _describe_gap(receipt, site, numbered, before, after, sent)
             problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
-            findings.faults.append(Fault(f"{FILE}: {site}", problem, _reasons(receipt, site), site=site))
+            findings.faults.append(Fault(f"{FILE}: {site}", problem, _absence_reasons(receipt, site), site=site))
 
 
-def _around(
+def _describe_gap(
     receipt: Mapping[str, Any],
     site: str,
     numbered: Mapping[int, ReplyStatement],
@@ -180,7 +180,7 @@ def _around(
     ends = [entry["round"] for entry in receipt["rounds"]] + [reply.round for reply in sent]
     last = max(first, later[0]) if later else max([first, *ends])
     when = f"round {first}" if first == last else f"a round from {first} to {last}"
-    neighbours = [_name(numbered[number]) for number in (before, after) if number in numbered]
+    neighbours = [_name_of_statement(numbered[number]) for number in (before, after) if number in numbered]
     if len(neighbours) == 2:
         place = f", sent between its {neighbours[0]} and its {neighbours[1]}"
     else:
@@ -198,12 +198,12 @@ def _around(
     return text
 
 
-def _name(statement: ReplyStatement) -> str:
+def _name_of_statement(statement: ReplyStatement) -> str:
     is_answer = statement.record == CHAINED[0]
     return statement.record if is_answer else f"{statement.record} of round {statement.round}"
 
 
-def _reasons(receipt: Mapping[str, Any], site: str) -> str:
+def _absence_reasons(receipt: Mapping[str, Any], site: str) -> str:
     """Return the coordinator's own reasons for the site's absence, which nobody has signed."""
     reasons = [f"{absence['where']}: {absence['reason']}" for absence in receipt["absences"] if absence["site"] == site]
     reasons = [printable(reason, 100) for reason in reasons[:3]]

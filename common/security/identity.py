@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import field_validator
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import is_file, naming_file, write_atomically
+from common.system.files import add_file_name_to_errors, is_file, write_atomically
 from common.system.plain_text import PLAIN_NAME
 from common.system.toml import M, Section, read_toml, toml_text, validated
 
@@ -41,7 +41,7 @@ UNREADABLE_CERTIFICATE = (
 """Exceptions of ``cryptography`` on a malformed certificate; half of them have no common base."""
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """Return a name that fits into files, folders and messages.
 
     Raises:
@@ -80,7 +80,7 @@ class SiteRequest(Section):
     site: str
     public_key: str
 
-    _name = field_validator("site")(checked_name)
+    _name = field_validator("site")(check_name)
     _key = field_validator("public_key")(checked_key)
 
 
@@ -101,18 +101,18 @@ class SiteKit(Section):
     public_key: str
     ca_certificate: str
 
-    _name = field_validator("site", "coordinator")(checked_name)
+    _name = field_validator("site", "coordinator")(check_name)
     _key = field_validator("public_key")(checked_key)
 
     @field_validator("address")
     @classmethod
-    def _an_address(cls, address: str) -> str:
+    def _check_address(cls, address: str) -> str:
         split_address(address)
         return address
 
     @field_validator("ca_certificate")
     @classmethod
-    def _a_certificate(cls, text: str) -> str:
+    def _check_certificate(cls, text: str) -> str:
         try:
             x509.load_pem_x509_certificate(text.encode())
             ssl.create_default_context(cadata=text)  # as the connection will
@@ -161,7 +161,7 @@ HEADING = 200
 
 def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
     """Read a file that nobody edits; any fault means that it was damaged on its way or is another file."""
-    stop_on(_other_file(path, ending))
+    stop_on(_wrong_file_fault(path, ending))
     try:
         return validated(kind, read_toml(path), path.name)
     except BadInput as bad:
@@ -169,7 +169,7 @@ def _read_received(kind: type[M], path: Path, ending: str, remedy: str) -> M:
         raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
 
 
-def _other_file(path: Path, ending: str) -> list[Fault]:
+def _wrong_file_fault(path: Path, ending: str) -> list[Fault]:
     """Return a fault for a folder, a key, a certificate, or a kit in the place of a request and vice versa."""
     if path.is_dir():
         return [Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")]
@@ -195,7 +195,7 @@ def write_toml(path: Path, section: Section, heading: str) -> None:
     write_atomically(path, "\n".join(lines).encode())
 
 
-def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def create_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Make a key pair and write the private half to a new file that only its owner may read."""
     key = ec.generate_private_key(ec.SECP256R1())
     text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
@@ -208,7 +208,7 @@ def write_secret(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with naming_file(path), os.fdopen(descriptor, "wb") as file:
+        with add_file_name_to_errors(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -243,13 +243,13 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
+def public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
     """Return the public half as one OpenSSH line."""
     text = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     return f"{text.decode()} {'_'.join(comment.split())}"
 
 
-def same_key(line: str, other: str) -> bool:
+def is_same_key(line: str, other: str) -> bool:
     """Return True where two lines hold the same key; comments do not count."""
     return line.split()[1] == other.split()[1]
 

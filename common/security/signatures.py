@@ -97,7 +97,7 @@ class RequestStatement(_Statement):
     nonce: str = Field(pattern="^[0-9a-f]{32}$")
 
 
-class Signed(BaseModel):
+class SignedStatement(BaseModel):
     """A statement with its signature, as audits and receipts hold it.
 
     Attributes:
@@ -132,7 +132,7 @@ def is_signed(content: RecordDict) -> bool:
     return any(name.startswith(SIGNATURE) for name in small_fields(content))
 
 
-def signature_of(content: RecordDict) -> tuple[Signed, bytes]:
+def signature_of(content: RecordDict) -> tuple[SignedStatement, bytes]:
     """Return the unverified signature that travels with a record, and its certificate; empty where there is none.
 
     Raises:
@@ -147,12 +147,12 @@ def signature_of(content: RecordDict) -> tuple[Signed, bytes]:
     if not isinstance(certificate, bytes | None) or len(certificate or b"") > LONGEST_CERTIFICATE:
         raise SignatureFault("its signature is not in the form of this release")
     try:
-        return Signed(statement=statement, signature=signature.hex()), certificate or b""
+        return SignedStatement(statement=statement, signature=signature.hex()), certificate or b""
     except ValidationError:
         raise SignatureFault("its signature is not in the form of this release") from None
 
 
-def attached_signature(content: RecordDict) -> Signed | None:
+def attached_signature(content: RecordDict) -> SignedStatement | None:
     """Return the unverified signature that travels with a record; None where there is none to be read."""
     try:
         return signature_of(content)[0]
@@ -160,7 +160,7 @@ def attached_signature(content: RecordDict) -> Signed | None:
         return None
 
 
-def verified_reply(signed: Signed, public_key: str) -> ReplyStatement:
+def verified_reply(signed: SignedStatement, public_key: str) -> ReplyStatement:
     """Verify a site's signature and return its statement.
 
     Args:
@@ -175,11 +175,11 @@ def verified_reply(signed: Signed, public_key: str) -> ReplyStatement:
         raise SignatureFault("the site's public key cannot be read") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SignatureFault("the site's public key is of another kind")
-    _verify(key, OF_A_REPLY, signed)
+    _verify_signature(key, OF_A_REPLY, signed)
     return ReplyStatement.read(signed.statement)
 
 
-def verified_request(signed: Signed, certificate: bytes, authority: x509.Certificate) -> RequestStatement:
+def verified_request(signed: SignedStatement, certificate: bytes, authority: x509.Certificate) -> RequestStatement:
     """Verify the coordinator's signature and return its statement.
 
     Args:
@@ -189,7 +189,7 @@ def verified_request(signed: Signed, certificate: bytes, authority: x509.Certifi
     Raises:
         SignatureFault: If the certificate or the signature is wrong, or the text is no statement.
     """
-    _verify(signing_key(certificate, authority), OF_A_REQUEST, signed)
+    _verify_signature(signing_key(certificate, authority), OF_A_REQUEST, signed)
     return RequestStatement.read(signed.statement)
 
 
@@ -226,7 +226,7 @@ def record_context(content: RecordDict) -> tuple[str, int, str]:
     return str(run), number if type(number) is int else -1, str(record)
 
 
-def _verify(key: ec.EllipticCurvePublicKey, prefix: bytes, signed: Signed) -> None:
+def _verify_signature(key: ec.EllipticCurvePublicKey, prefix: bytes, signed: SignedStatement) -> None:
     try:
         key.verify(bytes.fromhex(signed.signature), prefix + signed.statement.encode(), SIGNED_WITH)
     except InvalidSignature:

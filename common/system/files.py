@@ -38,7 +38,7 @@ def disk_full_message(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def naming_file(path: Path) -> Iterator[None]:
+def add_file_name_to_errors(path: Path) -> Iterator[None]:
     """Add this file's name to an error of the system inside the ``with`` block that names no file."""
     try:
         yield
@@ -139,7 +139,7 @@ def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True
     with removed_if_stopped(remove):
         try:
             descriptor = _open_new(temporary, 0o600 if private else 0o666)
-            with naming_file(path), os.fdopen(descriptor, "wb") as file:
+            with add_file_name_to_errors(path), os.fdopen(descriptor, "wb") as file:
                 file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 if durable:
@@ -175,7 +175,7 @@ def atomic_outputs(*outputs: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
     try:
-        with naming_file(outputs[0]), removed_if_stopped(remove):
+        with add_file_name_to_errors(outputs[0]), removed_if_stopped(remove):
             yield
     except BaseException:
         remove()
@@ -195,7 +195,7 @@ def is_locked(path: Path) -> bool:
 PRIVATE = 0o700
 
 
-def private_folder(path: Path) -> bool:
+def make_private_folder(path: Path) -> bool:
     """Make a folder that only its owner may open, or remove the rights of others from an existing one.
 
     Returns:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 
-def seed_of(*parts: object) -> int:
+def derive_seed(*parts: object) -> int:
     """Derive a 63-bit seed from a purpose, such as (run seed, round, site, "order"); never from a clock."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
@@ -22,12 +22,12 @@ def fingerprint(part: object) -> str:
     Modules count by name only, so the hash does not show that an imported package has changed.
     """
     digest = hashlib.sha256()
-    for piece in _pieces(part, {}):
+    for piece in _bytes_of_object(part, {}):
         digest.update(f"{len(piece)}:".encode() + piece)
     return digest.hexdigest()
 
 
-def _pieces(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
+def _bytes_of_object(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
     """Yield the bytes that stand for an object; a repeated object is named by its place in ``visited``.
 
     Args:
@@ -40,45 +40,45 @@ def _pieces(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
     else:
         visited[id(part)] = part
         yield type(part).__qualname__.encode()
-        yield from _inside(part, visited)
+        yield from _bytes_of_content(part, visited)
 
 
-def _inside(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
+def _bytes_of_content(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
     if isinstance(part, types.ModuleType):
         yield part.__name__.encode()
     elif isinstance(part, functools.partial):
-        yield from _all((part.func, part.args, part.keywords), visited)
+        yield from _bytes_of_sequence((part.func, part.args, part.keywords), visited)
     elif isinstance(part, types.MethodType):
-        yield from _all((part.__func__, part.__self__), visited)
+        yield from _bytes_of_sequence((part.__func__, part.__self__), visited)
     elif isinstance(part, types.FunctionType):
-        yield _source(part)
+        yield _source_text(part)
         closure = inspect.getclosurevars(part)
         used = {name: value for name, value in closure.globals.items() if not isinstance(value, types.ModuleType)}
-        yield from _all((part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), visited)
+        yield from _bytes_of_sequence((part.__defaults__, part.__kwdefaults__, dict(closure.nonlocals), used), visited)
     elif isinstance(part, type):
         yield f"{part.__module__}.{part.__qualname__}".encode()
-        yield _source(part)
+        yield _source_text(part)
     elif hasattr(part, "tobytes") and hasattr(part, "shape"):  # numpy's
         yield f"{part.dtype} {part.shape}".encode()
         yield part.tobytes()
     elif hasattr(part, "detach") and hasattr(part, "numpy"):  # torch's
-        yield from _pieces(part.detach().cpu().float().numpy(), visited)
+        yield from _bytes_of_object(part.detach().cpu().float().numpy(), visited)
     elif isinstance(part, Mapping):
-        yield from _all(chain.from_iterable(part.items()), visited)
+        yield from _bytes_of_sequence(chain.from_iterable(part.items()), visited)
     elif isinstance(part, Collection) and not isinstance(part, set | frozenset):
-        yield from _all(part, visited)
+        yield from _bytes_of_sequence(part, visited)
     elif (state := getattr(part, "__dict__", None)) is None:
         yield re.sub(" at 0x[0-9a-f]+", "", repr(part)).encode()
     else:
-        yield from _all((type(part), state), visited)
+        yield from _bytes_of_sequence((type(part), state), visited)
 
 
-def _all(parts: Any, visited: dict[int, Any]) -> Iterator[bytes]:
+def _bytes_of_sequence(parts: Any, visited: dict[int, Any]) -> Iterator[bytes]:
     for part in parts:
-        yield from _pieces(part, visited)
+        yield from _bytes_of_object(part, visited)
 
 
-def _source(part: Any) -> bytes:
+def _source_text(part: Any) -> bytes:
     """Return the text of a function or class, and the compiled code of parts typed at a prompt or made by ``exec``.
 
     Python 3.13 keeps the text of ``python -c`` under the file name "<string>", which all code of ``exec`` shares: the
@@ -93,11 +93,11 @@ def _source(part: Any) -> bytes:
             text = inspect.getsource(part).encode()
         except (OSError, TypeError):
             without_file = codes
-    return text + b"".join(name.encode() + _compiled(inner) for name, inner in without_file.items())
+    return text + b"".join(name.encode() + _bytes_of_code(inner) for name, inner in without_file.items())
 
 
-def _compiled(code: types.CodeType) -> bytes:
-    inner = b"".join(_compiled(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+def _bytes_of_code(code: types.CodeType) -> bytes:
+    inner = b"".join(_bytes_of_code(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     # The text of a set follows from hashes, which differ between processes: its members are sorted.
     plain = [
         sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant

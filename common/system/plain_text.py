@@ -39,10 +39,10 @@ def is_plain(text: str) -> bool:
     Not plain are controls (C0, C1, escape, line feeds), format characters (bidirectional, zero-width), surrogates,
     private use, unassigned code points, line and paragraph separators. Spaces of every width are plain.
     """
-    return text.isprintable() if text.isascii() else all(map(_plain, text))
+    return text.isprintable() if text.isascii() else all(map(_is_plain_character, text))
 
 
-def _plain(character: str) -> bool:
+def _is_plain_character(character: str) -> bool:
     if character in _UNSEEN or any(low <= ord(character) <= high for low, high in _UNSEEN_RANGES):
         return False
     return character.isprintable() or unicodedata.category(character) == "Zs"
@@ -53,7 +53,10 @@ def escaped(text: str) -> str:
     return (
         text
         if is_plain(text)
-        else "".join(letter if _plain(letter) else letter.encode("unicode_escape").decode("ascii") for letter in text)
+        else "".join(
+            letter if _is_plain_character(letter) else letter.encode("unicode_escape").decode("ascii")
+            for letter in text
+        )
     )
 
 
@@ -66,13 +69,13 @@ def printable(text: str, most: int = MOST_WORDS) -> str:
     if len(text) <= most and len(whole) <= most:
         return whole
     end, size = 0, 0
-    room = most - len(_cut(len(text)))
+    room = most - len(_cut_note(len(text)))
     while end < len(text) and size + len(letter := escaped(text[end])) <= room:
         end, size = end + 1, size + len(letter)
-    return escaped(text[:end]) + _cut(len(text) - end)
+    return escaped(text[:end]) + _cut_note(len(text) - end)
 
 
-def _cut(characters: int) -> str:
+def _cut_note(characters: int) -> str:
     return f" ... ({characters:,} characters cut)"
 
 
@@ -84,7 +87,7 @@ def printable_lines(text: str) -> str:
     lines = text[: MOST_LINES * 2 * MOST_WORDS].split("\n")[: MOST_LINES + 1]  # no more of it is looked at
     lines = lines[: MOST_LINES - 1] if len(lines) > MOST_LINES else lines
     left = len(text) - len("\n".join(lines))
-    note = [_cut(left).strip()] if left else []
+    note = [_cut_note(left).strip()] if left else []
     return f"\n{HANGING}".join(
         printable(line.removeprefix(HANGING) if n else line) for n, line in enumerate(lines + note)
     )
@@ -116,7 +119,11 @@ def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False)
         return text
     # json.dumps writes a character beyond 16 bits as two surrogates, and leaves DEL alone.
     return "".join(
-        letter if letter == "\n" or _plain(letter) else "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]
+        letter
+        if letter == "\n" or _is_plain_character(letter)
+        else "\\u007f"
+        if letter == "\x7f"
+        else json.dumps(letter)[1:-1]
         for letter in text
     )
 
@@ -139,7 +146,7 @@ def page_environment(*folders: Path) -> "Environment":
     )
 
 
-def grpc_words(details: str | None) -> str:
+def shorten_grpc_details(details: str | None) -> str:
     """Return the details of a gRPC error as one short line, without gRPC's own source trace."""
     return printable((details or "").split(TRACE)[0].strip())
 
@@ -164,7 +171,7 @@ def signed(value: float | None) -> str:
     return text if text == number(0.0) else f"{'−' if value < 0 else '+'}{text}"
 
 
-def span(ends: tuple[float, float] | None) -> str:
+def format_interval(ends: tuple[float, float] | None) -> str:
     """Format an interval: ``"0.812–0.871"``."""
     return NOT_APPLICABLE if ends is None else "–".join(map(number, ends))
 
@@ -213,7 +220,7 @@ def shortened(words: Sequence[str], most: int = 3) -> str:
     return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
 
 
-def spans(rounds: Iterable[int]) -> str:
+def format_rounds(rounds: Iterable[int]) -> str:
     """Join round numbers, with ranges for consecutive ones: ``"3–5, 9"``."""
     pieces: list[list[int]] = []
     for number in sorted(rounds):

@@ -44,13 +44,13 @@ def delayed_exit(
         if held:
             tell(f"refused: {error}")
             tell(f"ends when a file in {folder} changes, or in {HELD_S / 60:.0f} min, to be started again")
-            before, until = _state_of(folder), time.monotonic() + HELD_S
-            while time.monotonic() < until and _state_of(folder) == before:
+            before, until = _list_file_times(folder), time.monotonic() + HELD_S
+            while time.monotonic() < until and _list_file_times(folder) == before:
                 time.sleep(LOOK_S)
         raise
 
 
-def _state_of(folder: Path) -> tuple[tuple[str, float], ...]:
+def _list_file_times(folder: Path) -> tuple[tuple[str, float], ...]:
     """Return name and time of each file of a folder."""
     try:
         return tuple(sorted((path.name, path.stat().st_mtime) for path in folder.iterdir() if path.is_file()))

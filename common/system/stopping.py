@@ -40,7 +40,7 @@ _ending = threading.Event()
 
 
 @dataclass
-class _Closing:
+class _GracefulShutdown:
     """A graceful shutdown: its exit code and its state."""
 
     code: int
@@ -49,7 +49,7 @@ class _Closing:
     closed: bool = False
 
 
-_closing: list[_Closing] = []
+_closing: list[_GracefulShutdown] = []
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def stop_on_signals() -> Iterator[None]:
 
     A signal that this process was started to ignore stays ignored, as SIGINT in a shell's background job.
     """
-    if threading.current_thread() is not threading.main_thread() or _is_within():
+    if threading.current_thread() is not threading.main_thread() or _is_handling_signals():
         yield
         return
     reading, writing = os.pipe()
@@ -68,8 +68,8 @@ def stop_on_signals() -> Iterator[None]:
     watched = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # first: what comes after is not lost
     for number in SIGNALS:
         if before[number] is not signal.SIG_IGN:
-            signal.signal(number, _leave_it_to_the_thread)
-    threading.Thread(target=_wait, args=(reading,), daemon=True, name="stopping").start()
+            signal.signal(number, _handle_signal)
+    threading.Thread(target=_wait_for_signal, args=(reading,), daemon=True, name="stopping").start()
     try:
         yield
     finally:
@@ -97,7 +97,7 @@ def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Ite
     Raises:
         SystemExit: At the place where the main thread is when the signal arrives.
     """
-    closing = _Closing(code, ask)
+    closing = _GracefulShutdown(code, ask)
     _closing.append(closing)
     try:
         yield
@@ -153,28 +153,28 @@ def _adopt_orphans(adopt: bool) -> None:
         ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, int(adopt), 0, 0, 0)
 
 
-def _is_within() -> bool:
+def _is_handling_signals() -> bool:
     """Return True while :func:`stop_on_signals` handles signals."""
-    return signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
+    return signal.getsignal(signal.SIGTERM) is _handle_signal
 
 
 def _before_fork() -> None:
     """Block signals, so that a signal to the new child does not end its parent."""
-    if _is_within():
+    if _is_handling_signals():
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def _after_fork_in_parent() -> None:
-    if _is_within():
+    if _is_handling_signals():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _after_fork_in_child() -> None:
     """Restore Python's own handlers, because a forked child has no thread that ends it."""
-    if _is_within():
+    if _is_handling_signals():
         signal.set_wakeup_fd(-1)
         for number in SIGNALS:
-            if signal.getsignal(number) is _leave_it_to_the_thread:
+            if signal.getsignal(number) is _handle_signal:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
@@ -182,7 +182,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
-def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
+def _handle_signal(number: int, frame: FrameType | None) -> None:
     """Handle a signal: Python tells the stopping thread only of signals that have a handler.
 
     Raises:
@@ -193,33 +193,33 @@ def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
         raise SystemExit(closing.code)
 
 
-def _wait(reading: int) -> None:
+def _wait_for_signal(reading: int) -> None:
     has_timer = False
     with open(reading, "rb", buffering=0) as signals:
         while number := signals.read(1):
             if number[0] not in SIGNALS:
                 continue
             if not _closing:
-                _end(STOPPED_ON_REQUEST)
+                _end_program(STOPPED_ON_REQUEST)
             closing = _closing[-1]
             if closing.ask is not None and not closing.requested:
                 closing.requested = True
                 closing.ask()
             if not has_timer:
                 has_timer = True
-                threading.Thread(target=_end_late, args=(closing,), daemon=True).start()
+                threading.Thread(target=_end_after_delay, args=(closing,), daemon=True).start()
 
 
-def _end_late(closing: _Closing) -> None:
+def _end_after_delay(closing: _GracefulShutdown) -> None:
     time.sleep(CLOSING_S)
-    _end(closing.code, silently=closing.closed)
+    _end_program(closing.code, silently=closing.closed)
 
 
-def _end(code: int, *, silently: bool = False) -> None:
+def _end_program(code: int, *, silently: bool = False) -> None:
     """End every child process, remove partial files, print the exit message, and end this process."""
     _ending.set()
     try:
-        stderr = _silenced()
+        stderr = _silence_other_threads()
         half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list
         with suppress(Exception):
             _end_children()
@@ -238,7 +238,7 @@ def exit_message() -> str:
     return f"stopped on request{again}"
 
 
-def _silenced() -> int:
+def _silence_other_threads() -> int:
     """Discard the output of other threads; return a descriptor of standard error for the last message."""
     try:
         stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

@@ -43,7 +43,7 @@ class LogForm(StrEnum):
 _log_form = [LogForm.text]
 
 
-def _log_as(form: LogForm) -> LogForm:
+def _set_log_form(form: LogForm) -> LogForm:
     _log_form[:] = [form]
     return form
 
@@ -55,7 +55,9 @@ def log_form() -> LogForm:
 
 LogFormat = Annotated[
     LogForm,
-    typer.Option("--log-format", callback=_log_as, help="Of the lines on what happens: text, or an object a line."),
+    typer.Option(
+        "--log-format", callback=_set_log_form, help="Of the lines on what happens: text, or an object a line."
+    ),
 ]
 
 
@@ -119,7 +121,7 @@ def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
     return app
 
 
-class _Lossy(io.FileIO):
+class _LossyStream(io.FileIO):
     """Standard output or error that never fails: output that cannot be written is dropped.
 
     A reader may leave (``| head -1``) or a disk may be full, and neither must stop a run of hours.
@@ -143,7 +145,7 @@ class _Lossy(io.FileIO):
         return memoryview(data).nbytes
 
 
-def _lossy(stream: Any, descriptor: int) -> Any:
+def _make_lossy(stream: Any, descriptor: int) -> Any:
     """Return the process's own stream without errors; a stream that somebody put in its place is returned as it is."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
@@ -153,24 +155,24 @@ def _lossy(stream: Any, descriptor: int) -> Any:
             return stream
     except (OSError, ValueError):
         return stream
-    buffered = io.BufferedWriter(_Lossy(descriptor))
+    buffered = io.BufferedWriter(_LossyStream(descriptor))
     at_once, whole_lines = stream.write_through, stream.line_buffering
     return io.TextIOWrapper(buffered, stream.encoding, "replace", line_buffering=whole_lines, write_through=at_once)
 
 
 @contextmanager
-def _lossy_streams(*, prints_result: bool) -> Iterator[None]:
+def _drop_unwritable_output(*, prints_result: bool) -> Iterator[None]:
     """Drop output that cannot be written inside the ``with`` block; report a full disk at the end.
 
     Raises:
         SystemExit: With 1 for a program that succeeded but could not print its result.
     """
     before = sys.stdout, sys.stderr
-    out, error = sys.stdout, sys.stderr = _lossy(sys.stdout, 1), _lossy(sys.stderr, 2)
+    out, error = sys.stdout, sys.stderr = _make_lossy(sys.stdout, 1), _make_lossy(sys.stderr, 2)
     try:
         yield
     except SystemExit as end:
-        if prints_result and not end.code and (reason := _lost_of(out)):
+        if prints_result and not end.code and (reason := _loss_reason(out)):
             problem, remedy = f"cannot be written: {reason}.", "Free some room there, or send it elsewhere."
             _print_error("error", str(Fault("standard output", problem, remedy)))
             raise SystemExit(1) from None
@@ -182,10 +184,10 @@ def _lossy_streams(*, prints_result: bool) -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _lost_of(stream: Any) -> str:
+def _loss_reason(stream: Any) -> str:
     """Return why output of a stream was lost; empty where none was."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    if not isinstance(raw, _Lossy):
+    if not isinstance(raw, _LossyStream):
         return ""
     stream.flush()
     return (raw.lost.strerror or "the system refuses it").lower() if raw.lost else ""
@@ -206,9 +208,9 @@ def run_program(
         stopped: Exceptions whose text explains to a person why the program ends, with their ``exit_code`` or 1.
         prints_result: True where output lost on a full disk is a failure; False for a log.
     """
-    _log_as(LogForm.text)
+    _set_log_form(LogForm.text)
     raise_descriptor_limit()
-    with _lossy_streams(prints_result=prints_result):
+    with _drop_unwritable_output(prints_result=prints_result):
         try:
             app(arguments, prog_name=app.info.name)
         except BadInput as error:

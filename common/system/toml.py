@@ -77,7 +77,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInput([Fault(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}.")]) from None
     try:
-        return parsed_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
+        return parse_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
     except UnicodeDecodeError as error:
         problem = not_utf8(content, error)
         remedy = "Name a TOML file." if problem == PICTURE else SAVE_AS_UTF8
@@ -96,7 +96,7 @@ def _toml_remedy(error: str, lines: Sequence[str]) -> str:
     return next(by_line, next(by_error, ""))
 
 
-def parsed_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML as ``tomllib.loads`` does, with a ValueError for every failure.
 
     Raises:
@@ -133,7 +133,7 @@ def validation_faults(
         root: The model of the whole file.
         extra: Keys that the file may have beside those of ``root``.
     """
-    return [_explain(dict(fault), root, file_name, extra) for fault in error.errors(include_url=False)]
+    return [_fault_of_error(dict(fault), root, file_name, extra) for fault in error.errors(include_url=False)]
 
 
 def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
@@ -162,9 +162,9 @@ def error_text(error: Mapping[str, Any]) -> str:
     return f"{problem}; got {value if len(value) <= _LONGEST_VALUE else f'{value[:_LONGEST_VALUE]}...'}."
 
 
-def _explain(error: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:
+def _fault_of_error(error: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:
     steps = [str(step) for step in error["loc"]]
-    table, keys, kinds = _locate(root, steps)
+    table, keys, kinds = _locate_fault(root, steps)
     where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
     if error["type"] == "extra_forbidden":
         allowed = (*table, *(extra if len(steps) == 1 else ()))
@@ -187,7 +187,7 @@ def near_literal(error: Mapping[str, Any]) -> str:
     return did_you_mean(error["input"], options) if len(options) > _FEW_OPTIONS else ""
 
 
-def _locate(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
+def _locate_fault(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
     """Follow a fault's location through the models.
 
     Returns:
@@ -198,25 +198,25 @@ def _locate(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...
     keys: list[str] = []
     table: tuple[str, ...] = tuple(root.model_fields)
     for step in steps:
-        by_kind = {_kind(member): member for member in members if "kind" in member.model_fields}
+        by_kind = {_kind_of(member): member for member in members if "kind" in member.model_fields}
         if step in by_kind and len(members) > 1:
             members = (by_kind[step],)
             continue
         keys.append(step)
         table = tuple(name for member in members for name in member.model_fields)
         fields = [member.model_fields[step] for member in members if step in member.model_fields]
-        members = tuple(m for field in fields for m in _models((field.annotation, *field.metadata)))
-    return table, keys, {_kind(member) for member in members if "kind" in member.model_fields}
+        members = tuple(m for field in fields for m in _models_in((field.annotation, *field.metadata)))
+    return table, keys, {_kind_of(member) for member in members if "kind" in member.model_fields}
 
 
-def _models(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
+def _models_in(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
     """Yield the models in annotations, also those inside unions and optional values."""
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation
         else:
-            yield from _models(get_args(annotation))
+            yield from _models_in(get_args(annotation))
 
 
-def _kind(member: type[BaseModel]) -> str:
+def _kind_of(member: type[BaseModel]) -> str:
     return str(get_args(member.model_fields["kind"].annotation)[0])

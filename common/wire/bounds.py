@@ -47,7 +47,7 @@ class Range:
         """Return why a value is refused; empty where it is accepted."""
         if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
             return ""
-        return f"must be from {_number(self.least)} to {_number(self.most)}, not {_number(value)}"
+        return f"must be from {_format_number(self.least)} to {_format_number(self.most)}, not {_format_number(value)}"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def bounds_of(record: type) -> dict[str, Bound]:
     return {name: bound for name, marks in marks_of.items() for bound in marks if isinstance(bound, BOUNDS)}
 
 
-def escape_words(record: type, values: dict[str, Any]) -> dict[str, Any]:
+def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
     """Return a record's values with its text for people escaped and cut."""
     words = [name for name, bound in bounds_of(record).items() if isinstance(bound, FreeText)]
     return {**values, **{name: printable_lines(values[name]) for name in words}} if words else values
@@ -171,7 +171,7 @@ def reported_loss(loss: float | None) -> float | None:
     return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Write a number in few characters, however large it is."""
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < 2**64 else "a number of more than 64 bits"

@@ -146,7 +146,7 @@ class RecordField:
     size: int
 
 
-def fields_of(content: RecordDict) -> list[RecordField]:
+def list_fields(content: RecordDict) -> list[RecordField]:
     """List the fields of a record by their names on the wire; an array is ``record/name``."""
     fields = [
         RecordField(f"{name}/{key}", tuple(array.shape), len(array.data))

@@ -32,7 +32,7 @@ from common.wire.bounds import (
     MOST_IMAGES,
     MOST_SITES,
     MOST_STATISTIC,
-    escape_words,
+    escape_free_text,
     refuse_out_of_bounds,
     refuse_unprintable,
 )
@@ -77,7 +77,7 @@ def encode(record: Record, written: WrittenArrays | None = None) -> RecordDict:
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
     for name, kind in _schema(typing.cast(type, type(record))).items():
         value = getattr(record, name)
-        if isinstance(kind, _Plain):
+        if isinstance(kind, _PlainField):
             if value is not None:
                 fields[name] = list(value) if kind.is_list else value
         elif kind is Groups:
@@ -110,25 +110,25 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     if unknown := content.keys() - own - {_FIELDS}:
         raise WireError(f"{name} does not have {', '.join(sorted(unknown))}.")
     for key, kind in schema.items():
-        if isinstance(kind, _Plain):
+        if isinstance(kind, _PlainField):
             values[key] = kind.read(fields, key, name)
         elif kind is Groups:
-            values[key] = _groups(content, fields, key)
+            values[key] = _read_groups(content, fields, key)
         elif kind == Arrays:
-            values[key] = _arrays(fields, key)
+            values[key] = _read_arrays(fields, key)
         elif kind == Integers:
-            values[key] = _integers(content, key)
+            values[key] = _read_integers(content, key)
         else:
-            values[key] = _counts(fields, key, name)
+            values[key] = _read_counts(fields, key, name)
     if fields:
         raise WireError(f"{name} does not have {', '.join(sorted(fields))}.")
-    record = expected(**escape_words(expected, values))
+    record = expected(**escape_free_text(expected, values))
     refuse_out_of_bounds(record)
     return record
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plain:
+class _PlainField:
     """The type of a field that is one value or a list of values."""
 
     kind: type
@@ -159,13 +159,13 @@ class _Plain:
 
 @functools.cache
 def _schema(record: type) -> dict[str, Any]:
-    """Return the fields of a record in order: the type of a field with arrays, a :class:`_Plain` for any other."""
+    """Return the fields of a record in order: the type of a field with arrays, a :class:`_PlainField` for any other."""
     schema: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(record).items():
         optional = isinstance(kind, types.UnionType)
         inner = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
         arrays = kind in (Groups, Arrays, Integers, ScoreCounts)
-        schema[name] = kind if arrays else _Plain(inner, kind in _LISTS, optional)
+        schema[name] = kind if arrays else _PlainField(inner, kind in _LISTS, optional)
     return schema
 
 
@@ -198,16 +198,16 @@ def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: 
         fields[f"{name}.bias"] = pack(groups.head.bias, "float32")
 
 
-def _arrays(fields: dict[str, Any], name: str) -> Arrays:
+def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
     keys = fields.pop(f"{name}.names", None)
     if not isinstance(keys, list) or not set(map(type, keys)) <= {str} or "/" in "".join(keys):
         raise WireError(f"{name} must name its arrays.")
     refuse_unprintable(keys, f"names of {name}", MOST_SITES)
-    return {key: _array(fields, f"{name}/{key}") for key in keys}
+    return {key: _read_array(fields, f"{name}/{key}") for key in keys}
 
 
-def _array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
-    values, shape = _numbers(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
+def _read_array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
+    values, shape = _read_numbers(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
     if values is None or not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
         raise WireError(f"{where} must be float32 numbers with a shape.")
     if len(shape) > MOST_DIMENSIONS:  # before they are multiplied: a million of them would take minutes
@@ -224,12 +224,12 @@ def _array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
         raise WireError(f"{where} announces a shape that no array has: {tuple(shape)}.") from error
 
 
-def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
+def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
     class_names = fields.pop(f"{name}.classes", None)
     if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
         raise WireError(f"class names of {name} must be a list of str.")
     refuse_unprintable(class_names, f"class names of {name}")
-    norm, weight, bias = [_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL]
+    norm, weight, bias = [_read_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL]
     if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
         raise WireError(f"{name} has head rows without class names, or class names without head rows.")
     head = None
@@ -240,11 +240,11 @@ def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
             head = Head(tuple(class_names), weight.reshape(len(class_names), -1), bias)
         except (ValueError, AssertionError) as error:
             raise WireError(f"head of {name}: {error}.") from error
-    trunk, form = _trunk(content, name)
+    trunk, form = _read_trunk(content, name)
     return Groups(trunk, norm, head, form)
 
 
-def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, Form]:
+def _read_trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, Form]:
     if name not in content:
         return None, "float32"
     record = content[name]
@@ -263,7 +263,7 @@ def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, 
         raise WireError(f"{where}: {error}.") from error
 
 
-def _integers(content: RecordDict, name: str) -> Integers:
+def _read_integers(content: RecordDict, name: str) -> Integers:
     record = content.get(name)
     if not isinstance(record, ArrayRecord) or list(record) != [_VECTOR]:
         raise WireError(f"the record {name} must hold one array, {_VECTOR}.")
@@ -275,7 +275,7 @@ def _integers(content: RecordDict, name: str) -> Integers:
     return np.frombuffer(array.data, "<u4")
 
 
-def _counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
+def _read_counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
     data, width = fields.pop(name, None), fields.pop(f"{name}/{WIDTH}", None)
     if data == b"" and width is None:
         return no_scores()
@@ -290,7 +290,7 @@ def _counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
     return counts
 
 
-def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:
+def _read_numbers(data: Any, where: str) -> NDArray[np.float32] | None:
     """Return float32 numbers, without a copy; read-only."""
     if data is None:
         return None
@@ -339,8 +339,8 @@ def round_to_form(values: Float32, form: Form) -> Float32:
         largest = np.finfo(np.float16).max
         return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
     if form == "int8":
-        exponents = _exponents(values)
-        return _times(_whole(values, exponents), exponents)
+        exponents = _block_exponents(values)
+        return _multiply_by_scales(_round_to_whole(values, exponents), exponents)
     return values
 
 
@@ -349,8 +349,8 @@ def pack(values: Float32, form: Form) -> bytes:
     if form == "float16":
         return values.astype("<f2").tobytes()
     if form == "int8":
-        exponents = _exponents(values)
-        return exponents.tobytes() + _whole(values, exponents).tobytes()
+        exponents = _block_exponents(values)
+        return exponents.tobytes() + _round_to_whole(values, exponents).tobytes()
     return np.ascontiguousarray(values, "<f4").tobytes()
 
 
@@ -365,17 +365,17 @@ def unpack(data: bytes, n: int, form: Form) -> Float32:
     if form == "float16":
         return np.frombuffer(data, "<f2").astype(np.float32)
     if form == "int8":
-        blocks = _blocks(n)
+        blocks = _count_blocks(n)
         exponents = np.frombuffer(data, np.int8, blocks)
         if (exponents < _LOWEST).any() or (exponents > 127 - 7).any():
             raise ValueError(f"the scale of a block is 2**{_LOWEST} to 2**120")
-        return _times(np.frombuffer(data, np.int8, n, blocks), exponents)
+        return _multiply_by_scales(np.frombuffer(data, np.int8, n, blocks), exponents)
     return np.frombuffer(data, "<f4")
 
 
 def packed_size(n: int, form: Form) -> int:
     """Count the bytes that ``n`` numbers take."""
-    return {"float32": 4 * n, "float16": 2 * n, "int8": n + _blocks(n)}[form]
+    return {"float32": 4 * n, "float16": 2 * n, "int8": n + _count_blocks(n)}[form]
 
 
 def pack_counts(counts: Counts) -> tuple[bytes, int]:
@@ -396,11 +396,11 @@ def unpack_counts(data: bytes, width: int) -> Counts:
     return np.frombuffer(data, f"<u{width}").astype(np.int64)
 
 
-def _blocks(n: int) -> int:
+def _count_blocks(n: int) -> int:
     return -(-n // BLOCK)
 
 
-def _exponents(values: Float32) -> NDArray[np.int8]:
+def _block_exponents(values: Float32) -> NDArray[np.int8]:
     """Return for each block the smallest exponent e with ``127 * 2**e`` at least its largest number."""
     if not len(values):
         return np.zeros(0, np.int8)
@@ -410,14 +410,14 @@ def _exponents(values: Float32) -> NDArray[np.int8]:
     return np.clip(exponents, _LOWEST, 120).astype(np.int8)
 
 
-def _whole(values: Float32, exponents: NDArray[np.int8]) -> NDArray[np.int8]:
-    whole = np.rint(np.ldexp(values, -_per_number(exponents, len(values))))
+def _round_to_whole(values: Float32, exponents: NDArray[np.int8]) -> NDArray[np.int8]:
+    whole = np.rint(np.ldexp(values, -_repeat_for_each_number(exponents, len(values))))
     return np.clip(whole, -_LARGEST, _LARGEST).astype(np.int8)
 
 
-def _times(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Float32:
-    return np.ldexp(whole.astype(np.float32), _per_number(exponents, len(whole)))
+def _multiply_by_scales(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Float32:
+    return np.ldexp(whole.astype(np.float32), _repeat_for_each_number(exponents, len(whole)))
 
 
-def _per_number(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
+def _repeat_for_each_number(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
     return np.repeat(exponents.astype(np.int32), BLOCK)[:n]

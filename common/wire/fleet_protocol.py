@@ -127,7 +127,7 @@ def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
     return chosen
 
 
-def by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
+def name_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
     """Return objects by their names, which are the SHA-256 of their content."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
@@ -156,8 +156,8 @@ def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
     view, place, rest, content = memoryview(data), 0, list[memoryview](), memoryview(b"")
     while place < len(data):
         begin = place
-        tag, place = _varint(data, place)
-        size, place = _varint(data, place)
+        tag, place = _read_varint(data, place)
+        size, place = _read_varint(data, place)
         kind = tag & 7
         if kind not in (VARINT, LENGTH_DELIMITED):
             raise ValueError(f"field {tag >> 3} is of an unexpected kind")
@@ -174,10 +174,10 @@ def extract_field(data: bytes, field: int) -> tuple[bytes, memoryview]:
 
 def append_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
     """Append a field of bytes to a message in protobuf's wire format."""
-    return b"".join((message, _as_varint(field << 3 | LENGTH_DELIMITED), _as_varint(len(content)), content))
+    return b"".join((message, _encode_varint(field << 3 | LENGTH_DELIMITED), _encode_varint(len(content)), content))
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def _read_varint(data: bytes, place: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if place >= len(data) or shift > 63:
@@ -190,7 +190,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         shift += 7
 
 
-def _as_varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -43,7 +43,7 @@ class _Chunk(ArrayChunk):
     def __init__(self, data: memoryview) -> None:
         self._content = b"".join((f"{ArrayChunk.__qualname__}  {len(data)}".encode(), _DIVIDER, data))
         self._name = hashlib.sha256(self._content).hexdigest()
-        super().__init__(_body(self._content))
+        super().__init__(_unpack_body(self._content))
 
     @property
     def object_id(self) -> str:
@@ -117,7 +117,7 @@ def split_message(message: Message) -> tuple[Any, dict[str, bytes]]:
     return tree, contents
 
 
-def envelope(message: Message) -> Any:
+def message_without_content(message: Message) -> Any:
     """Return a message without its content, as the call that announces it has it."""
     names = MetadataFields.DESCRIPTOR.fields_by_name
     announced = Envelope(metadata=MetadataFields(**{name: getattr(message.metadata, name) for name in names}))
@@ -153,8 +153,8 @@ def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], mo
         ValueError: If the objects are not in Flower's form.
     """
     try:
-        rest = {name: bytes(content) for name, content in contents.items() if not _is_part(content)}
-        objects: dict[str, Any] = dict(_arrays(contents, rest, most))
+        rest = {name: bytes(content) for name, content in contents.items() if not _is_array_chunk(content)}
+        objects: dict[str, Any] = dict(_join_arrays(contents, rest, most))
         message = inflate_object_from_contents(message_id, rest, keep_object_contents=True, objects=objects)
     except TooLarge:
         raise
@@ -168,12 +168,12 @@ def join_message(message_id: str, contents: Mapping[str, bytes | memoryview], mo
     return message
 
 
-def _is_part(content: bytes | memoryview) -> bool:
+def _is_array_chunk(content: bytes | memoryview) -> bool:
     """Return True for a part of an array; such parts are never copied."""
     return bytes(content[:LONGEST_HEAD]).startswith(f"{ArrayChunk.__qualname__} ".encode())
 
 
-def _arrays(
+def _join_arrays(
     contents: Mapping[str, bytes | memoryview], rest: Mapping[str, bytes], most: float
 ) -> Iterator[tuple[str, Array]]:
     room = most
@@ -181,18 +181,18 @@ def _arrays(
         kind, below, _ = content[: content.index(_DIVIDER)].decode().split(" ")
         if kind == "Array":
             children = below.split(",")
-            body = json.loads(_body(content).tobytes())
+            body = json.loads(_unpack_body(content).tobytes())
             places = body["arraychunk_ids"]
-            sizes = {place: max(len(_body(contents[children[place]])), PER_ARRAY) for place in set(places)}
+            sizes = {place: max(len(_unpack_body(contents[children[place]])), PER_ARRAY) for place in set(places)}
             for place in places:
                 room -= sizes[place]
                 if room < 0:  # before anything is made of them
                     raise TooLarge(f"array {name[:8]} would take too much memory")
-            chunks = [_body(contents[children[place]]) for place in places]
+            chunks = [_unpack_body(contents[children[place]]) for place in places]
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             yield name, Array(dtype=body["dtype"], shape=tuple(body["shape"]), stype=body["stype"], data=bytes(data))
 
 
-def _body(content: bytes | memoryview) -> memoryview:
-    head = bytes(content[:LONGEST_HEAD]) if _is_part(content) else bytes(content)
+def _unpack_body(content: bytes | memoryview) -> memoryview:
+    head = bytes(content[:LONGEST_HEAD]) if _is_array_chunk(content) else bytes(content)
     return memoryview(content)[head.index(_DIVIDER) + 1 :]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.errors import WireError, quoted
 from common.metrics.benefit import MODELS
-from common.metrics.score_histograms import ScoreHistogram, histograms_of
+from common.metrics.score_histograms import ScoreHistogram, parse_histograms
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.bounds import (
@@ -447,12 +447,14 @@ class EvaluateReply:
     @property
     def histograms(self) -> dict[str, ScoreHistogram]:
         """Score histograms of the test part by class, of the classes that the site reports."""
-        return histograms_of(self.told_classes, self.positive_scores, self.negative_scores)
+        return parse_histograms(self.told_classes, self.positive_scores, self.negative_scores)
 
     @property
     def validation_histograms(self) -> dict[str, ScoreHistogram]:
         """Score histograms of the validation part by class, of the classes that the site reports."""
-        return histograms_of(self.validation_classes, self.validation_positive_scores, self.validation_negative_scores)
+        return parse_histograms(
+            self.validation_classes, self.validation_positive_scores, self.validation_negative_scores
+        )
 
     def _check_scores(self) -> None:
         try:

@@ -27,13 +27,13 @@ TEST_ROUND = 0
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StepRecord:
     run: Text
     round: RoundNumber
 
 
 @dataclass(frozen=True)
-class KeysRequest(_Step):
+class KeysRequest(_StepRecord):
     """Ask a site for the public keys by which it agrees on masks in this round.
 
     Attributes:
@@ -46,7 +46,7 @@ class KeysRequest(_Step):
 
 
 @dataclass(frozen=True)
-class KeysAnswer(_Step):
+class KeysAnswer(_StepRecord):
     """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.crypto.Statement`.
 
     Attributes:
@@ -64,7 +64,7 @@ class KeysAnswer(_Step):
 
 
 @dataclass(frozen=True)
-class SharesRequest(_Step):
+class SharesRequest(_StepRecord):
     """Relay the public keys of all sites to a site, which is to share its secrets among them."""
 
     statements: tuple[bytes, ...]
@@ -77,7 +77,7 @@ class SharesRequest(_Step):
 
 
 @dataclass(frozen=True)
-class SharesAnswer(_Step):
+class SharesAnswer(_StepRecord):
     """Answer with one encrypted letter for each other site, which alone can decrypt it.
 
     Attributes:
@@ -90,11 +90,11 @@ class SharesAnswer(_Step):
     letters: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _one_each("letters", self.recipients, self.letters)
+        _check_one_each("letters", self.recipients, self.letters)
 
 
 @dataclass(frozen=True)
-class MaskedRequest(_Step):
+class MaskedRequest(_StepRecord):
     """Relay the encrypted letters to a site, which is to mask its update.
 
     Attributes:
@@ -107,11 +107,11 @@ class MaskedRequest(_Step):
     numbers: Numbers
 
     def __post_init__(self) -> None:
-        _one_each("letters", self.senders, self.letters)
+        _check_one_each("letters", self.senders, self.letters)
 
 
 @dataclass(frozen=True)
-class MaskedAnswer(_Step):
+class MaskedAnswer(_StepRecord):
     """Answer with the masked update: the trunk, batch normalisation, head rows by class name.
 
     Attributes:
@@ -124,14 +124,14 @@ class MaskedAnswer(_Step):
 
 
 @dataclass(frozen=True)
-class RevealRequest(_Step):
+class RevealRequest(_StepRecord):
     """Ask a site for the shares that remove the masks from the sum of these sites' updates."""
 
     survivors: SiteNames
 
 
 @dataclass(frozen=True)
-class RevealAnswer(_Step):
+class RevealAnswer(_StepRecord):
     """Answer with shares of the survivors' own masks, and of the keys of the sites that are gone.
 
     Attributes:
@@ -150,12 +150,12 @@ class RevealAnswer(_Step):
     key_shares: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
-        _one_each("segments", self.owners, self.segments)
-        _one_each("shares", self.owners, self.shares)
-        _one_each("key_shares", self.gone, self.key_shares)
+        _check_one_each("segments", self.owners, self.segments)
+        _check_one_each("shares", self.owners, self.shares)
+        _check_one_each("key_shares", self.gone, self.key_shares)
 
 
-def _one_each(what: str, sites: tuple[str, ...], entries: tuple[object, ...]) -> None:
+def _check_one_each(what: str, sites: tuple[str, ...], entries: tuple[object, ...]) -> None:
     if len(sites) != len(entries):
         raise WireError(f"{what} must have one entry a site.")
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
-from common.security.identity import SiteKit, SiteRequest, checked_key, checked_name, same_key, write_toml
+from common.security.identity import SiteKit, SiteRequest, check_name, checked_key, is_same_key, write_toml
 from common.system.toml import Section, read_toml, validated
 from server.coordinator.authority import authority_certificate
 from server.coordinator.folder import Coordinator
@@ -66,7 +66,7 @@ class AdmittedSite(Section):
     max_images: int = Field(0, ge=0)
     old_keys: tuple[str, ...] = ()
 
-    _name = field_validator("site")(checked_name)
+    _name = field_validator("site")(check_name)
     _key = field_validator("public_key")(checked_key)
 
     @field_validator("classes")
@@ -102,7 +102,7 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
     where = f"{request.site}.request"
     faults = []
     named = sites.get(request.site)
-    if named and not named.revoked and not same_key(named.public_key, request.public_key):
+    if named and not named.revoked and not is_same_key(named.public_key, request.public_key):
         remedy = f"If this is the same hospital with a new key: flwr-server revoke {coordinator.folder} {request.site}"
         faults.append(Fault(where, f'the name "{request.site}" is taken by another key.', remedy))
     alphabets = {unicodedata.name(letter, "UNKNOWN").split()[0] for letter in request.site if letter.isalpha()}
@@ -113,8 +113,8 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
         if site.site != request.site and site.site.casefold() == request.site.casefold():
             problem = f'its name differs from the admitted site "{site.site}" in capitals only.'
             faults.append(Fault(where, problem, "The site takes another name: flwr-client init."))
-        same = same_key(site.public_key, request.public_key)
-        revoked = (same and site.revoked) or any(same_key(key, request.public_key) for key in site.old_keys)
+        same = is_same_key(site.public_key, request.public_key)
+        revoked = (same and site.revoked) or any(is_same_key(key, request.public_key) for key in site.old_keys)
         if revoked or (same and site.site != request.site):
             problem = f'its key was {"revoked" if revoked else "admitted"} under the name "{site.site}".'
             faults.append(Fault(where, problem, "The site makes a new key: another folder, flwr-client init."))

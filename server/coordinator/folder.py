@@ -20,8 +20,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from common.errors import BadInput, Fault
-from common.security.identity import checked_name
-from common.system.files import is_locked, private_folder, write_atomically
+from common.security.identity import check_name
+from common.system.files import is_locked, make_private_folder, write_atomically
 from common.system.toml import Section, read_toml, toml_text, validated
 
 FILE = "coordinator.toml"
@@ -62,7 +62,7 @@ class CoordinatorFile(Section):
     port: int = Port
     connections: int = Field(default=1000, ge=16, le=100_000)
 
-    _name = field_validator("name")(checked_name)
+    _name = field_validator("name")(check_name)
 
     @field_validator("hosts")
     @classmethod
@@ -134,7 +134,7 @@ def read_coordinator(folder: Path) -> Coordinator:
 
 def make_private(coordinator: Coordinator, tell: Callable[[str], None]) -> None:
     """Close the folder to other accounts: it shows who takes part, and it holds keys and logs."""
-    if private_folder(coordinator.folder):
+    if make_private_folder(coordinator.folder):
         tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.errors import Fault, stop_on
-from common.security.identity import checked_name
-from common.system.files import atomic_outputs, private_folder
+from common.security.identity import check_name
+from common.system.files import atomic_outputs, make_private_folder
 from common.system.toml import validated
 from server.coordinator.admission import members, write_kit
 from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_authority
@@ -32,7 +32,7 @@ def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, p
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
     coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
     with atomic_outputs(folder, coordinator.authority, folder / FILE):
-        private_folder(folder)
+        make_private_folder(folder)
         make_authority(coordinator)
         issue_server_certificate(coordinator)
         write_coordinator(folder, coordinator.file)
@@ -83,7 +83,7 @@ def _faults(folder: Path, name: str, hosts: Sequence[str]) -> list[Fault]:
     if not name:
         faults.append(Fault("--name", "is missing: the federation's name."))
     else:
-        faults += _value_faults("--name", checked_name, [name])
+        faults += _value_faults("--name", check_name, [name])
     if not hosts:
         faults.append(Fault("--host", "is missing: a name or address by which hospitals reach this machine."))
     return [*faults, *_value_faults("--host", checked_host, hosts)]

@@ -16,7 +16,7 @@ from common.data.base.image_set import ImageSet, Splits
 from common.data.load import external_images, load
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.models.network import model_faults
-from common.system.files import is_disk_full, private_folder, remove_partial_files
+from common.system.files import is_disk_full, make_private_folder, remove_partial_files
 from server.coordinator.admission import admitted_sites, claims_of
 from server.coordinator.folder import Coordinator, exclusive, make_private
 from server.coordinator.preflight import expected_sites, not_started
@@ -124,7 +124,7 @@ class NetworkBackend:
         for folder in (coordinator.state, coordinator.state / OBJECTS):
             remove_partial_files(folder)
         make_private(coordinator, self.tell)
-        if private_folder(out):
+        if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
         signed_off = partial(read_sign_offs, coordinator.state)

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.data.base.image_set import ImageSet, Skipped, concatenate, patients_known
+from common.data.base.image_set import ImageSet, SkippedImage, concatenate, patients_known
 from common.data.base.spec import FolderSpec, NpzSpec
 from common.data.images.reading import IN_MEMORY
 from common.data.load import load, refuse_other_classes
@@ -27,7 +27,7 @@ from common.metrics.bootstrap import Intervals, auroc_intervals
 from common.metrics.calibration import Decisions, decisions
 from common.models.network import SplitNetwork, label_matrix
 from common.models.saved import load_model
-from common.system.plain_text import counted, listed, number, span
+from common.system.plain_text import counted, format_interval, listed, number
 from server.export.prediction import Cell, picture_scores, table_text
 from server.export.preflight import (
     LabelledInput,
@@ -58,7 +58,7 @@ class Evaluation:
     results: Mapping[str, ClassMetrics]
     decisions: Mapping[str, Decisions]
     intervals: Intervals
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedImage, ...]
     source: str
 
     @property
@@ -238,7 +238,7 @@ def terminal_view(evaluation: Evaluation) -> Group:
         table.add_column(heading, justify="right")
     for name in evaluation.results:
         auroc, interval, *measures, positives, negatives = _figures(evaluation, name).values()
-        cells = [number(auroc), span(interval), *map(number, measures), str(positives), str(negatives)]
+        cells = [number(auroc), format_interval(interval), *map(number, measures), str(positives), str(negatives)]
         table.add_row(Text(name), *cells)
     limits = (Text(f"! {limit}", style="yellow") for limit in evaluation_limits(evaluation))
     return Group(table, Text(evaluation_result(evaluation)), *limits)
@@ -253,7 +253,7 @@ def evaluation_result(evaluation: Evaluation) -> str:
     if evaluation.mean_auroc is None:
         return f"None of {every} has an AUROC on {over}."
     classes = every if tested == len(evaluation.results) else f"{tested} of {every}"
-    interval = span(evaluation.intervals.mean_auroc)
+    interval = format_interval(evaluation.intervals.mean_auroc)
     return f"Mean AUROC {number(evaluation.mean_auroc)} (95 % interval {interval}) over {classes} on {over}."
 
 

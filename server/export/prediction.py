@@ -19,7 +19,7 @@ from common.data.images.pixels import Pixels, channels_first
 from common.data.images.reading import ImageForm
 from common.errors import BadInput, stop_on
 from common.models.gpu import on_device
-from common.models.network import SplitNetwork, scores_of
+from common.models.network import SplitNetwork, compute_scores
 from common.models.saved import load_model
 from common.system.files import is_file, output_file_faults, write_atomically
 from common.system.plain_text import escaped
@@ -90,7 +90,7 @@ def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return scores_of(on_device(network, device), Pixels(channels_first(images), None, torch.device(device)))
+    return compute_scores(on_device(network, device), Pixels(channels_first(images), None, torch.device(device)))
 
 
 Cell = str | float | None

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import pixels_of
+from common.data.images.pixels import pixels_on_device
 from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd, mean_metrics, per_class, summarise
 from common.metrics.multi_class import multi_class
 from common.models.gpu import on_device
-from common.models.network import Precision, SplitNetwork, label_matrix, scores_of
+from common.models.network import Precision, SplitNetwork, compute_scores, label_matrix
 from common.models.saved import load_model
 from common.models.zoo.spec import DESCRIPTION
 
@@ -97,7 +97,7 @@ def own_models_tested(
 def _scores(network: SplitNetwork, images: ImageSet, device: str, precision: Precision) -> NDArray[np.float32]:
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
-    return scores_of(network, pixels_of(images, device), precision)
+    return compute_scores(network, pixels_on_device(images, device), precision)
 
 
 def site_result(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:

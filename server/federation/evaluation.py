@@ -11,15 +11,15 @@ import numpy as np
 from common.config import Plan
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet, Splits, patients_known
-from common.data.images.pixels import pixels_of
+from common.data.images.pixels import pixels_on_device
 from common.metrics.auroc import (
     FIGURES,
     GLOBAL_MODEL,
     SUMS,
     ClassMetrics,
     Summary,
+    load_metrics,
     mean_metrics,
-    metrics_of,
     per_class,
     summarise,
 )
@@ -30,10 +30,10 @@ from common.metrics.multi_class import multi_class
 from common.metrics.pooled import PooledClass, SiteSample, SitesHistogram, pool_sites, site_sample, sum_histograms
 from common.metrics.score_histograms import ScoreHistogram, score_histogram
 from common.models.gpu import on_device
-from common.models.network import Precision, SplitNetwork, label_matrix, scores_of
+from common.models.network import Precision, SplitNetwork, compute_scores, label_matrix
 from common.models.saved import save_model
 from common.models.state import write_state
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
@@ -201,7 +201,7 @@ def _with_scores(
     tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
     points = operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
     # In a simulation the sites may test on the same images, which are not as many as they seem.
-    generator = np.random.default_rng(seed_of(coordinator.plan.run.seed, "pooled intervals")) if real else None
+    generator = np.random.default_rng(derive_seed(coordinator.plan.run.seed, "pooled intervals")) if real else None
     of_all = pool_sites(sums, owners, generator)
     if own is None and masked_sums and of_all:
         test = summarise(
@@ -248,10 +248,10 @@ def _tested(
     """Test the global model on the coordinator's images; ``groups`` are the shared and the unique classes."""
     on_device(network, setting.device)
     names, task = network.class_names, network.spec.task
-    scores = scores_of(network, pixels_of(images, setting.device), setting.precision)
+    scores = compute_scores(network, pixels_on_device(images, setting.device), setting.precision)
     labels = label_matrix(images, names).numpy()
-    generator = np.random.default_rng(seed_of(plan.run.seed, "intervals"))
-    more, patients = metrics_of(plan.evaluation.metrics), images.patients
+    generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
+    more, patients = load_metrics(plan.evaluation.metrics), images.patients
     resampled: Literal["patients", "images"] = "patients" if patients_known(patients) else "images"
     spread = {name: score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(

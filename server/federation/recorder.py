@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from common import __version__
-from common.config import Experiment, plugins_of
+from common.config import Experiment, list_plugin_stamps
 from common.errors import quoted
-from common.metrics.multi_class import Tally, round_accuracy
+from common.metrics.multi_class import CorrectCount, round_accuracy
 from common.models.state import Layout, ModelState
 from common.security.audit import Audit
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
@@ -54,7 +54,7 @@ class Watcher(Protocol):
     def excluded(self, server_round: int, site: str, reason: str) -> None: ...
 
 
-_RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, Tally])
+_RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectCount])
 _VALIDATION = TypeAdapter(FederationValidation)
 
 
@@ -79,7 +79,7 @@ class RunTotals:
     train_seconds: float = 0.0
     aggregate_seconds: float = 0.0
     round_seconds: float = 0.0
-    tallies: dict[int, Mapping[str, Tally]] = field(default_factory=dict)
+    tallies: dict[int, Mapping[str, CorrectCount]] = field(default_factory=dict)
     site_seconds: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
     epsilon: dict[str, float] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class Recorder(Callbacks):
                 method=run.method,
                 versions=versions(),
                 experiment_sha256=sha256,
-                plugins=[stamp.model_dump() for stamp in plugins_of(self.experiment)],
+                plugins=[stamp.model_dump() for stamp in list_plugin_stamps(self.experiment)],
                 contract_sha256=sites.contract.hash,
                 classes=list(sites.contract.class_names),
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from common.config import Experiment, plan_of
+from common.config import Experiment, make_plan
 from common.contract import LabelContract
 from common.data.load import refuse_other_classes
 from common.errors import BadInput, Fault
@@ -43,7 +43,7 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: 
     recorder = Recorder(experiment, setting, watchers)
     coordinator = coordinator_of(
         strategy_of(experiment),
-        plan_of(experiment),
+        make_plan(experiment),
         experiment.participation,
         setting.run,
         callbacks=recorder,

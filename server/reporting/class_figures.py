@@ -10,7 +10,7 @@ from matplotlib.markers import TICKDOWN, TICKLEFT
 from matplotlib.transforms import Affine2D, Transform
 from numpy.typing import NDArray
 
-from common.metrics.calibration import Calibration, Decisions, RankingCurve, wilson
+from common.metrics.calibration import Calibration, Decisions, RankingCurve, wilson_interval
 from server.reporting.svg import (
     BLUE,
     INK,
@@ -50,7 +50,7 @@ def _reliability(axes: Axes, at: Transform, calibration: Calibration) -> None:
     bins = [each for each in calibration.bins if each.mean_score is not None]
     means = with_gaps([each.mean_score for each in bins])
     positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
-    low, high = wilson(positives, images)
+    low, high = wilson_interval(positives, images)
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
     axes.vlines(means, low, high, BLUE, linewidth=1.2, alpha=0.6, transform=at)
     areas = 14 + 60 * images / images.sum()
@@ -90,7 +90,7 @@ def _band(
     guessing: tuple[float, float],
 ) -> None:
     """Draw the share of hits among images with its 95 % interval, and the line that guessing attains."""
-    low, high = wilson(hits, images)
+    low, high = wilson_interval(hits, images)
     axes.plot([0, 1], guessing, color=INK, linewidth=1, linestyle=":", transform=at)
     axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)
     axes.plot(x, hits / images, color=BLUE, linewidth=1.6, transform=at)

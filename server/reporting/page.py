@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from common.metrics.auroc import Summary
-from common.metrics.calibration import wilson
+from common.metrics.calibration import wilson_interval
 from common.metrics.measured import figure
 from common.system import plain_text
 from common.system.files import write_atomically
@@ -103,7 +103,7 @@ def share(part: int, whole: int) -> str:
     """Format a share of images in per cent with its 95 % score interval: ``"91 % (87–94)"``."""
     if not whole:
         return NOT_APPLICABLE
-    (low,), (high,) = wilson(np.array([part]), np.array([whole]))
+    (low,), (high,) = wilson_interval(np.array([part]), np.array([whole]))
     return f"{part / whole:.0%} ({100 * low:.0f}–{100 * high:.0f})".replace("%", "\N{NO-BREAK SPACE}%")
 
 

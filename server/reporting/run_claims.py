@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, Summary, mean_and_sd
 from common.metrics.benefit import Benefit, benefit_sentence
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
-from common.system.plain_text import counted, listed, number, shortened, span, spans
+from common.system.plain_text import counted, format_interval, format_rounds, listed, number, shortened
 from server.reporting.page import listed_first
 from server.runs.reader import Run, RunSummary
 
@@ -70,7 +70,7 @@ def external_result(summary: RunSummary) -> str:
         return "On the external test set no class has an AUROC."
     images = max(result.images or 0 for result in external.per_class.values())
     interval = external.intervals and external.intervals.mean_auroc
-    beside = f" (95 % interval {span(interval)})" if interval else ""
+    beside = f" (95 % interval {format_interval(interval)})" if interval else ""
     mean = f"the mean AUROC is {number(external.mean_auroc)}{beside} over {counted(len(names), 'class', 'classes')}"
     sentence = f"On the external test set ({counted(images, 'labelled image')}) {mean}"
     inside, _ = mean_and_sd(each.auroc for name, each in summary.test.per_class.items() if name in names)
@@ -92,9 +92,9 @@ def interval_of_mean(summary: RunSummary) -> str:
     if summary.test.headline().left_out:
         return ""  # both are of the mean over all classes
     if intervals and intervals.mean_auroc:
-        return f"95 % interval {span(intervals.mean_auroc)}"
+        return f"95 % interval {format_interval(intervals.mean_auroc)}"
     if sampled and sampled.mean_auroc:
-        return f"95 % interval {span(sampled.mean_auroc)} for all {counted(sampled.of, 'site')}"
+        return f"95 % interval {format_interval(sampled.mean_auroc)} for all {counted(sampled.of, 'site')}"
     return ""
 
 
@@ -391,7 +391,7 @@ def _rounds_missed(run: Run) -> Iterator[str]:
             clipped.setdefault(site, []).append((line.round, done))
     every = counted(run.summary.rounds, "round")
     for site in sorted(missed.keys() - run.summary.condemned.keys()):
-        yield f"{site} was absent in {len(missed[site])} of {every} ({spans(missed[site])})."
+        yield f"{site} was absent in {len(missed[site])} of {every} ({format_rounds(missed[site])})."
     for site, updates in sorted(clipped.items()):
         last, done = updates[-1]
         yield f"The update of {site} was too long in {len(updates)} of {every}; in round {last:,} {done}."

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from common.config import Experiment
 from common.metrics.auroc import FEWEST_POSITIVES, SUMS, Summary, mean_and_sd
 from common.metrics.benefit import WORDS as SITE_MODELS
-from common.system.plain_text import spans
+from common.system.plain_text import format_rounds
 from server.reporting import class_figures, run_claims, run_figures
 from server.reporting.page import ClassGroup, class_groups, write_page
 from server.runs.reader import Run, RunSummary, read_run
@@ -92,7 +92,7 @@ def _absences(run: Run) -> list[tuple[str, str, str, int]]:
     for line in run.rounds:
         for site, reason in line.absent.items():
             rounds.setdefault((site, reason), []).append(line.round)
-    return [(site, reason, spans(missed), len(missed)) for (site, reason), missed in sorted(rounds.items())]
+    return [(site, reason, format_rounds(missed), len(missed)) for (site, reason), missed in sorted(rounds.items())]
 
 
 def mean_of_sites(test: Summary) -> tuple[float | None, float | None]:

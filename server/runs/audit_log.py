@@ -14,7 +14,7 @@ from flwr.app import RecordDict
 
 from common.models.state import Layout, state_sha256
 from common.security.audit import FILE, Audit
-from common.security.signatures import Signed, attached_signature
+from common.security.signatures import SignedStatement, attached_signature
 from common.system.files import write_atomically
 from common.system.plain_text import MOST_WORDS, printable
 from common.wire.canonical_bytes import canonical_pieces, record_sha256
@@ -151,7 +151,7 @@ class RunAudit:
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
         self.audit.append(event="figures", sha256=hashes)
 
-    def _authorship(self, signed: Signed | None) -> dict[str, Any]:
+    def _authorship(self, signed: SignedStatement | None) -> dict[str, Any]:
         """Return a hospital's signature of its record, for the entry; empty in simulation."""
         return {} if self._key_of is None else {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
 

@@ -12,9 +12,9 @@ from typing import Any
 from common.errors import BadInput, Fault, stop_on
 from common.security.audit import audit_files
 from common.system.files import (
+    add_file_name_to_errors,
     is_file,
     missing_input_fault,
-    naming_file,
     output_folder_faults,
     remove_partial_files,
     write_atomically,
@@ -196,5 +196,5 @@ class RunFolder:
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.path / name
-        with naming_file(path), path.open("a", encoding="utf-8") as file:
+        with add_file_name_to_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(json_text(line) + "\n")

@@ -17,7 +17,7 @@ from common.data.images.pixels import channels_first
 from common.data.images.reading import encode_png
 from common.metrics.score_histograms import THRESHOLD
 from common.models.gpu import on_device
-from common.models.network import Precision, SplitNetwork, label_matrix, scores_of
+from common.models.network import Precision, SplitNetwork, compute_scores, label_matrix
 from common.system.files import write_atomically
 from server.runs.reader import SAMPLES, SampleImage, Samples, SamplesOfClass
 
@@ -46,7 +46,7 @@ def write_samples(
     """Write ``samples.json`` with images of the first classes that the model classified right and wrong."""
     test = test.rows(np.arange(min(len(test), EXAMINED)))
     pixels = channels_first(test.images).to(device)
-    scores = scores_of(on_device(network, device), pixels, precision)
+    scores = compute_scores(on_device(network, device), pixels, precision)
     labels = label_matrix(test, network.class_names).numpy()
     predicted = _predicted(scores, one_of_all=network.spec.task == "multi_class")
     names = network.class_names[:CLASSES]

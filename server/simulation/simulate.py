@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common.config import Experiment, ExperimentFile, plan_of
+from common.config import Experiment, ExperimentFile, make_plan
 from common.data.base.image_set import ImageSet
 from common.data.load import external_faults, external_images, refuse_other_classes
 from common.data.load import faults as data_faults
@@ -19,7 +19,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.models.gpu import describe_gpus, visible_gpus
 from common.models.network import Precision, model_faults
 from common.models.saved import load_model
-from common.simulation import POOLED, SimulatedData, forget_data, simulated_data, site_test_images, whole_data
+from common.simulation import POOLED, SimulatedData, forget_data, simulated_data, site_test_images, undivided_data
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
 from server.federation.recorder import Watcher
@@ -187,7 +187,7 @@ class Simulation:
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
         if self.ray_process is not None:
             note = setting.folder.event
-            run = SimulatedRun(text, base, path, self._site_names(), whole_data(self.experiment, base), note)
+            run = SimulatedRun(text, base, path, self._site_names(), undivided_data(self.experiment, base), note)
             on_ray(main, run, self.ray_process)
         else:
             inline(main, site_app(text, base, path), setting.sites)
@@ -198,7 +198,7 @@ class Simulation:
         experiment = self.experiment
         if experiment.training.precision != "fastest":
             return experiment
-        arithmetic = chosen(plan_of(experiment), self._device, opening.folder.path, durable=False)
+        arithmetic = chosen(make_plan(experiment), self._device, opening.folder.path, durable=False)
         self.tell(f"fastest on this machine: {arithmetic}")
         return in_arithmetic(experiment, arithmetic)
 

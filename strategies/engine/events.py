@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from common.errors import CannotGoOn
-from common.metrics.multi_class import Tally
+from common.metrics.multi_class import CorrectCount
 from common.wire.records import EvaluateReply, TrainReply
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ class FederationValidation:
 
     loss: Mapping[str, float] = field(default_factory=dict)
     auroc: Mapping[str, float] = field(default_factory=dict)
-    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    tallies: Mapping[str, CorrectCount] = field(default_factory=dict)
 
     @classmethod
     def of_replies(cls, replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> "FederationValidation":
         """Return the validation figures of replies; a site that has none is left out."""
-        loss, auroc, tallies = dict[str, float](), dict[str, float](), dict[str, Tally]()
+        loss, auroc, tallies = dict[str, float](), dict[str, float](), dict[str, CorrectCount]()
         for site, reply in replies.items():
             if reply.validation_loss is not None:
                 loss[site] = reply.validation_loss
             if reply.validation_auroc is not None:
                 auroc[site] = reply.validation_auroc
             if reply.test_correct is not None and reply.test_images is not None:
-                tallies[site] = Tally(reply.test_correct, reply.test_images)
+                tallies[site] = CorrectCount(reply.test_correct, reply.test_images)
         return cls(loss, auroc, tallies)
 
     @property

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from common.config import ParticipationSection, Plan
 from common.contract import Declaration, LabelContract, declaration_faults, fold_spelling, merge_declarations
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.security.signatures import Signed, attached_signature
+from common.security.signatures import SignedStatement, attached_signature
 from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
@@ -106,7 +106,7 @@ class Member:
     answer: RollCallAnswer
     bytes_down: int
     bytes_up: int
-    signed: Signed | None = None
+    signed: SignedStatement | None = None
 
     @property
     def declaration(self) -> Declaration:

@@ -12,11 +12,11 @@ from typing import Any
 
 from common.config import ParticipationSection, Plan
 from common.data.base.image_set import ImageSet, Splits
-from common.data.images.pixels import pixels_of
+from common.data.images.pixels import pixels_on_device
 from common.models.gpu import on_device
 from common.models.network import SplitNetwork, build, unfreeze
 from common.models.state import FrozenPart, ModelState, read_state, write_state
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.aggregation.bounds import Lengths
 from strategies.aggregation.means import mixture
@@ -65,7 +65,7 @@ class OwnTraining:
         self.validation = self._examples(self.images.validation)
 
     def _examples(self, images: ImageSet) -> Examples:
-        return examples_of(images, pixels_of(images, self.device), self.class_names)
+        return examples_of(images, pixels_on_device(images, self.device), self.class_names)
 
     def put(self, model: ModelState) -> None:
         """Load a model into the network."""
@@ -89,7 +89,7 @@ class OwnTraining:
         objective = plain(self.method.training_loss(self.train, spec))
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
         criterion = StopCriterion(self.validation, self.method.loss, server.settling)
-        with reproducible(seed_of(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads) as generator:
+        with reproducible(derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads) as generator:
             done = train_until_settled(self.network, task, optimizer, generator, criterion)
         record = CoordinatorRound(done.last_loss, done.epochs, time.monotonic() - began)
         state = read_state(self.network)

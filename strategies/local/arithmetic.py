@@ -22,10 +22,10 @@ from common.models.network import (
     SplitNetwork,
     autocast,
     build,
-    cpu_facts,
     cpu_has_bf16,
-    in_format,
-    precision_on,
+    cpu_name_and_flags,
+    resolve_precision,
+    set_memory_format,
     unfreeze,
 )
 from common.system.files import write_atomically
@@ -58,7 +58,7 @@ DEFAULT = Arithmetic("float32", "channels_last")
 
 def arithmetic_in(training: TrainingSection, device: str) -> Arithmetic:
     """Return the arithmetic of these settings on ``cpu`` or ``cuda``, without a measurement for ``fastest``."""
-    return Arithmetic(precision_on(device, training.precision), training.memory_format)
+    return Arithmetic(resolve_precision(device, training.precision), training.memory_format)
 
 
 def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmetic:
@@ -107,7 +107,7 @@ def step_seconds(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[Arithmet
         shape = (min(training.batch_size, MOST_IMAGES), spec.channels, spec.image_size, spec.image_size)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         formats = dict.fromkeys(arithmetic.memory_format for arithmetic in arithmetics)
-        networks = {name: in_format(build(spec, ("",), seed=0), name) for name in formats}
+        networks = {name: set_memory_format(build(spec, ("",), seed=0), name) for name in formats}
         for network in networks.values():
             unfreeze(network)
         turns = [
@@ -136,7 +136,7 @@ def _kept(path: Path) -> dict[str, Arithmetic]:
 
 def _about(plan: Plan) -> str:
     """Return a hash of all that a choice depends on: the network, the batch, the threads, torch and the CPU."""
-    training, (name, flags) = plan.training, cpu_facts()
+    training, (name, flags) = plan.training, cpu_name_and_flags()
     spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
     facts = (
         spec,

@@ -79,7 +79,7 @@ def gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.Gra
 
     A step whose gradients overflow is left out, and the scale is halved.
     """
-    enabled = networks.precision_on(device.type, precision) == "fp16"
+    enabled = networks.resolve_precision(device.type, precision) == "fp16"
     return torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, enabled=enabled)
 
 

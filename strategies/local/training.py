@@ -16,7 +16,7 @@ from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
 from common.metrics.auroc import mean_auroc
 from common.models.gpu import cuda_graphs, is_data_parallel
-from common.models.network import Model, Precision, SplitNetwork, autocast, logits_of, probabilities, train_mode
+from common.models.network import Model, Precision, SplitNetwork, autocast, compute_logits, probabilities, train_mode
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
@@ -233,7 +233,7 @@ def validate(
     """Return the loss over all examples, and the mean AUROC over the annotated classes without those in ``but``."""
     if not examples.any_known:
         return Validation()
-    logits = logits_of(network, examples.images, spec.precision)
+    logits = compute_logits(network, examples.images, spec.precision)
     value = float(loss(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
         return Validation(value)

@@ -38,7 +38,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import Model, logits_of
+from common.models.network import Model, compute_logits
 from common.models.state import ModelState
 from common.wire.records import Arrays, Groups, arrays_under
 from strategies.aggregation.means import Weighting, Weights, mixed
@@ -174,7 +174,7 @@ class CBAFedSite(SiteMethod):
         examples, statistics = context.examples, context.statistics
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
             return examples.labels
-        logits = logits_of(context.network, examples.images, context.spec.precision)
+        logits = compute_logits(context.network, examples.images, context.spec.precision)
         tags = pseudo_labels(logits.sigmoid(), torch.tensor(statistics["thresholds"], device=logits.device))
         return torch.where(examples.annotated, examples.labels, tags)
 

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.models.network import Model, logits_of
+from common.models.network import Model, compute_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import Weighting
 from strategies.local.losses import known_entries, positive_weights
@@ -207,7 +207,7 @@ class FedIRMRound:
         if self.context.round < self.parameters.supervised_rounds:
             return {}
         examples = self.context.examples
-        logits = logits_of(model, examples.images, self.context.spec.precision)
+        logits = compute_logits(model, examples.images, self.context.spec.precision)
         members = (examples.labels == 1) & examples.annotated
         with torch.no_grad():
             relations = log_relations(logits, members, self.parameters.temperature).exp()

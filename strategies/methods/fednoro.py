@@ -40,7 +40,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.network import Model, logits_of
+from common.models.network import Model, compute_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import Float64, Weighting, Weights
 from strategies.aggregation.robust import distances_between, inner_products
@@ -223,7 +223,7 @@ class FedNoRoSite(SiteMethod):
         """Return the site's loss indicators in the last round of stage 1, where they decide who is noisy."""
         if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
             return {}
-        logits = logits_of(context.network, context.examples.images, context.spec.precision)
+        logits = compute_logits(context.network, context.examples.images, context.spec.precision)
         return {"indicators": loss_indicators(logits.cpu().numpy(), targets.cpu().numpy()).astype(np.float32)}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from common.models.state import ModelState
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from strategies.aggregation.means import mixture
 from strategies.local.losses import Missing
 from strategies.local.site_method import Parameters, SequentialSite
@@ -55,7 +55,7 @@ class Polyclinic(SequentialMethod):
         """Return the sites in an order that follows from the run's seed and the round."""
         if self.site.parameters.order == "name":
             return sites
-        generator = np.random.default_rng(seed_of(context.seed, context.round, "order"))
+        generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
         return [sites[place] for place in generator.permutation(len(sites))]
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from common.models.network import Model
 from common.models.state import read_state, write_state
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 from common.wire.records import Arrays, Groups, arrays_under
 from strategies.aggregation.means import Float64, Weighting, Weights
 from strategies.aggregation.robust import distances_from_mean, inner_products
@@ -70,7 +70,7 @@ class RSCFedParameters(Parameters):
 
 def group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
     """Draw the sites of one sub-consensus; return their places, sorted."""
-    ranked = sorted(range(len(sites)), key=lambda place: seed_of(*seed, sites[place], "consensus"))
+    ranked = sorted(range(len(sites)), key=lambda place: derive_seed(*seed, sites[place], "consensus"))
     return sorted(ranked[:size])
 
 

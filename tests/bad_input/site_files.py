@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.site.site_file import make_site_toml
-from common.security.identity import public_line
+from common.security.identity import public_key_line
 from common.system.toml import toml_text
 from server.coordinator.authority import make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
@@ -19,8 +19,8 @@ from tests.bad_input.catalogue import Case, Ended, client
 
 _PRIVATE = ec.derive_private_key(7, ec.SECP256R1())
 KEY = _PRIVATE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()).decode()
-LINE = public_line(_PRIVATE, "north")
-OTHER_LINE = public_line(ec.derive_private_key(8, ec.SECP256R1()), "south")
+LINE = public_key_line(_PRIVATE, "north")
+OTHER_LINE = public_key_line(ec.derive_private_key(8, ec.SECP256R1()), "south")
 
 
 @lru_cache

@@ -20,7 +20,7 @@ from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.models.network import Head
 from common.plugins import MODELS, PLUGIN, register_local, stamp_of
-from common.security.identity import public_line
+from common.security.identity import public_key_line
 from common.wire.records import Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import (
     Integers,
@@ -250,7 +250,7 @@ class AnyCoordinator:
 
 def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, KeysAnswer]) -> Iterator[KeysAnswer]:
     """What is relayed to a site in the place of these statements."""
-    line = public_line(STRANGER, "")
+    line = public_key_line(STRANGER, "")
     for one in chosen:
         stated = read_statement(one.statement)
         changed: Mapping[str, Any] = {

@@ -20,7 +20,7 @@ from common.config import Plan
 from common.contract import Declaration
 from common.errors import BadInput
 from common.models.state import ModelState
-from common.security.identity import public_line
+from common.security.identity import public_key_line
 from common.wire.codec import R, decode, encode
 from common.wire.records import Record, TrainReply, TrainRequest
 from common.wire.secure_aggregation import STAGES
@@ -77,7 +77,7 @@ class Hospitals:
     def __post_init__(self) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
         keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in self.counts}
-        lines = {name: public_line(key, "") for name, key in keys.items()}
+        lines = {name: public_key_line(key, "") for name, key in keys.items()}
         policy = Policy(**{"masked_only": True, "peers": lines, "smallest_count": 0, **self.policy})
         self.sites = {
             name: Site(

@@ -31,10 +31,10 @@ from client.preview.data_dictionary import SENT
 from client.preview.dry_run import choose_experiment
 from client.site.policy import Level, Policy
 from client.site.site import Site
-from common.config import plan_of
+from common.config import make_plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
-from common.data.sources.built_in import PHANTOM_CLASSES, phantoms
+from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 from common.wire.codec import field_names
 from strategies.registry import statistics_sent
 
@@ -45,7 +45,7 @@ CLASSES = PHANTOM_CLASSES[:3]
 def parts() -> tuple[ImageSet, ...]:
     """Phantoms of as many patients: 48 training, 40 validation and 40 test images; each class is in half of them."""
     random = np.random.default_rng(7)
-    made = phantoms(128, 28, random).only_classes(CLASSES)
+    made = draw_phantoms(128, 28, random).only_classes(CLASSES)
     labels = random.integers(0, 2, (128, len(CLASSES))).astype(np.float32)
     every = replace(made, labels=labels, patients=np.arange(128).astype(str))
     rows = np.arange(128)
@@ -59,7 +59,7 @@ def hospital(folder: Path, level: Level, **policy: Any) -> Site:
 
 
 def adversary(site: Site) -> Adversary:
-    return Adversary(site, Path(tempfile.mkdtemp(dir=site.folder.parent)), plan_of(choose_experiment(None, site)))
+    return Adversary(site, Path(tempfile.mkdtemp(dir=site.folder.parent)), make_plan(choose_experiment(None, site)))
 
 
 def figures(attempt: AttackResult) -> tuple[int, int]:
@@ -276,7 +276,7 @@ def test_a_copy_hides_labels_of_the_same_images(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
-    plan = plan_of(choose_experiment(None, site))
+    plan = make_plan(choose_experiment(None, site))
     results = list(run_attacks(site, plan))
     assert {attempt.name for attempt in results} == set(ATTACKS)
     page = write_page(site, plan, results, tmp_path / "attack.html")
@@ -288,7 +288,7 @@ def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
 def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was_recovered(tmp_path: Path) -> None:
     site = hospital(tmp_path, "trusted")
     attempt = AttackResult("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
-    page = write_page(site, plan_of(choose_experiment(None, site)), [attempt], tmp_path / "attack.html")
+    page = write_page(site, make_plan(choose_experiment(None, site)), [attempt], tmp_path / "attack.html")
     text = page.read_text(encoding="utf-8")
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert (

@@ -7,7 +7,7 @@ import pytest
 
 from client.cli import main
 from common.security.audit import Audit
-from common.security.identity import new_key, public_line, read_key
+from common.security.identity import create_key, public_key_line, read_key
 from tests.receipts import RUN, message_of, signed_reply, the_receipt
 
 Capture = pytest.CaptureFixture[str]
@@ -38,12 +38,12 @@ def flwr_client(capsys: Capture, *arguments: object) -> tuple[int, str]:
 def receipt(folder: Path, update: str) -> Path:
     """A receipt of a run of this site alone, whose replies it signed."""
     key_path = folder / "north.key"
-    key = read_key(key_path) if key_path.exists() else new_key(key_path)
+    key = read_key(key_path) if key_path.exists() else create_key(key_path)
     replies = [
         signed_reply(key, "north", "RollCallAnswer", 0, 1, CALL),
         signed_reply(key, "north", "TrainReply", 1, 2, update),
     ]
-    content = the_receipt({"north": public_line(key, "")}, replies)
+    content = the_receipt({"north": public_key_line(key, "")}, replies)
     return written(folder / "receipt.json", content)
 
 

@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 
 import polyclinic
 from client.site.policy import Policy
-from common.simulation import whole_data
+from common.simulation import undivided_data
 from tests.federations import experiment, federation
 
 
@@ -16,7 +16,7 @@ def test_each_class_has_the_figures_of_scikit_learn_at_trusted(tmp_path: Path, m
     monkeypatch.setattr("client.simulation.POLICY", Policy())
     summary = federation(tmp_path)
     file = experiment(tmp_path)
-    test = whole_data(file.experiment, file.base).test
+    test = undivided_data(file.experiment, file.base).test
     scores = polyclinic.predict(tmp_path / "run", test.images)
     tables = [
         summary["test"]["per_class"],

@@ -21,7 +21,7 @@ from client.gate.policy_rules import RequestedWork, request_verdict
 from client.site.memory import KEPT_RUNS
 from client.site.policy import Policy
 from client.site.site import Site
-from common.config import Plan, plan_of, read_experiment
+from common.config import Plan, make_plan, read_experiment
 from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, decode, encode
@@ -199,7 +199,7 @@ def test_a_plan_that_was_never_announced_is_declined_with_every_request_too(name
 @pytest.mark.parametrize("scale", ["full", "small"])
 def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: Path) -> None:
     experiment = read_experiment(path, [f"scale={scale}"] if "[small]" in path.read_text(encoding="utf-8") else ())
-    text = plan_of(experiment.experiment).model_dump_json()
+    text = make_plan(experiment.experiment).model_dump_json()
     work = read_requested_work({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
     assert work is not None
     as_large_as_any = replace(work, images=10**6, rows=100)

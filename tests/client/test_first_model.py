@@ -93,8 +93,8 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
     spec = SURGICAL.model.model_copy(update={"architecture": "efficientnet_lite0", "image_size": 32})
     of = SURGICAL.model_copy(update={"model": spec})
     program = (
-        "import sys, numpy; from common.config import plan_of_text; from tests.client.rounds import beginning; "
-        "numpy.save(sys.argv[2], beginning(plan_of_text(sys.argv[1])).trunk)"
+        "import sys, numpy; from common.config import parse_plan; from tests.client.rounds import beginning; "
+        "numpy.save(sys.argv[2], beginning(parse_plan(sys.argv[1])).trunk)"
     )
     command = [sys.executable, "-c", program, of.model_dump_json(), str(tmp_path / "trunk.npy")]
     subprocess.run(command, check=True, env={**os.environ, "ATEN_CPU_CAPABILITY": "default"})

@@ -8,7 +8,7 @@ import pytest
 
 from client.gate.incoming_request import PlanRefused, read_requested_work
 from client.site.policy import Policy
-from common.config import plan_of
+from common.config import make_plan
 from common.errors import BadInput
 from common.plugins import METHODS, stamp_of
 from common.wire.fleet_protocol import WIRE_VERSION
@@ -103,7 +103,7 @@ def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> Non
     louder = federation(tmp_path, *LOUDER, "method.factor=3", 'training.optimizer="sgd"', out="louder")
     assert once["model_sha256"] == plainly["model_sha256"]  # Adam, and a factor of 1
     assert louder["model_sha256"] != once["model_sha256"]
-    (stamp,) = plan_of(experiment(tmp_path, *LOUDER).experiment).plugins
+    (stamp,) = make_plan(experiment(tmp_path, *LOUDER).experiment).plugins
     assert (stamp.group, stamp.name, stamp.package) == ("polyclinic.methods", "louder", "louder")
 
 
@@ -126,7 +126,7 @@ def test_what_is_wrong_with_it_is_a_fault_of_the_experiment(module: Path, tmp_pa
 
 def asked(folder: Path, policy: Policy) -> str:
     """What a hospital with this policy says to the plan; empty where it takes part."""
-    plan = plan_of(experiment(folder, *LOUDER).experiment).model_dump_json()
+    plan = make_plan(experiment(folder, *LOUDER).experiment).model_dump_json()
     try:
         read_requested_work({"plan": plan, "wire.version": WIRE_VERSION}, replace(site_of(folder), policy=policy))
     except PlanRefused as refused:
@@ -146,7 +146,7 @@ def test_a_hospital_that_has_not_listed_it_declines_before_it_is_imported(module
 def test_a_changed_file_is_declined_before_it_is_imported(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = plan_of(experiment(tmp_path, *LOUDER).experiment)
+    theirs = make_plan(experiment(tmp_path, *LOUDER).experiment)
     module.write_text(METHOD + "# changed\n")
     forget(monkeypatch)
     hospital = replace(site_of(tmp_path), policy=Policy(methods=("plugin:louder",)))

@@ -14,7 +14,7 @@ from client.site.site import Site
 from client.training.features import BATCH, FeatureCache
 from common.config import Plan
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import pixels_of
+from common.data.images.pixels import pixels_on_device
 from common.models.network import build
 from common.models.state import ModelState
 from common.plugins import MODELS, PLUGIN, register_local, stamp_of
@@ -150,5 +150,5 @@ def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_l
     of = plan("surgical", {})
     network = build(of.model, ("a",), 1)
     network.backbone = NotOfOne()
-    pixels = pixels_of(images(1, BATCH + 1), "cpu")
+    pixels = pixels_on_device(images(1, BATCH + 1), "cpu")
     assert len(FeatureCache(tmp_path, None, False).of(network, "train", pixels, of)) == BATCH + 1

@@ -16,7 +16,7 @@ from flwr.app import RecordDict
 from client.gate.audit_report import audit_report
 from client.site.statements import RUNS_KEPT, SignedStatements, read_accepted_replies
 from common.security.audit import Audit
-from common.security.identity import fingerprint, public_line
+from common.security.identity import fingerprint, public_key_line
 from common.security.signatures import (
     SIGNED_WITH,
     RequestStatement,
@@ -59,7 +59,7 @@ class Side:
     ) -> RecordDict:
         statement = RequestStatement(
             site=site,
-            key=key or fingerprint(public_line(SITE_KEY, "")),
+            key=key or fingerprint(public_key_line(SITE_KEY, "")),
             run=run,
             round=server_round,
             record=record,
@@ -105,14 +105,14 @@ def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statemen
 
 def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: SignedStatements) -> None:
     signed = statements.signed(answer(), MESSAGE)
-    statement = verified_reply(signature_of(signed)[0], public_line(SITE_KEY, ""))
+    statement = verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, ""))
     assert (statement.site, statement.run, statement.round) == ("north", RUN, 0)
     assert (statement.record, statement.message, statement.number) == ("RollCallAnswer", MESSAGE, 1)
     refuse_another_record(statement, signed)
     with pytest.raises(SignatureFault, match="about another record"):
         refuse_another_record(statement, answer("another"))
     with pytest.raises(SignatureFault, match="not by the key"):
-        verified_reply(signature_of(signed)[0], public_line(OTHER_KEY, ""))
+        verified_reply(signature_of(signed)[0], public_key_line(OTHER_KEY, ""))
 
 
 def numbers(statements: SignedStatements, *messages: str) -> list[tuple[int, str]]:
@@ -120,7 +120,7 @@ def numbers(statements: SignedStatements, *messages: str) -> list[tuple[int, str
     pairs = []
     for message in messages:
         signed = statements.signed(answer(), message)
-        statement = verified_reply(signature_of(signed)[0], public_line(SITE_KEY, ""))
+        statement = verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, ""))
         pairs.append((statement.number, statement.before))
         statements.count_accepted(signed, message)
     return pairs
@@ -154,7 +154,7 @@ def test_records_that_are_no_part_of_a_round_are_signed_and_not_counted(
     statements: SignedStatements, tmp_path: Path
 ) -> None:
     signed = statements.signed(encode(RefusalNoted(RUN, "north")), MESSAGE)
-    assert verified_reply(signature_of(signed)[0], public_line(SITE_KEY, "")).number == 0
+    assert verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, "")).number == 0
     statements.count_accepted(signed, MESSAGE)
     assert read_accepted_replies(tmp_path / "state", RUN).count == 0
 
@@ -216,8 +216,8 @@ def no_signature(side: Side) -> RecordDict:
 FORGED: list[tuple[Callable[[Side], RecordDict], str]] = [
     (no_signature, "it is not signed"),
     (lambda side: side.request(call(), site="east"), 'it calls itself "north", but its key is registered for "east"'),
-    (lambda side: side.request(call(), "east", fingerprint(public_line(OTHER_KEY, ""))), "it is meant for east"),
-    (lambda side: side.request(call(), key=fingerprint(public_line(OTHER_KEY, ""))), "it is meant for north"),
+    (lambda side: side.request(call(), "east", fingerprint(public_key_line(OTHER_KEY, ""))), "it is meant for east"),
+    (lambda side: side.request(call(), key=fingerprint(public_key_line(OTHER_KEY, ""))), "it is meant for north"),
     (lambda side: side.request(call(), run="another"), "another run, round or record"),
     (lambda side: side.request(call(), server_round=3), "another run, round or record"),
     (lambda side: side.request(call(), record="TrainRequest"), "another run, round or record"),

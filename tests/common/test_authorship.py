@@ -12,12 +12,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.security.authorship import SentReply, SiteReplies, check_authorship
-from common.security.identity import public_line
+from common.security.identity import public_key_line
 from common.security.signatures import OF_A_REPLY, SIGNED_WITH
 from tests.receipts import message_of, signed_reply, the_receipt
 
 KEYS = {site: ec.generate_private_key(ec.SECP256R1()) for site in ("east", "north")}
-LINES = {site: public_line(key, "") for site, key in KEYS.items()}
+LINES = {site: public_key_line(key, "") for site, key in KEYS.items()}
 FORGER = ec.generate_private_key(ec.SECP256R1())
 SCHEDULE = [("RollCallAnswer", 0), ("TrainReply", 1), ("TrainReply", 2), ("TrainReply", 3), ("EvaluateReply", 3)]
 Receipt = dict[str, Any]
@@ -165,7 +165,7 @@ def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_kn
         signed_reply(keys[one["site"]], one["site"], one["record"], one["round"], number // 2 + 1, one["sha256"])
         for number, one in enumerate(receipt["replies"])
     ]
-    forged = the_receipt({site: public_line(key, "") for site, key in keys.items()}, replies)
+    forged = the_receipt({site: public_key_line(key, "") for site, key in keys.items()}, replies)
     assert problems(forged) == ""
     assert "receipt.json: north: the receipt does not name this site's own public key: forged." in problems(
         forged, LINES

@@ -12,8 +12,8 @@ from common.config import (
     RunSection,
     SimulationSection,
     TrainingSection,
-    plan_of,
-    plan_of_text,
+    make_plan,
+    parse_plan,
     read_experiment,
     read_tables,
 )
@@ -114,16 +114,18 @@ def test_small_keys_stay_with_their_method_and_their_kind_of_data_and_partition(
 
 
 def test_who_writes_into_a_plan_s_parameters_changes_no_other_request_s(tmp_path: Path) -> None:
-    text = plan_of(read_experiment(written(tmp_path, DIGITS), ["method.warm_up_epochs=1"]).experiment).model_dump_json()
-    plan_of_text(text).method["warm_up_epochs"] = 100
-    assert plan_of_text(text).method["warm_up_epochs"] == 1
+    text = make_plan(
+        read_experiment(written(tmp_path, DIGITS), ["method.warm_up_epochs=1"]).experiment
+    ).model_dump_json()
+    parse_plan(text).method["warm_up_epochs"] = 100
+    assert parse_plan(text).method["warm_up_epochs"] == 1
 
 
 def test_a_plan_without_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = plan_of(read_experiment(written(tmp_path, DIGITS)).experiment).model_dump_json()
+    text = make_plan(read_experiment(written(tmp_path, DIGITS)).experiment).model_dump_json()
     before = config._cached_plan.cache_info().misses
     monkeypatch.setattr(config, "LONGEST_CACHED", len(text) - 1)
-    assert plan_of_text(text) == plan_of_text(text)
+    assert parse_plan(text) == parse_plan(text)
     assert config._cached_plan.cache_info().misses == before
 
 
@@ -156,7 +158,7 @@ def test_faults_of_the_file_and_of_an_override_come_together(tmp_path: Path) -> 
 
 def test_the_plan_that_travels_has_no_paths_and_no_data(tmp_path: Path) -> None:
     text = DIGITS.replace("channels = 1", 'channels = 1\nweights = "/srv/secret.safetensors"')
-    plan = plan_of(read_experiment(written(tmp_path, text)).experiment).model_dump_json()
+    plan = make_plan(read_experiment(written(tmp_path, text)).experiment).model_dump_json()
     assert [word for word in ("secret", "digits", "partition") if word in plan] == []
 
 

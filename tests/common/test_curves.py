@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve, roc_curve
 
-from common.metrics.calibration import POINTS, curve_of, wilson
+from common.metrics.calibration import POINTS, ranking_curve, wilson_interval
 from common.metrics.score_histograms import EDGES, bin_indices, score_histogram
 
 Values = NDArray[np.float64]
@@ -25,7 +25,7 @@ def drawn(seed: int, count: int, spread: float) -> tuple[Values, Values]:
 @given(st.integers(0, 10**6), st.integers(20, 3000), st.floats(0, 4))
 def test_every_point_is_one_of_scikit_learns(seed: int, count: int, spread: float) -> None:
     scores, labels = drawn(seed, count, spread)
-    curve, known = curve_of(score_histogram(scores, labels)), ~np.isnan(labels)
+    curve, known = ranking_curve(score_histogram(scores, labels)), ~np.isnan(labels)
     if len(set(labels[known])) < 2:
         assert curve is None
         return
@@ -47,7 +47,7 @@ def test_every_point_is_one_of_scikit_learns(seed: int, count: int, spread: floa
 @given(st.integers(0, 10**6))
 def test_the_points_that_are_kept_hardly_change_the_area(seed: int) -> None:
     scores, labels = drawn(seed, 2000, 1.5)
-    curve, known = curve_of(score_histogram(scores, labels)), ~np.isnan(labels)
+    curve, known = ranking_curve(score_histogram(scores, labels)), ~np.isnan(labels)
     assert curve is not None
     rates, sensitivities, _ = roc_curve(labels[known], scores[known])
     ours = np.trapezoid(np.array(curve.detected) / curve.detected[-1], np.array(curve.alarms) / curve.alarms[-1])
@@ -56,13 +56,13 @@ def test_the_points_that_are_kept_hardly_change_the_area(seed: int) -> None:
 
 def test_a_class_without_positives_or_negatives_has_no_curve() -> None:
     scores = np.array([0.1, 0.7])
-    assert curve_of(score_histogram(scores, np.zeros(2))) is None
-    assert curve_of(score_histogram(scores, np.ones(2))) is None
+    assert ranking_curve(score_histogram(scores, np.zeros(2))) is None
+    assert ranking_curve(score_histogram(scores, np.ones(2))) is None
 
 
 @given(st.integers(1, 500), st.data())
 def test_intervals_are_wilsons(whole: int, data: st.DataObject) -> None:
     part = data.draw(st.integers(0, whole))
-    (low,), (high,) = wilson(np.array([float(part)]), np.array([float(whole)]))
+    (low,), (high,) = wilson_interval(np.array([float(part)]), np.array([float(whole)]))
     expected = binomtest(part, whole).proportion_ci(method="wilson")
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-6)

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from common.errors import BadInput
 from common.security.identity import (
     SiteRequest,
+    check_name,
     checked_key,
-    checked_name,
+    create_key,
     fingerprint,
-    new_key,
-    public_line,
+    is_same_key,
+    public_key_line,
     read_key,
     read_kit,
     read_request,
-    same_key,
     split_address,
     write_toml,
 )
@@ -33,8 +33,8 @@ from common.system.plain_text import PLAIN_NAME
 from tests.certificates import of_version_10, pem_of
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())
-LINE = public_line(KEY, "north")
-OTHER = public_line(ec.derive_private_key(8, ec.SECP256R1()), "north")
+LINE = public_key_line(KEY, "north")
+OTHER = public_key_line(ec.derive_private_key(8, ec.SECP256R1()), "north")
 
 
 def unreadable(path: Path) -> str:
@@ -49,23 +49,23 @@ def unreadable(path: Path) -> str:
 
 @pytest.mark.usefixtures("lax_umask")
 def test_a_new_key_is_its_owners_alone_and_is_the_one_that_is_read_back(tmp_path: Path) -> None:
-    made = new_key(tmp_path / "site" / "north.key")
+    made = create_key(tmp_path / "site" / "north.key")
     assert (tmp_path / "site" / "north.key").stat().st_mode & 0o777 == 0o600
     assert read_key(tmp_path / "site" / "north.key").private_numbers() == made.private_numbers()
 
 
 def test_no_two_keys_are_alike_and_none_is_written_over(tmp_path: Path) -> None:
-    keys = [new_key(tmp_path / name) for name in ("one.key", "two.key")]
-    assert not same_key(*(public_line(key, "") for key in keys))
+    keys = [create_key(tmp_path / name) for name in ("one.key", "two.key")]
+    assert not is_same_key(*(public_key_line(key, "") for key in keys))
     before = (tmp_path / "one.key").read_bytes()
     with pytest.raises(FileExistsError):
-        new_key(tmp_path / "one.key")
+        create_key(tmp_path / "one.key")
     assert (tmp_path / "one.key").read_bytes() == before
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601])
 def test_a_key_that_others_may_touch_is_refused_with_the_command_that_mends_it(mode: int, tmp_path: Path) -> None:
-    new_key(tmp_path / "north.key")
+    create_key(tmp_path / "north.key")
     (tmp_path / "north.key").chmod(mode)
     assert unreadable(tmp_path / "north.key").endswith(f"(mode {mode:o}). Run: chmod 600 north.key")
     (tmp_path / "north.key").chmod(0o600)
@@ -86,15 +86,15 @@ def private_text(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey, pa
 
 
 def test_a_key_is_known_again_under_any_comment_and_told_from_another_of_the_same_comment() -> None:
-    assert same_key(LINE, public_line(KEY, "the same hospital, years later"))
-    assert fingerprint(LINE) == fingerprint(public_line(KEY, "other"))
-    assert not same_key(LINE, OTHER)
+    assert is_same_key(LINE, public_key_line(KEY, "the same hospital, years later"))
+    assert fingerprint(LINE) == fingerprint(public_key_line(KEY, "other"))
+    assert not is_same_key(LINE, OTHER)
     assert fingerprint(LINE) != fingerprint(OTHER)
 
 
 @given(st.text(max_size=20))
 def test_a_public_line_is_a_key_whatever_the_sites_name(comment: str) -> None:
-    assert checked_key(public_line(KEY, comment)).split(" ")[:2] == LINE.split()[:2]
+    assert checked_key(public_key_line(KEY, comment)).split(" ")[:2] == LINE.split()[:2]
 
 
 @pytest.mark.parametrize("line", ["", "north", "ecdsa-sha2-nistp256", LINE.replace("nistp256", "nistp384"), LINE[:90]])
@@ -129,7 +129,7 @@ def certified(key: ec.EllipticCurvePrivateKey) -> str:
     "line", [*spelled_differently(LINE), certified(KEY)], ids=["sign", "bits", "rest", "certificate"]
 )
 def test_a_key_in_other_letters_is_refused_or_known_again(line: str) -> None:
-    assert same_key(line, LINE) or not taken(line)
+    assert is_same_key(line, LINE) or not taken(line)
 
 
 # ---------------------------------------------------------------------- names and addresses
@@ -144,17 +144,17 @@ ELSEWHERE = ("", ".", "..", "../north", "a/b", "a\\b", ".north", "-rf", " north"
 )
 def test_a_name_that_could_lead_elsewhere_or_is_too_long_is_refused(name: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        checked_name(name)
+        check_name(name)
 
 
 @given(st.from_regex(PLAIN_NAME, fullmatch=True).filter(lambda name: len(name.encode()) <= 200))
 def test_a_name_that_is_taken_stays_in_its_folder(name: str) -> None:
-    path = Path("/sites") / f"{checked_name(name)}.key"
+    path = Path("/sites") / f"{check_name(name)}.key"
     assert os.path.normpath(path) == f"/sites/{name}.key"
 
 
 def test_the_longest_name_can_be_the_name_of_a_file(tmp_path: Path) -> None:
-    name = checked_name("北" * 66)  # 198 bytes
+    name = check_name("北" * 66)  # 198 bytes
     write_toml(tmp_path / f"{name}.request", SiteRequest(site=name, public_key=LINE), "")
     assert read_request(tmp_path / f"{name}.request").site == name
 

@@ -13,9 +13,9 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_s
 
 from common.errors import Diverged
 from common.metrics.multi_class import (
-    MultiClass,
+    CorrectCount,
+    MultiClassMetrics,
     RoundAccuracy,
-    Tally,
     accuracy_density,
     client_accuracy,
     confusion,
@@ -38,7 +38,7 @@ def one_hot(truth: list[int], classes: int) -> NDArray[np.float64]:
     return np.eye(classes)[truth]
 
 
-def scored(predicted: list[int], truth: list[int], classes: int) -> MultiClass:
+def scored(predicted: list[int], truth: list[int], classes: int) -> MultiClassMetrics:
     result = multi_class(one_hot(predicted, classes), one_hot(truth, classes))
     assert result
     return result
@@ -62,7 +62,8 @@ def test_the_best_accuracies_of_fedsld_are_the_vectors_and_come_from_two_rounds(
     vector = vector_metrics("fedsld")
     rounds = {
         number: {
-            f"site-{index}": Tally(*counts) for index, counts in enumerate(zip(row, vector["n_test"], strict=True))
+            f"site-{index}": CorrectCount(*counts)
+            for index, counts in enumerate(zip(row, vector["n_test"], strict=True))
         }
         for number, row in enumerate(vector["correct_per_round_client"], start=1)
     }
@@ -131,7 +132,7 @@ def test_nothing_to_score_has_no_measures() -> None:
 
 
 def test_one_class_alone_has_no_specificity() -> None:
-    assert scored([0, 1], [0, 0], 2) == MultiClass(0.5, 0.5, None, 2 / 3, 2)
+    assert scored([0, 1], [0, 0], 2) == MultiClassMetrics(0.5, 0.5, None, 2 / 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -155,22 +156,26 @@ def test_scores_that_are_not_finite_are_a_model_that_diverged() -> None:
 
 
 def test_a_site_that_was_absent_or_tested_nothing_is_left_out_of_its_rounds_mean() -> None:
-    assert round_accuracy({"north": Tally(3, 4), "south": Tally(0, 0)}) == RoundAccuracy(0.75, 0.75)
-    best = client_accuracy({1: {"north": Tally(1, 4), "south": Tally(1, 1)}, 2: {"north": Tally(3, 4)}})
+    assert round_accuracy({"north": CorrectCount(3, 4), "south": CorrectCount(0, 0)}) == RoundAccuracy(0.75, 0.75)
+    best = client_accuracy(
+        {1: {"north": CorrectCount(1, 4), "south": CorrectCount(1, 1)}, 2: {"north": CorrectCount(3, 4)}}
+    )
     assert best
     assert (best.best_mean_client_test_accuracy, best.best_mean_round) == (0.75, 2)
     assert best.per_site == {"north": 0.75}
 
 
 def test_a_round_in_which_nobody_tested_does_not_count() -> None:
-    best = client_accuracy({1: {}, 2: {"north": Tally(0, 4)}, 3: {"north": Tally(0, 0)}})
+    best = client_accuracy({1: {}, 2: {"north": CorrectCount(0, 4)}, 3: {"north": CorrectCount(0, 0)}})
     assert best
     assert (best.best_mean_round, best.best_pooled_round, best.best_test_accuracy) == (2, 2, 0.0)
-    assert client_accuracy({1: {}, 2: {"north": Tally(0, 0)}}) is None
+    assert client_accuracy({1: {}, 2: {"north": CorrectCount(0, 0)}}) is None
 
 
 def test_of_equal_rounds_the_earlier_is_the_best() -> None:
-    best = client_accuracy({3: {"north": Tally(2, 4)}, 2: {"north": Tally(1, 2)}, 1: {"north": Tally(0, 2)}})
+    best = client_accuracy(
+        {3: {"north": CorrectCount(2, 4)}, 2: {"north": CorrectCount(1, 2)}, 1: {"north": CorrectCount(0, 2)}}
+    )
     assert best
     assert (best.best_mean_round, best.best_pooled_round) == (2, 2)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import channels_first, pixels_of
+from common.data.images.pixels import channels_first, pixels_on_device
 from tests.common.data.conftest import splits_of
 
 HANDS = (np.array([3, 39, 0, 17, 3]), np.arange(40)[::-1].copy())
@@ -22,7 +22,7 @@ def whole(*colour: int) -> ImageSet:
 @pytest.mark.parametrize("colour", [(), (3,)], ids=["grey", "colour"])
 @pytest.mark.parametrize("hand", HANDS, ids=["some", "all"])
 def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...]) -> None:
-    wanted, pixels = channels_first(whole(*colour).stored[hand]), pixels_of(whole(*colour).rows(hand), "cpu")
+    wanted, pixels = channels_first(whole(*colour).stored[hand]), pixels_on_device(whole(*colour).rows(hand), "cpu")
     drawn = torch.randperm(len(wanted))
     assert len(pixels) == len(wanted)
     assert torch.equal(pixels[drawn], wanted[drawn])
@@ -32,7 +32,7 @@ def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...])
 
 def test_no_picture_is_copied_for_a_site() -> None:
     everything = whole()
-    one, two = (pixels_of(everything.rows(hand), "cpu") for hand in HANDS)
+    one, two = (pixels_on_device(everything.rows(hand), "cpu") for hand in HANDS)
     assert one.stored.data_ptr() == two.stored.data_ptr() == everything.stored.ctypes.data
 
 
@@ -44,5 +44,5 @@ def test_rows_of_rows_are_rows_of_the_store() -> None:
 
 
 def test_no_pictures_are_one_batch_of_none() -> None:
-    (batch,) = pixels_of(whole().rows(np.arange(0)), "cpu").batches(4)
+    (batch,) = pixels_on_device(whole().rows(np.arange(0)), "cpu").batches(4)
     assert batch.shape == (0, 1, 5, 4)

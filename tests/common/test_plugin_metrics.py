@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from client.gate.policy_rules import RequestedWork, reply_rules, request_rules
 from client.site.disclosure import limit_class_metrics
 from client.site.policy import WITHOUT_LIMITS, Policy
-from common.config import EvaluationSection, plan_of
+from common.config import EvaluationSection, make_plan
 from common.errors import BadInput, WireError
 from common.metrics.auroc import ClassMetrics, mean_more, per_class
 from common.wire.records import EvaluateReply
@@ -115,7 +115,7 @@ def request_rule(rule: str, policy: Policy, work: RequestedWork) -> str:
 
 def asked_for(tmp_path: Path) -> RequestedWork:
     file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}"]')
-    return RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
+    return RequestedWork(make_plan(file.experiment), method_of(file.experiment), images=100)
 
 
 def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: P
 
 def test_one_that_is_named_twice_is_stamped_once(tmp_path: Path) -> None:
     file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}", "{YOUDEN}"]')
-    work = RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
+    work = RequestedWork(make_plan(file.experiment), method_of(file.experiment), images=100)
     assert request_rule("policy.metrics", Policy(metrics=("*",)), work) == ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from common.models.network import Head
-from common.wire.canonical_bytes import RecordField, canonical_pieces, fields_of, parse_canonical, record_sha256
+from common.wire.canonical_bytes import RecordField, canonical_pieces, list_fields, parse_canonical, record_sha256
 from common.wire.codec import decode, encode
 from common.wire.records import Groups, TrainReply
 
@@ -62,7 +62,7 @@ def test_every_value_counts() -> None:
 
 
 def test_the_parts_have_names_shapes_and_sizes() -> None:
-    found = {part.name: part for part in fields_of(encode(reply()))}
+    found = {part.name: part for part in list_fields(encode(reply()))}
     assert found["update/trunk"] == RecordField("update/trunk", (5,), 20)
     assert found["statistics/prototypes"] == RecordField("statistics/prototypes", (2, 2), 16)
     assert found["update.norm"] == RecordField("update.norm", (4,), 16)

@@ -15,20 +15,20 @@ from common.config import read_experiment
 from common.errors import BadInput
 from common.system import files, stopping
 from common.system.files import missing_input_fault, partial_path, write_atomically
-from common.system.hashing import seed_of
+from common.system.hashing import derive_seed
 
 purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
 
 
 @given(purposes)
 def test_a_seed_is_the_same_for_the_same_purpose_and_fits_63_bits(parts: list[object]) -> None:
-    assert seed_of(*parts) == seed_of(*parts)
-    assert 0 <= seed_of(*parts) < 2**63
+    assert derive_seed(*parts) == derive_seed(*parts)
+    assert 0 <= derive_seed(*parts) < 2**63
 
 
 def test_run_round_and_site_each_change_the_seed_and_none_runs_into_the_next() -> None:
     purposes = [(1, 2, "north"), (2, 2, "north"), (1, 3, "north"), (1, 2, "south"), (12, "north"), (1, "2north")]
-    seeds = [seed_of(*purpose) for purpose in purposes]
+    seeds = [derive_seed(*purpose) for purpose in purposes]
     assert all(left != right for left, right in itertools.combinations(seeds, 2))
 
 
@@ -87,15 +87,15 @@ def test_while_a_program_ends_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, 
     is_ending = list[bool]()
     monkeypatch.setattr(stopping, "_ending", threading.Event())
     monkeypatch.setattr(stopping, "_to_remove", [lambda: is_ending.append(stopping._ending.is_set())])
-    monkeypatch.setattr(stopping, "_silenced", lambda: os.open(os.devnull, os.O_WRONLY))
+    monkeypatch.setattr(stopping, "_silence_other_threads", lambda: os.open(os.devnull, os.O_WRONLY))
     monkeypatch.setattr(stopping, "_end_children", lambda: None)
     staying = SimpleNamespace(isatty=os.isatty, write=os.write, _exit=lambda code: None)
     monkeypatch.setattr(stopping, "os", staying)
     monkeypatch.setattr(stopping, "CLOSING_S", 0.0)
     if late:
-        stopping._end_late(stopping._Closing(3, None))
+        stopping._end_after_delay(stopping._GracefulShutdown(3, None))
     else:
-        stopping._end(3)
+        stopping._end_program(3)
     assert is_ending
     assert all(is_ending)
 

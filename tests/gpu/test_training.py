@@ -12,7 +12,7 @@ from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.models import gpu
 from common.models.gpu import BackboneGraph, features_through, on_device
-from common.models.network import MemoryFormat, SplitNetwork, build, in_format, unfreeze
+from common.models.network import MemoryFormat, SplitNetwork, build, set_memory_format, unfreeze
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
 from strategies.local.losses import missing_as_negative
@@ -65,7 +65,7 @@ def trained(
     images = torch.randint(0, 256, (IMAGES, 1, side, side), dtype=torch.uint8, generator=draws).to(device)
     labels = torch.randint(0, 2, (IMAGES, len(CLASSES)), generator=draws).float().to(device)
     examples = Examples(images, labels, torch.ones(len(CLASSES), dtype=torch.bool, device=device))
-    network = in_format(on_device(build(spec, CLASSES, seed=0), device), memory_format)
+    network = set_memory_format(on_device(build(spec, CLASSES, seed=0), device), memory_format)
     unfreeze(network)
     exercise = TrainingTask(examples, objective or plain(missing_as_negative), section, AUGMENTED, frozen or Frozen())
     optimizer = optimizer_for(network, section, section.lr)

@@ -18,8 +18,8 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 from client.site.policy import Level
 from client.site.settings import open_site
 from client.site.site_file import read_file_only
-from common.data.images.pixels import pixels_of
-from common.models.network import label_matrix, scores_of
+from common.data.images.pixels import pixels_on_device
+from common.models.network import compute_scores, label_matrix
 from common.models.saved import load_model
 from tests.federations import DIGITS
 from tests.network.real import Coordinator, Site, machine, written
@@ -75,7 +75,10 @@ def scored(site: Site, run: Path) -> Scored:
     """The site's test images, scored by the run's model: class -> scores and labels."""
     images = open_site(read_file_only(site.folder)).test
     network = load_model(run)
-    scores, labels = scores_of(network, pixels_of(images, "cpu"), "float32"), label_matrix(images, NAMES).numpy()
+    scores, labels = (
+        compute_scores(network, pixels_on_device(images, "cpu"), "float32"),
+        label_matrix(images, NAMES).numpy(),
+    )
     order = [network.class_names.index(name) for name in NAMES]
     return {name: (scores[:, order[c]], labels[:, c]) for c, name in enumerate(NAMES)}
 

@@ -11,7 +11,15 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import BadInput
-from common.security.identity import SiteKit, SiteRequest, fingerprint, new_key, public_line, read_kit, read_request
+from common.security.identity import (
+    SiteKit,
+    SiteRequest,
+    create_key,
+    fingerprint,
+    public_key_line,
+    read_kit,
+    read_request,
+)
 from server.coordinator.admission import admission_faults, admit, admitted_sites, claims_of, members, revoke
 from server.coordinator.folder import Coordinator, read_coordinator
 from strategies.engine.claims import Claims
@@ -34,7 +42,7 @@ def coordinator(tmp_path: Path) -> Coordinator:
 @pytest.fixture
 def keys(tmp_path: Path) -> Sequence[str]:
     """Three public keys."""
-    return [public_line(new_key(tmp_path / f"{number}.key"), "comment") for number in range(3)]
+    return [public_key_line(create_key(tmp_path / f"{number}.key"), "comment") for number in range(3)]
 
 
 def refusal(coordinator: Coordinator, site: str, key: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common.metrics.auroc import FEWEST_POSITIVES as FEW
 from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.bootstrap import Intervals
-from common.metrics.calibration import Decisions, Quality
+from common.metrics.calibration import Decisions, ScoreQuality
 from common.metrics.pooled import SiteSample
 from server.reporting.run_claims import MOST_NAMED, further_limits, prominent_limits, run_result
 from server.reporting.run_report import write_run_report
@@ -66,7 +66,7 @@ def runs(draw: st.DrawFn) -> Run:
         test["intervals"] = asdict(
             Intervals((0.1, 0.9) if ends else None, ends, over=draw(st.sampled_from(["images"])))
         )
-        test["quality"] = asdict(Quality({}, {name: draw(decisions(one)) for name, one in tested.items()}))
+        test["quality"] = asdict(ScoreQuality({}, {name: draw(decisions(one)) for name, one in tested.items()}))
     asked = draw(st.none() | st.sets(st.sampled_from(sites), min_size=1).map(sorted))
     if asked is not None:
         mean_auroc = (0.1, 0.9) if note != GLOBAL_MODEL and draw(st.booleans()) else None

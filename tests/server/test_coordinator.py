@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from common.errors import BadInput
 from common.security.identity import split_address
-from common.system.files import private_folder
+from common.system.files import make_private_folder
 from server.coordinator.folder import (
     Coordinator,
     CoordinatorFile,
@@ -256,5 +256,5 @@ def test_a_folder_of_another_account_stays_as_it_is(tmp_path: Path, monkeypatch:
 
     tmp_path.chmod(0o755)
     monkeypatch.setattr(Path, "chmod", refused)
-    assert not private_folder(tmp_path)
+    assert not make_private_folder(tmp_path)
     assert mode(tmp_path) == 0o755

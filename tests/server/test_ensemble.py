@@ -11,7 +11,7 @@ from common.config import read_experiment
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.models.network import build, scores_of
+from common.models.network import build, compute_scores
 from common.models.saved import load_model, save_model
 from common.models.zoo.spec import ModelSpec
 from server.federation.ensemble import ensemble_result, local_models
@@ -39,7 +39,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def own_scores(folders: list[Path], test: ImageSet) -> list[np.ndarray]:
-    return [scores_of(load_model(folder), channels_first(test.images)) for folder in folders]
+    return [compute_scores(load_model(folder), channels_first(test.images)) for folder in folders]
 
 
 def test_a_class_is_averaged_over_its_owners_and_nobody_else(folders: list[Path]) -> None:

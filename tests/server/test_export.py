@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from common.config import read_experiment
 from common.data.load import load
 from common.errors import BadInput
-from common.models.network import build, scores_of
+from common.models.network import build, compute_scores
 from common.models.saved import load_model, save_model
 from common.models.zoo.spec import Architecture, ModelSpec, Task
 from server.export import exported_model
@@ -57,7 +57,7 @@ def by_onnx(path: Path, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def ours(folder: Path, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
     """As prediction and evaluation compute them, without the exported wrapper."""
-    return scores_of(load_model(folder), torch.from_numpy(batch))
+    return compute_scores(load_model(folder), torch.from_numpy(batch))
 
 
 def check_onnx(folder: Path, channels: int) -> None:

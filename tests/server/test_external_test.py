@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from common.data.images.pixels import channels_first
 from common.errors import BadInput
-from common.models.network import scores_of
+from common.models.network import compute_scores
 from common.models.saved import load_model
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.network import NetworkBackend
@@ -46,7 +46,7 @@ ELSEWHERE = f'external_test={{kind = "npz", path = "{FILE}", classes = {CLASSES}
 def oracle(folder: Path) -> dict[str, float]:
     """Of a saved model, by scikit-learn."""
     network = load_model(folder)
-    scores = scores_of(network, channels_first(IMAGES))
+    scores = compute_scores(network, channels_first(IMAGES))
     known = [name for name in NAMES if name in network.class_names]
     return {
         name: float(roc_auc_score(LABELS[:, NAMES.index(name)], scores[:, network.class_names.index(name)]))

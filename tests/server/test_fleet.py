@@ -532,7 +532,7 @@ def pulled_small(hospital: Hospital) -> dict[str, bytes]:
     """The next message's small objects by name, as they come with it."""
     answer = hospital.stub.PullMessages(PullMessagesRequest(node=hospital.node))
     ours = fleet_protocol.PullMessagesResponse.FromString(answer.SerializeToString())
-    return fleet_protocol.by_sha256(ours.small_contents)
+    return fleet_protocol.name_by_sha256(ours.small_contents)
 
 
 def announced_with(hospital: Hospital, reply: Message, contents: list[bytes]) -> Any:

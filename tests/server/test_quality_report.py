@@ -17,7 +17,7 @@ from common.metrics.measured import Measured, figure
 from common.metrics.multi_class import multi_class
 from common.metrics.pooled import pool_sites, sum_histograms
 from common.metrics.score_histograms import score_histogram
-from common.system.plain_text import span
+from common.system.plain_text import format_interval
 from server.reporting.run_claims import prominent_limits
 from server.reporting.run_report import mean_of_sites, write_run_report
 from server.runs.reader import read_run
@@ -86,8 +86,8 @@ def test_intervals_stand_beside_each_auroc_and_as_whiskers_on_its_bar(tmp_path: 
     html = report(tmp_path / "run", test)
     assert test.intervals
     for name, interval in test.intervals.per_class.items():
-        assert f"{test.per_class[name].auroc:.3f} {span(interval)}" in body_text(html)
-    assert f"95 % interval of the mean over classes is {span(test.intervals.mean_auroc)}" in body_text(html)
+        assert f"{test.per_class[name].auroc:.3f} {format_interval(interval)}" in body_text(html)
+    assert f"95 % interval of the mean over classes is {format_interval(test.intervals.mean_auroc)}" in body_text(html)
     without = report(tmp_path / "other", replace(test, intervals=None))
     assert "bootstrap" not in body_text(without)
     bars, plain = (
@@ -137,7 +137,7 @@ def test_pooled_values_stand_beside_the_mean_of_sites_and_what_no_site_told_is_u
     text = body_text(report(tmp_path / "run", test))
     assert test.pooled
     edema = test.pooled.per_class["edema"]
-    assert f"edema{test.per_class['edema'].auroc:.3f}{figure(edema.auroc)} {span(edema.interval)}" in text
+    assert f"edema{test.per_class['edema'].auroc:.3f}{figure(edema.auroc)} {format_interval(edema.interval)}" in text
     assert "by chance" not in text
     assert "unknown: no site told" in text
     assert "2 of 2" in text

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from common.security.identity import SiteRequest, new_key, public_line
+from common.security.identity import SiteRequest, create_key, public_key_line
 from server.coordinator.admission import admit, revoke
 from server.coordinator.folder import Coordinator, read_coordinator
 from server.deployment.serve import synchronize_registrations
@@ -53,7 +53,7 @@ class Link:
 @pytest.fixture
 def link(tmp_path: Path) -> Link:
     assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "fl.example").code == 0
-    keys = [public_line(new_key(tmp_path / f"{number}.key"), "comment") for number in range(2)]
+    keys = [public_key_line(create_key(tmp_path / f"{number}.key"), "comment") for number in range(2)]
     return Link(read_coordinator(tmp_path / "trial"), Registrations(), keys)
 
 

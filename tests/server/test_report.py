@@ -11,8 +11,8 @@ import pytest
 
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
-from common.metrics.multi_class import ClientAccuracy, MultiClass
-from common.system.plain_text import duration, number, signed, size, spans
+from common.metrics.multi_class import ClientAccuracy, MultiClassMetrics
+from common.system.plain_text import duration, format_rounds, number, signed, size
 from server.reporting.run_claims import run_result
 from server.reporting.run_figures import density_of_sites
 from server.reporting.run_report import write_run_report
@@ -23,7 +23,7 @@ from studies.comparison import compare
 from studies.comparison_report import write_comparison_report
 from tests.server.reports import NAMES, RESULTS, body_text, check_page, write
 
-SCORED = MultiClass(0.625, 0.5, 0.875, 0.55, 1600)
+SCORED = MultiClassMetrics(0.625, 0.5, 0.875, 0.55, 1600)
 ACCURACY = ClientAccuracy(0.7, 3, 0.75, 2, {"<b>x</b>": 0.5, "north": 0.7, "south": 0.9})
 
 
@@ -175,7 +175,7 @@ def test_numbers_read_as_people_write_them() -> None:
     assert [signed(d) for d in (0.0214, -0.0214, -0.0001, None)] == ["+0.021", "−0.021", "0.000", "n/a"]
     assert [probability(p) for p in (0.00099, 0.0124, None)] == ["p < 0.001", "p = 0.012", "n/a"]
     assert number(float("nan")) == "not finite"
-    assert spans([9, 3, 4, 5]) == "3–5, 9"
+    assert format_rounds([9, 3, 4, 5]) == "3–5, 9"
 
 
 def test_settings_are_flattened_to_dotted_keys() -> None:

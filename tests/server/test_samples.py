@@ -15,7 +15,7 @@ from common.config import Experiment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.errors import BadInput
-from common.models.network import SplitNetwork, build, scores_of
+from common.models.network import SplitNetwork, build, compute_scores
 from common.models.zoo.spec import ModelSpec
 from server.reporting.run_report import write_run_report
 from server.runs.samples import BUDGET, CLASSES, shows_samples, write_samples
@@ -44,7 +44,7 @@ def written(folder: Path, model: SplitNetwork, test: ImageSet) -> dict[str, Any]
 
 def test_each_class_has_its_surest_right_and_its_gravest_wrong_images(tmp_path: Path) -> None:
     test, model = images(80), network()
-    scores = scores_of(model, channels_first(test.images))
+    scores = compute_scores(model, channels_first(test.images))
     found = written(tmp_path, model, test)
     for column, of_class in enumerate(found["classes"]):
         of, shows = scores[:, column], test.labels[:, column] == 1
@@ -63,7 +63,7 @@ def test_where_an_image_has_one_class_the_highest_probability_decides(tmp_path: 
     truth = np.random.default_rng(1).integers(0, 3, 60)
     test.labels[:] = np.eye(3, dtype=np.float32)[truth]
     model = network(task="multi_class")
-    said = scores_of(model, channels_first(test.images)).argmax(axis=1)
+    said = compute_scores(model, channels_first(test.images)).argmax(axis=1)
     found = written(tmp_path, model, test)
     kinds = {name: {s["kind"] for s in of["samples"]} for name, of in zip(NAMES, found["classes"], strict=True)}
     for column, name in enumerate(NAMES):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from common.config import ExperimentFile, plan_of
+from common.config import ExperimentFile, make_plan
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.simulation import simulated_data
@@ -96,7 +96,7 @@ def lead(
     sites = 1 if file.experiment.run.method in POOLED else len(data.parts)
 
     def main(grid: Any) -> None:
-        plan, section = plan_of(file.experiment), file.experiment.participation
+        plan, section = make_plan(file.experiment), file.experiment.participation
         coordinator = coordinator_of(strategy_of(file.experiment), plan, section, "run-1", callbacks=ran)
         ran.coordinator = coordinator
         contract = coordinator.sites.roll_call(wire(grid), sites)

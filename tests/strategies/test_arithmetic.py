@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import Plan, plan_of, read_experiment
+from common.config import Plan, make_plan, read_experiment
 from common.models import network as networks
-from common.models.network import Precision, autocast, cpu_facts, cpu_has_bf16, precision_on
+from common.models.network import Precision, autocast, cpu_has_bf16, cpu_name_and_flags, resolve_precision
 from strategies.local import arithmetic
 from strategies.local.arithmetic import DEFAULT, FILE, MOST_KEPT, Arithmetic, choices, chosen, fastest, step_seconds
 from tests.federations import DIGITS, federation
@@ -29,20 +29,22 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu {request.param}\n", encoding="ascii"
         )
     monkeypatch.setattr(networks, "CPU_FACTS", tmp_path / "cpuinfo")
-    cpu_facts.cache_clear()
+    cpu_name_and_flags.cache_clear()
     yield "bf16" in (request.param or "")
-    cpu_facts.cache_clear()
+    cpu_name_and_flags.cache_clear()
 
 
 def plan(tmp_path: Path, *overrides: str) -> Plan:
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    return plan_of(read_experiment(tmp_path / "experiment.toml", ("training.precision=fastest", *overrides)).experiment)
+    return make_plan(
+        read_experiment(tmp_path / "experiment.toml", ("training.precision=fastest", *overrides)).experiment
+    )
 
 
 def test_only_who_asks_for_it_gets_bfloat16_on_a_cpu_and_only_where_the_cpu_has_it(cpu: bool) -> None:
     asked: tuple[Precision, ...] = ("auto", "float32", "fp16", "fastest", "bf16")
-    assert [precision_on("cpu", one) for one in asked] == [*["float32"] * 4, "bf16" if cpu else "float32"]
-    assert [precision_on("cuda", one) for one in asked] == ["bf16", "float32", "fp16", "bf16", "bf16"]
+    assert [resolve_precision("cpu", one) for one in asked] == [*["float32"] * 4, "bf16" if cpu else "float32"]
+    assert [resolve_precision("cuda", one) for one in asked] == ["bf16", "float32", "fp16", "bf16", "bf16"]
     assert {one.precision for one in choices()} == ({"float32", "bf16"} if cpu else {"float32"})
     assert choices()[0] == DEFAULT
 

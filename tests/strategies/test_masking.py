@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.models.network import Head
-from common.security.identity import public_line
+from common.security.identity import public_key_line
 from common.wire.codec import R, decode, encode
 from common.wire.records import Groups, Record
 from common.wire.secure_aggregation import (
@@ -472,7 +472,7 @@ def test_another_round_is_refused() -> None:
 
 def identity() -> Identity:
     key = ec.generate_private_key(ec.SECP256R1())
-    return Identity(key, public_line(key, ""))
+    return Identity(key, public_key_line(key, ""))
 
 
 def test_statements_are_signed_with_the_admitted_key_and_a_changed_one_is_refused() -> None:

@@ -331,11 +331,11 @@ def test_what_the_tighter_accountant_has_no_memory_for_is_counted_by_the_other(s
 
 
 def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
-    from common.config import plan_of
+    from common.config import make_plan
 
     private = ("privacy.level=sample", "privacy.epsilon=3", "model.norm=group", "evaluation.checkpoint=last")
     length = ("run.rounds=4", "training.epochs=2", "training.batch_size=30")
-    plan = plan_of(experiment(tmp_path, *private, *length).experiment)
+    plan = make_plan(experiment(tmp_path, *private, *length).experiment)
     found = protection_of(plan, method_of(plan), images=100)
     assert found is not None
     # 100 images in batches of 30: four steps an epoch, two epochs a round.

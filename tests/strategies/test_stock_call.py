@@ -9,11 +9,11 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.config import ExperimentFile, SimulationSection, plan_of
+from common.config import ExperimentFile, SimulationSection, make_plan
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256
-from common.simulation import whole_data
+from common.simulation import undivided_data
 from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from server.simulation.backends.ray_process import ray_process_of
@@ -33,7 +33,7 @@ def in_this_process(main: Any, file: ExperimentFile, folder: Path) -> None:
 
 def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
     on = file.experiment.model_copy(update={"simulation": SimulationSection(workers=1)})
-    images = whole_data(on, file.base)
+    images = undivided_data(on, file.base)
     with ray_process_of(on) as process:
         assert process is not None
         on_ray(main, SimulatedRun(on.model_dump_json(), file.base, folder, NAMES, images), process)
@@ -46,7 +46,7 @@ def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_
     results: list[Result] = []
 
     def main(grid: Any) -> None:
-        strategy = STRATEGIES["surgical"]().prepare(plan_of(file.experiment), file.experiment.participation, "run-1")
+        strategy = STRATEGIES["surgical"]().prepare(make_plan(file.experiment), file.experiment.participation, "run-1")
         arrays = ArrayRecord(network.state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3))
 

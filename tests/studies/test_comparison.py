@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
-from common.metrics.multi_class import ClientAccuracy, MultiClass, RoundAccuracy
+from common.metrics.multi_class import ClientAccuracy, MultiClassMetrics, RoundAccuracy
 from server.reporting.page import ClassGroup
 from server.reporting.tables import coverage_table
 from server.runs.reader import RunSummary, read_run
@@ -74,7 +74,7 @@ def two_seeds() -> list[dict[str, Any]]:
 def multi_class_run(name: str, seed: int, accuracy: float) -> dict[str, Any]:
     """A run with one class an image; its test set holds one class only, so that specificity is undefined."""
     content = summary(name, seed, {"edema": 0.8}, set())
-    content["test"]["multi_class"] = asdict(MultiClass(accuracy, accuracy, None, 0.6, 20))
+    content["test"]["multi_class"] = asdict(MultiClassMetrics(accuracy, accuracy, None, 0.6, 20))
     return content | {"client_accuracy": asdict(ClientAccuracy(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85}))}
 
 
@@ -82,7 +82,7 @@ def test_a_run_with_one_class_an_image_is_read_as_it_was_written(tmp_path: Path)
     folder = write(tmp_path / "run", multi_class_run("good", 0, 0.7))
     (folder / "rounds.jsonl").write_text('{"round": 1, "test_accuracy": {"mean": 0.5, "pooled": 0.6}}\n')
     run = read_run(folder)
-    assert run.summary.test.multi_class == MultiClass(0.7, 0.7, None, 0.6, 20)
+    assert run.summary.test.multi_class == MultiClassMetrics(0.7, 0.7, None, 0.6, 20)
     assert run.summary.client_accuracy == ClientAccuracy(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85})
     assert run.rounds[0].test_accuracy == RoundAccuracy(0.5, 0.6)
 

@@ -31,7 +31,7 @@ def content_limit(file_size: int, largest_mb: int = LARGEST_MB) -> int:
         file_size: Size of the file in bytes.
         largest_mb: MiB that the content may take however small the file is.
     """
-    return max(largest_mb << 20, min(MOST_GROWTH * file_size, int(SHARE_OF_MEMORY * memory_of_machine())))
+    return max(largest_mb << 20, min(MOST_GROWTH * file_size, int(SHARE_OF_MEMORY * available_memory())))
 
 
 def check_size(claimed: int, limit: int) -> None:
@@ -46,16 +46,16 @@ def check_size(claimed: int, limit: int) -> None:
 
 def size_problem(claimed: int, limit: int) -> str:
     """Return the sentence that refuses a file by its size, without its full stop."""
-    return f"its content takes {in_mib(claimed)}, {in_mib(limit)} are allowed; data.largest_mb raises the bound"
+    return f"its content takes {format_mib(claimed)}, {format_mib(limit)} are allowed; data.largest_mb raises the bound"
 
 
-def in_mib(size: int) -> str:
+def format_mib(size: int) -> str:
     """Format a number of bytes in MiB, rounded up; a size that no machine has, as a power of ten."""
     mebibytes = -(-size >> 20)
     return f"{mebibytes:,} MiB" if mebibytes < 10**9 else f"10^{len(str(mebibytes)) - 1} MiB"
 
 
 @cache
-def memory_of_machine() -> int:
+def available_memory() -> int:
     """Return the bytes of the machine's memory, or of the part of it that this container may use."""
     return min(physical_memory(), container_limit())

@@ -23,7 +23,7 @@ def patients_known(patients: NDArray[np.str_]) -> bool:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedImage:
     """An image that could not be read: left out, counted, listed."""
 
     name: str
@@ -52,7 +52,7 @@ class ImageSet:
     class_names: tuple[str, ...]
     patients: NDArray[np.str_]
     sources: NDArray[np.str_]
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedImage, ...] = ()
     missing: int = 0
     places: NDArray[np.intp] | None = None
 
@@ -158,7 +158,7 @@ def unflatten(layout: Layout, arrays: Sequence[NDArray[Any]]) -> Splits:
     sets = []
     for part in (layout[name] for name in PARTS):
         fields: dict[str, Any] = {name: None if part[name] is None else arrays[part[name]] for name in _ARRAYS}
-        skipped = tuple(Skipped(**skip) for skip in part["skipped"])
+        skipped = tuple(SkippedImage(**skip) for skip in part["skipped"])
         sets.append(
             ImageSet(class_names=tuple(part["class_names"]), skipped=skipped, missing=part["missing"], **fields)
         )

@@ -60,7 +60,7 @@ class Rendering:
 AS_IN_FILE = Rendering()
 
 
-class ShownSpec(Spec):
+class PictureTableSpec(Spec):
     """Settings that all pictures beside a table have in common.
 
     Attributes:
@@ -93,13 +93,13 @@ class ShownSpec(Spec):
         return Rendering(self.frame, self.axis, self.window, self.largest_mb)
 
 
-class PictureSpec(ShownSpec):
+class PictureSpec(PictureTableSpec):
     """Settings that all folders of picture files have in common; ``images`` is the folder."""
 
     images: str
 
 
-class LabelColumnsSpec(ShownSpec):
+class LabelColumnsSpec(PictureTableSpec):
     """Settings that name the columns of a hospital's own table.
 
     Labels stand either in one column per class (``label_columns``: 1, 0, -1 uncertain, or blank), or as names in one
@@ -124,7 +124,7 @@ class LabelColumnsSpec(ShownSpec):
     validation_fraction: Fraction = 0.1
 
     @model_validator(mode="after")
-    def _labels_said_once(self) -> Self:
+    def _check_label_columns(self) -> Self:
         if bool(self.label_columns) == (self.finding_column is not None):
             raise ValueError("give either label_columns, or finding_column with classes")
         if (self.finding_column is not None) != bool(self.classes):
@@ -184,7 +184,7 @@ class DicomwebSpec(LabelColumnsSpec):
 
     @field_validator("url")
     @classmethod
-    def _an_address(cls, url: str) -> str:
+    def _check_url(cls, url: str) -> str:
         parts = _URL.fullmatch(url)
         valid = parts is not None and int((parts[2] or ":1")[1:]) <= _LAST_PORT
         if parts and parts[1].startswith("["):
@@ -198,7 +198,7 @@ class DicomwebSpec(LabelColumnsSpec):
         return url.rstrip("/")
 
     @model_validator(mode="after")
-    def _keys_fit(self) -> Self:
+    def _check_key_columns(self) -> Self:
         if self.study_column is not None and self.accession_column is not None:
             raise ValueError("give study_column or accession_column, not both")
         if not (self.instance_column or self.study_column or self.accession_column):
@@ -206,7 +206,7 @@ class DicomwebSpec(LabelColumnsSpec):
         return self
 
     @model_validator(mode="after")
-    def _secret_fits(self) -> Self:
+    def _check_secret(self) -> Self:
         sources = [key for key in ("secret_file", "secret_env") if getattr(self, key)]
         if len(sources) != (self.authentication is not None):
             raise ValueError("authentication needs secret_file or secret_env, and these need authentication")
@@ -276,7 +276,7 @@ class NihSpec(PictureSpec):
     missing_files: Literal["ignore", "fault"] = "ignore"
 
     @model_validator(mode="after")
-    def _both_lists(self) -> Self:
+    def _check_both_lists(self) -> Self:
         if (self.train_val_list is None) != (self.test_list is None):
             raise ValueError("train_val_list and test_list belong together: give both or neither")
         return self
@@ -397,7 +397,7 @@ class MixtureSpec(Spec):
     color: bool = False
 
     @model_validator(mode="after")
-    def _one_size(self) -> Self:
+    def _check_image_sizes(self) -> Self:
         if sized := [task for task, spec in self.tasks.items() if spec.image_size not in (None, self.image_size)]:
             raise ValueError(f"image_size is the mixture's; take it out of {', '.join(sized)}")
         return self

@@ -113,7 +113,7 @@ def sort_patients(patients: Names) -> Names:
     return np.sort(patients)
 
 
-def part_of_each(patients: Names, split: PatientSplit) -> Names:
+def parts_of_images(patients: Names, split: PatientSplit) -> Names:
     """Return ``"train"``, ``"validation"`` or ``"test"`` for each image, given the patient of each."""
     parts = np.full(len(patients), "test", dtype="<U10")
     parts[np.isin(patients, split.train)] = "train"
@@ -128,11 +128,11 @@ def divide(images: ImageSet, parts: Names) -> Splits:
 
 def split_by_patient(images: ImageSet, seed: int) -> Splits:
     """Split a whole set 70/10/20 by patient."""
-    split = patient_split(images.patients, any_positive(images.labels), seed)
-    return divide(images, part_of_each(images.patients, split))
+    split = patient_split(images.patients, has_positive_label(images.labels), seed)
+    return divide(images, parts_of_images(images.patients, split))
 
 
-def any_positive(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
+def has_positive_label(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Mark the images ``(n,)`` that have a positive label in ``labels`` ``(n, classes)``; unknown is not positive."""
     return np.asarray((labels == 1).any(axis=1), dtype=np.bool_)
 
@@ -175,14 +175,14 @@ class PatientIndex:
 
     def rows(self, numbers: Numbers) -> Numbers:
         """Return the rows of all images of the patients with these numbers, ascending."""
-        order, begins = self._by_patient
+        order, begins = self._rows_by_patient
         patients = np.unique(numbers)
         counts = begins[patients + 1] - begins[patients]
         places = np.arange(counts.sum()) + np.repeat(begins[patients] - (np.cumsum(counts) - counts), counts)
         return np.sort(order[places])
 
     @cached_property
-    def _by_patient(self) -> tuple[Numbers, Numbers]:
+    def _rows_by_patient(self) -> tuple[Numbers, Numbers]:
         """Rows patient by patient ``(n,)``, and where each patient's begin in them, ``(patients + 1,)``.
 
         Thousands of sites ask for theirs, and none of them should have to look through all images.

@@ -19,12 +19,12 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from common.data.base.spec import DicomwebSpec
-from common.data.dicomweb.client import DicomwebClient, ResponseUnusable, Server, ServerFailed
-from common.data.dicomweb.search import SEARCHES, UID, Instance
-from common.data.images.headers import read_dataset, tags_of
+from common.data.dicomweb.client import DicomwebClient, PacsServer, ResponseUnusable, ServerFailed
+from common.data.dicomweb.search import SEARCHES, UID, ImageLocation
+from common.data.images.headers import read_dataset, tags_by_keyword
 from common.data.images.reading import is_dicom
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import is_disk_full, private_folder, remove_partial_files, write_atomically
+from common.system.files import is_disk_full, make_private_folder, remove_partial_files, write_atomically
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _BATCH = 200
@@ -55,10 +55,10 @@ class SearchResult(BaseModel):
     """A line of the cache: the places of the images that one search found."""
 
     key: str
-    images: tuple[Instance, ...]
+    images: tuple[ImageLocation, ...]
 
 
-class Cache:
+class ImageCache:
     """A folder of images as files, and of their places in the PACS as lines; several threads may use it."""
 
     def __init__(self, folder: Path, largest: int) -> None:
@@ -78,14 +78,14 @@ class Cache:
             if self.folder.is_dir() and not (self.folder / MARK).is_file() and any(self.folder.iterdir()):
                 problem = f"{self.folder} holds files that are not this cache's, which removes files."
                 raise BadInput([Fault("data.cache", problem, "Name a folder of its own, or one that does not exist.")])
-            private_folder(self.folder)
+            make_private_folder(self.folder)
             remove_partial_files(self.folder)
             if not (self.folder / MARK).is_file():
                 write_atomically(self.folder / MARK, _MARK_TEXT.encode(), private=True)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "no folder can have this name"
             raise BadInput([Fault("data.cache", f"{self.folder} cannot be used: {reason}.")]) from None
-        self._size = sum(size for _, size, _ in self._files())
+        self._size = sum(size for _, size, _ in self._list_files())
 
     def file(self, uid: str) -> Path:
         """Return the path at which the cache keeps an image."""
@@ -118,7 +118,7 @@ class Cache:
             self._size += len(data)
 
     def _make_room(self, needed: int) -> None:
-        files = sorted(self._files())
+        files = sorted(self._list_files())
         self._size = sum(size for _, size, _ in files)
         if self._size + needed <= self.largest:
             return
@@ -128,7 +128,7 @@ class Cache:
             file.unlink(missing_ok=True)
             self._size -= size
 
-    def _files(self) -> list[tuple[float, int, Path]]:
+    def _list_files(self) -> list[tuple[float, int, Path]]:
         """Return the last use, the size and the path of each image."""
         files = []
         for file in self.folder.glob("*.dcm"):
@@ -137,9 +137,9 @@ class Cache:
                 files.append((state.st_mtime, state.st_size, file))
         return files
 
-    def load_places(self) -> dict[str, tuple[Instance, ...]]:
+    def load_places(self) -> dict[str, tuple[ImageLocation, ...]]:
         """Return the results of searches that :meth:`store_places` wrote; lines that are not whole are left out."""
-        places = dict[str, tuple[Instance, ...]]()
+        places = dict[str, tuple[ImageLocation, ...]]()
         with suppress(OSError):
             for line in (self.folder / _PLACES).read_bytes().splitlines():
                 with suppress(ValidationError):
@@ -147,7 +147,7 @@ class Cache:
                     places[result.key] = result.images
         return places
 
-    def store_places(self, results: Mapping[str, tuple[Instance, ...]]) -> None:
+    def store_places(self, results: Mapping[str, tuple[ImageLocation, ...]]) -> None:
         """Write the places of images, by the key of the search that found them."""
         lines = [SearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
         descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -158,12 +158,12 @@ class Cache:
             os.close(descriptor)
 
 
-class Archive:
-    """Finds images in a PACS and reads them: a :class:`common.data.tables.labels.Reader`."""
+class PacsArchive:
+    """Finds images in a PACS and reads them: a :class:`common.data.tables.labels.PictureReader`."""
 
-    def __init__(self, client: DicomwebClient, cache: Cache, largest: int) -> None:
+    def __init__(self, client: DicomwebClient, cache: ImageCache, largest: int) -> None:
         self.client, self.cache, self.largest = client, cache, largest
-        self.places = dict[str, Instance]()
+        self.places = dict[str, ImageLocation]()
         self._disk: Fault | None = None
 
     def opened(self) -> AbstractContextManager[object]:
@@ -175,7 +175,7 @@ class Archive:
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
 
-    def find(self, keys: Iterable[ArchiveKey]) -> dict[ArchiveKey, tuple[Instance, ...]]:
+    def find(self, keys: Iterable[ArchiveKey]) -> dict[ArchiveKey, tuple[ImageLocation, ...]]:
         """Find the images that these keys name; searches whose results are in the cache are not sent again.
 
         Raises:
@@ -184,14 +184,14 @@ class Archive:
         places, distinct = self.cache.load_places(), list(dict.fromkeys(keys))
         new = [key for key in distinct if str(key) not in places]
         for start in range(0, len(new), _BATCH):
-            results = self._search(new[start : start + _BATCH])
+            results = self._send_searches(new[start : start + _BATCH])
             self.cache.store_places(results)
             places |= results
         images = {key: places.get(str(key), ()) for key in distinct}
         self.places |= {image.instance: image for of_key in images.values() for image in of_key}
         return images
 
-    def _search(self, keys: Sequence[ArchiveKey]) -> dict[str, tuple[Instance, ...]]:
+    def _send_searches(self, keys: Sequence[ArchiveKey]) -> dict[str, tuple[ImageLocation, ...]]:
         """Send searches, and return the results that are not empty: images that are missing now may arrive later.
 
         Raises:
@@ -199,7 +199,7 @@ class Archive:
         """
         unusable = list[Fault]()
 
-        def search(key: ArchiveKey) -> tuple[Instance, ...]:
+        def search(key: ArchiveKey) -> tuple[ImageLocation, ...]:
             try:
                 return tuple(SEARCHES[key.kind](self.client, key.value))
             except ResponseUnusable as reason:
@@ -249,7 +249,9 @@ def extract_instance(content: bytearray, media_type: str) -> bytes:
     if header.get_content_type() == "application/dicom":  # some servers leave the envelope out
         return bytes(content)
     if header.get_content_type() != "multipart/related":
-        problem = f"the answer is {_shown(media_type)}, where multipart/related with a DICOM file was expected"
+        problem = (
+            f"the answer is {_printable_media_type(media_type)}, where multipart/related with a DICOM file was expected"
+        )
         raise ResponseUnusable(problem)
     boundary = header.get_boundary() or ""
     if not 0 < len(boundary) <= 200 or not boundary.isascii():
@@ -263,7 +265,7 @@ def extract_instance(content: bytearray, media_type: str) -> bytes:
     head = content[start + len(mark) : head_end].decode("ascii", errors="replace")
     kind = re.search(r"^content-type:\s*(.*?)\s*$", head, re.IGNORECASE | re.MULTILINE)
     if kind and not kind[1].lower().startswith("application/dicom"):
-        raise ResponseUnusable(f"the part is {_shown(kind[1])}, not a DICOM file")
+        raise ResponseUnusable(f"the part is {_printable_media_type(kind[1])}, not a DICOM file")
     begin, end = head_end + 4, content.rfind(line_mark)
     if end < begin or not content.startswith(line_mark + b"--", end):
         raise ResponseUnusable("the answer is cut off")
@@ -272,7 +274,7 @@ def extract_instance(content: bytearray, media_type: str) -> bytes:
     return bytes(memoryview(content)[begin:end])
 
 
-def _shown(media_type: str) -> str:
+def _printable_media_type(media_type: str) -> str:
     """Return a content type that a server sent, short and printable, for a message."""
     text = "".join(letter for letter in media_type.strip() if letter.isprintable())[:60]
     return f'"{text}"' if text else "of no kind"
@@ -285,7 +287,7 @@ def _refuse_another_image(data: bytes, uid: str) -> None:
         ResponseUnusable: Saying which of the two.
     """
     try:
-        head = read_dataset(data, tags_of("SOPInstanceUID"))
+        head = read_dataset(data, tags_by_keyword("SOPInstanceUID"))
         actual = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
     except Exception:  # pydicom raises many kinds on damaged files
         raise ResponseUnusable("what the server sent is no DICOM file, or a damaged one") from None
@@ -293,27 +295,27 @@ def _refuse_another_image(data: bytes, uid: str) -> None:
         raise ResponseUnusable("the server sent another image than the one that was asked for")
 
 
-def open_archive(spec: DicomwebSpec, base: Path) -> Archive:
+def open_archive(spec: DicomwebSpec, base: Path) -> PacsArchive:
     """Read the secret and the certificates, and open the cache; no request is sent yet.
 
     Raises:
         BadInput: With every fault of these.
     """
     faults, context, header = list[Fault](), None, ""
-    cache = Cache(base / spec.cache, int(spec.cache_gb * 1e9))
-    with _gathered(faults):
+    cache = ImageCache(base / spec.cache, int(spec.cache_gb * 1e9))
+    with _gather_faults(faults):
         context = _tls_context(spec, base)
-    with _gathered(faults):
-        header = _authorization(spec, base)
-    with _gathered(faults):
+    with _gather_faults(faults):
+        header = _authorization_header(spec, base)
+    with _gather_faults(faults):
         cache.open()
     stop_on(faults)
-    server = Server(spec.url, context, header, spec.timeout_s, spec.connections)
-    return Archive(DicomwebClient(server), cache, spec.largest_mb << 20)
+    server = PacsServer(spec.url, context, header, spec.timeout_s, spec.connections)
+    return PacsArchive(DicomwebClient(server), cache, spec.largest_mb << 20)
 
 
 @contextmanager
-def _gathered(faults: list[Fault]) -> Iterator[None]:
+def _gather_faults(faults: list[Fault]) -> Iterator[None]:
     """Add the faults of a :class:`BadInput`, raised inside the ``with``, to a list."""
     try:
         yield
@@ -342,7 +344,7 @@ def _tls_context(spec: DicomwebSpec, base: Path) -> ssl.SSLContext | None:
         raise BadInput([Fault("data.ca_file", f"{path} {reason}.", remedy)]) from None
 
 
-def _authorization(spec: DicomwebSpec, base: Path) -> str:
+def _authorization_header(spec: DicomwebSpec, base: Path) -> str:
     """Return the value of the header ``Authorization``, empty where none is sent.
 
     Raises:
@@ -357,7 +359,7 @@ def _authorization(spec: DicomwebSpec, base: Path) -> str:
             problem = f"the environment variable {spec.secret_env} is not set, or is empty."
             raise BadInput([Fault(where, problem, "Set it where this program is started.")])
     else:
-        secret = _secret_in(base / str(spec.secret_file)).strip()
+        secret = _read_secret(base / str(spec.secret_file)).strip()
     if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", secret):
         # Nothing of it is repeated in the message.
         raise BadInput([Fault(where, "must hold one line of letters, digits and signs (ASCII).")])
@@ -368,7 +370,7 @@ def _authorization(spec: DicomwebSpec, base: Path) -> str:
     return f"Basic {base64.b64encode(secret.encode()).decode()}"
 
 
-def _secret_in(path: Path) -> str:
+def _read_secret(path: Path) -> str:
     """Read a file that only its owner may read.
 
     Raises:

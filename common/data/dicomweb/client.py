@@ -57,7 +57,7 @@ class NoResponse(ResponseUnusable):
 
 
 @dataclass(frozen=True)
-class Server:
+class PacsServer:
     """The address of a service and the settings of its connections.
 
     Attributes:
@@ -96,7 +96,7 @@ class DicomwebClient:
         failed: The reason why no request makes sense any more; None where all is well.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PacsServer) -> None:
         self.server = server
         self.failed: ServerFailed | None = None
         self._silent, self._pending = 0, set[Future[Response]]()
@@ -106,7 +106,7 @@ class DicomwebClient:
     def __enter__(self) -> Self:
         self._loop = start_blocking_portal(name="dicomweb")
         self._portal = self._loop.__enter__()
-        self._portal.call(self._open)
+        self._portal.call(self._open_connections)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,7 +157,7 @@ class DicomwebClient:
         self._silent = 0
         return response
 
-    async def _open(self) -> None:
+    async def _open_connections(self) -> None:
         headers = {"Accept-Encoding": "identity", "User-Agent": "polyclinic"}
         if self.server.authorization:
             headers["Authorization"] = self.server.authorization
@@ -176,7 +176,7 @@ class DicomwebClient:
         while True:
             try:
                 async with self._turns:
-                    return await self._sent(request, largest)
+                    return await self._send(request, largest)
             except ServerFailed as failed:
                 if not pauses or not failed.retry:
                     raise
@@ -185,7 +185,7 @@ class DicomwebClient:
                     raise
             await anyio.sleep(pauses.pop(0))
 
-    async def _sent(self, request: httpx.Request, largest: int) -> Response:
+    async def _send(self, request: httpx.Request, largest: int) -> Response:
         """Send a request and read its answer, within the limits of time and size."""
         timeout_s, content = self.server.timeout_s, bytearray()
         try:
@@ -250,7 +250,7 @@ def _refuse_larger(size: int, largest: int) -> None:
 
 def _connection_failure(error: Exception, server: str) -> ServerFailed:
     """Return the reason why a connection failed, from the causes of the library's own exception."""
-    for cause in _causes(error):
+    for cause in _chain_of_causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             problem = f"the certificate of {server} is not accepted: {cause.verify_message}."
             remedy = "If the hospital has a CA of its own, name its certificate (PEM) in data.ca_file."
@@ -268,7 +268,7 @@ def _connection_failure(error: Exception, server: str) -> ServerFailed:
     return ServerFailed(problem, remedy, retry=True)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _chain_of_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, its cause, the cause of that, and so on."""
     for _ in range(10):  # a chain of causes may be a circle
         if error is None:

@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Instance:
+class ImageLocation:
     """The place of an image in the PACS; ``patient`` is its PatientID, empty where the server gives none."""
 
     study: Uid
@@ -54,69 +54,71 @@ class Instance:
         return f"/studies/{self.study}/series/{self.series}/instances/{self.instance}"
 
 
-def images_of_study(client: DicomwebClient, study: str) -> list[Instance]:
+def find_study_images(client: DicomwebClient, study: str) -> list[ImageLocation]:
     """Find all pictures of a study, by StudyInstanceUID; none where the server does not have it.
 
     Raises:
         ResponseUnusable, ServerFailed: If the answer cannot be used.
     """
-    return [*_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED}, study)]
+    return [*_find_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED}, study)]
 
 
-def images_of_accession(client: DicomwebClient, number: str) -> list[Instance]:
+def find_accession_images(client: DicomwebClient, number: str) -> list[ImageLocation]:
     """Find all pictures under an AccessionNumber.
 
     Raises:
         ResponseUnusable: If the number belongs to several studies, or the answer cannot be used.
         ServerFailed: If the server gives no more answers.
     """
-    results = list(_search(client, "/studies", {"AccessionNumber": number}))
-    studies = {_uid(result, "study") for result in results if _value(result, "accession") == number}
+    results = list(_search_pages(client, "/studies", {"AccessionNumber": number}))
+    studies = {_read_uid(result, "study") for result in results if _first_value(result, "accession") == number}
     if results and not studies:
         raise ResponseUnusable("the server answered a search for one AccessionNumber with others")
     if len(studies) > 1:
         raise ResponseUnusable("the AccessionNumber names several studies")
-    return [image for study in studies for image in images_of_study(client, study)]
+    return [image for study in studies for image in find_study_images(client, study)]
 
 
-def image_of_uid(client: DicomwebClient, uid: str) -> list[Instance]:
+def find_image(client: DicomwebClient, uid: str) -> list[ImageLocation]:
     """Find the place of an image, by SOPInstanceUID.
 
     Raises:
         ResponseUnusable, ServerFailed: If the answer cannot be used.
     """
-    results = [*_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
+    results = [*_find_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
     same = [result for result in results if result.instance == uid]
     if results and not same:
         raise ResponseUnusable("the server answered a search for one SOPInstanceUID with others")
     return same[:1]
 
 
-SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[Instance]]] = {
-    "study": images_of_study,
-    "accession": images_of_accession,
-    "instance": image_of_uid,
+SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[ImageLocation]]] = {
+    "study": find_study_images,
+    "accession": find_accession_images,
+    "instance": find_image,
 }
 """The search for the images of a line of a table, by the kind of the line's key."""
 
 
-def _instances(client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str) -> Iterator[Instance]:
+def _find_instances(
+    client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str
+) -> Iterator[ImageLocation]:
     """Yield the pictures among the results of a search, which are all of ``study`` unless that is empty.
 
     Raises:
         ResponseUnusable: If a result is of another study, or has no UID.
     """
-    for result in _search(client, path, parameters):
-        if study and _value(result, "study") not in ("", study):
+    for result in _search_pages(client, path, parameters):
+        if study and _first_value(result, "study") not in ("", study):
             raise ResponseUnusable("the server answered a search for one study with another one")
-        modality = _value(result, "modality")
-        without_pixels = TAGS["rows"] in result and _value(result, "rows") in ("", "0")
+        modality = _first_value(result, "modality")
+        without_pixels = TAGS["rows"] in result and _first_value(result, "rows") in ("", "0")
         if modality not in _NO_PICTURES and not without_pixels:
-            uids = study or _uid(result, "study"), _uid(result, "series"), _uid(result, "instance")
-            yield Instance(*uids, modality, _value(result, "patient"))
+            uids = study or _read_uid(result, "study"), _read_uid(result, "series"), _read_uid(result, "instance")
+            yield ImageLocation(*uids, modality, _first_value(result, "patient"))
 
 
-def _search(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
+def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
     """Yield results until a page brings nothing new: a server may send short pages, and may ignore the offset.
 
     Raises:
@@ -131,8 +133,8 @@ def _search(client: DicomwebClient, path: str, parameters: Mapping[str, str]) ->
             return
         new = {
             uid: result
-            for result in _objects(response.content, response.media_type)
-            if (uid := _uid(result, identity)) not in uids
+            for result in _parse_dicom_json(response.content, response.media_type)
+            if (uid := _read_uid(result, identity)) not in uids
         }
         if not new:
             return
@@ -143,7 +145,7 @@ def _search(client: DicomwebClient, path: str, parameters: Mapping[str, str]) ->
     raise ResponseUnusable(f"a search has no end: more than {MOST_PAGES} pages, or than {MOST_OBJECTS} results")
 
 
-def _objects(content: bytearray, media_type: str) -> list[Json]:
+def _parse_dicom_json(content: bytearray, media_type: str) -> list[Json]:
     if not content.strip():
         return []
     if "json" not in media_type.lower():
@@ -157,7 +159,7 @@ def _objects(content: bytearray, media_type: str) -> list[Json]:
     return page
 
 
-def _value(result: Json, name: str) -> str:
+def _first_value(result: Json, name: str) -> str:
     """Return the first value of an attribute, empty where there is none."""
     element = result.get(TAGS[name])
     values = element.get("Value") if isinstance(element, dict) else None
@@ -165,13 +167,13 @@ def _value(result: Json, name: str) -> str:
     return str(first).strip() if isinstance(first, str | int) else ""
 
 
-def _uid(result: Json, name: str) -> str:
+def _read_uid(result: Json, name: str) -> str:
     """Return a UID of a result.
 
     Raises:
         ResponseUnusable: If the result has no valid UID of this name.
     """
-    uid = _value(result, name)
+    uid = _first_value(result, name)
     if not UID.fullmatch(uid):
         raise ResponseUnusable(f"the answer to a search holds an object without the UID ({name}) of digits and dots")
     return uid

@@ -7,7 +7,7 @@ grid, so an image is interpolated once, where Keras does it once per layer; pixe
 The strong ones are RandAugment, then Cutout: Cubuk et al., "RandAugment", CVPR Workshops 2020, in the form that Sohn et
 al., "FixMatch", NeurIPS 2020, gave it in their appendix: each image gets two of fourteen changes (n = 2), each of a
 strength drawn anew from its whole range (m = 10), and then loses a square of half its side. Departure: pixels from
-outside are mirrored in as above; theirs become black. On grey images ``_colour`` changes nothing.
+outside are mirrored in as above; theirs become black. On grey images ``_change_saturation`` changes nothing.
 """
 
 import math
@@ -67,7 +67,7 @@ def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) ->
     if spec.rotation or spec.zoom or spec.translate:
         sign = 1 - 2 * mirrored.float()  # a flip, then the zoom: a positive one shows more than the original
         scales = torch.stack((sign * (1 + zoom_x * spec.zoom), 1 + zoom_y * spec.zoom), 1)
-        linear = rotations(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
+        linear = rotation_matrices(turn * spec.rotation, images) @ torch.diag_embed(scales)  # (batch, 2, 2)
         shift = torch.stack((shift_x, shift_y), 1)[:, :, None] * 2 * spec.translate  # (batch, 2, 1); a side is 2 wide
         images = sample_at(images, torch.cat((linear, linear @ shift), 2))
     elif spec.horizontal_flip:
@@ -79,7 +79,7 @@ def apply_weak_changes(images: Tensor, spec: AugmentationSpec, draws: Tensor) ->
     return mean + (images - mean) * factors
 
 
-def rotations(turns: Tensor, images: Tensor) -> Tensor:
+def rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
     """Return rotation matrices ``(batch, 2, 2)`` from output to input places; x and y run from -1 to 1."""
     angles = 2 * math.pi * turns
     cos, sin = angles.cos(), angles.sin()
@@ -146,46 +146,46 @@ def _autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
     return torch.where(high > low, (images - low) * 255 / (high - low).clamp(min=1e-6), images)
 
 
-def _equalized(images: Tensor, strengths: Tensor) -> Tensor:
+def _equalize(images: Tensor, strengths: Tensor) -> Tensor:
     from torchvision.transforms.v2.functional import equalize  # takes seconds to import
 
     pixels: Tensor = equalize(images.round().to(torch.uint8))
     return pixels.to(images)
 
 
-def _posterized(images: Tensor, strengths: Tensor) -> Tensor:
+def _posterize(images: Tensor, strengths: Tensor) -> Tensor:
     """Keep the 4 to 8 highest bits of each pixel."""
     step = 2 ** (4 - (5 * strengths).floor())[:, None, None, None]
     return (images / step).floor() * step
 
 
-def _solarized(images: Tensor, strengths: Tensor) -> Tensor:
+def _solarize(images: Tensor, strengths: Tensor) -> Tensor:
     """Invert the pixels above a threshold from 0 to 256."""
     return torch.where(images >= 256 * strengths[:, None, None, None], 255 - images, images)
 
 
-def _blend(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
+def _blend_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with another picture, of which 0.05 to 0.95 of the difference remains."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
 
 
-def _colour(images: Tensor, strengths: Tensor) -> Tensor:
+def _change_saturation(images: Tensor, strengths: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     grey = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
-    return _blend(grey, images, strengths)
+    return _blend_pictures(grey, images, strengths)
 
 
-def _sharpness(images: Tensor, strengths: Tensor) -> Tensor:
+def _change_sharpness(images: Tensor, strengths: Tensor) -> Tensor:
     """Blend images with their smoothed copy, in which a pixel counts five times and its eight neighbours once."""
     sides = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     smooth = (9 * functional.avg_pool2d(sides, 3, stride=1) + 4 * images) / 13
-    return _blend(smooth, images, strengths)
+    return _blend_pictures(smooth, images, strengths)
 
 
-def _rotated(images: Tensor, strengths: Tensor) -> Tensor:
+def _rotate(images: Tensor, strengths: Tensor) -> Tensor:
     """Rotate images by up to 30 degrees either way."""
-    linear = rotations((2 * strengths - 1) * 30 / 360, images)
+    linear = rotation_matrices((2 * strengths - 1) * 30 / 360, images)
     return sample_at(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 
 
@@ -198,17 +198,17 @@ def _shear_or_shift(images: Tensor, strengths: Tensor, place: tuple[int, int], m
 
 CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": _autocontrast,
-    "brightness": lambda images, strengths: _blend(torch.zeros_like(images), images, strengths),
-    "colour": _colour,
-    "contrast": lambda images, strengths: _blend(images.mean((1, 2, 3), keepdim=True), images, strengths),
-    "equalized": _equalized,
+    "brightness": lambda images, strengths: _blend_pictures(torch.zeros_like(images), images, strengths),
+    "colour": _change_saturation,
+    "contrast": lambda images, strengths: _blend_pictures(images.mean((1, 2, 3), keepdim=True), images, strengths),
+    "equalized": _equalize,
     "identity": lambda images, strengths: images,
-    "posterized": _posterized,
-    "rotated": _rotated,
-    "sharpness": _sharpness,
+    "posterized": _posterize,
+    "rotated": _rotate,
+    "sharpness": _change_sharpness,
     "sheared_x": partial(_shear_or_shift, place=(0, 1), most=0.3),
     "sheared_y": partial(_shear_or_shift, place=(1, 0), most=0.3),
-    "solarized": _solarized,
+    "solarized": _solarize,
     "translated_x": partial(_shear_or_shift, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
     "translated_y": partial(_shear_or_shift, place=(1, 2), most=2 * 0.3),
 }

@@ -18,9 +18,9 @@ from common.data.images.headers import (
     read_dataset,
     refuse_large_elements,
     rle_plane_size,
-    tags_of,
+    tags_by_keyword,
 )
-from common.data.images.reading import bands, in_bands
+from common.data.images.reading import convert_in_bands, iterate_bands
 from common.data.images.syntaxes import READ_BY, is_readable, syntax_name
 
 _FRAME_KEYWORDS = {
@@ -76,7 +76,7 @@ _NEEDED = (
     *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"),
     *("BitsAllocated", "BitsStored", "PixelRepresentation"),
 )
-_READ = tags_of(
+_READ = tags_by_keyword(
     *_NEEDED,
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "RescaleSlope", "RescaleIntercept"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "ModalityLUTSequence"),
@@ -99,15 +99,15 @@ def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.u
     apply_functional_groups(dataset, index)
     limit = picture_limit(rendering.largest_mb)
     check_size(_decoded_size(dataset), limit)
-    pixels = _unpacked(dataset, index, limit)
+    pixels = _decode_frame(dataset, index, limit)
     if dataset.PhotometricInterpretation in _COLOR:
-        return in_bands(lambda band: _eight_bit_color(band, int(dataset.BitsStored)), pixels)
+        return convert_in_bands(lambda band: _eight_bit_color(band, int(dataset.BitsStored)), pixels)
     if dataset.PhotometricInterpretation == _PALETTE:
-        return in_bands(lambda band: _colors_of_palette(band, dataset), pixels)
+        return convert_in_bands(lambda band: _apply_palette(band, dataset), pixels)
     own_window = dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None
     windowless = rendering.window is None and not dataset.get("VOILUTSequence") and not own_window
-    limits = _limits(pixels, dataset) if windowless else None
-    return in_bands(lambda band: _eight_bit_grey(band, dataset, rendering.window, limits), pixels)
+    limits = _value_range(pixels, dataset) if windowless else None
+    return convert_in_bands(lambda band: _eight_bit_grey(band, dataset, rendering.window, limits), pixels)
 
 
 def _decoded_size(dataset: Any) -> int:
@@ -135,7 +135,7 @@ def _refuse_other_than_pictures(dataset: Any) -> None:
         raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
 
 
-def _unpacked(dataset: Any, index: int, limit: int) -> NDArray[Any]:
+def _decode_frame(dataset: Any, index: int, limit: int) -> NDArray[Any]:
     """Decode one frame to its stored values, ``(rows, columns[, samples])``.
 
     Raises:
@@ -196,7 +196,7 @@ def _refuse_another_size(dataset: Any, index: int, limit: int) -> None:
     check_size(_decoded_size(dataset) + jpeg_2000_tables(packed), limit)
 
 
-def _colors_of_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
+def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
     """Look numbers up in the file's palette; return colours ``(height, width, 3)``.
 
     Source: DICOM PS3.3 C.7.6.3.1.5 and C.7.6.3.1.6.
@@ -223,18 +223,18 @@ def _eight_bit_color(pixels: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 def _eight_bit_grey(
     pixels: NDArray[Any], dataset: Any, window: Window | None, limits: tuple[float, float] | None
 ) -> NDArray[np.uint8]:
-    shown = _displayed(pixels, dataset, window, limits)  # (height, width), 0 to 1
+    shown = _apply_display_transforms(pixels, dataset, window, limits)  # (height, width), 0 to 1
     return np.round(255 * (1 - shown if dataset.PhotometricInterpretation == "MONOCHROME1" else shown)).astype(np.uint8)
 
 
-def _limits(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
+def _value_range(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
     """Return the smallest and the largest value of a picture without its padding.
 
     Raises:
         ValueError: If there is nothing but padding.
     """
     padding, limits = dataset.get("PixelPaddingValue"), list[tuple[float, float]]()
-    for band in bands(pixels):
+    for band in iterate_bands(pixels):
         values = np.asarray(apply_modality_lut(band, dataset))
         inside = values if padding is None else values[band != padding]
         if inside.size:
@@ -244,7 +244,7 @@ def _limits(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
     return min(low for low, _ in limits), max(high for _, high in limits)
 
 
-def _displayed(
+def _apply_display_transforms(
     pixels: NDArray[Any], dataset: Any, window: Window | None, limits: tuple[float, float] | None
 ) -> NDArray[np.float64]:
     """Map stored pixels to 0..1: modality transform, then ``limits``, ``window``, or the file's first VOI window."""

@@ -38,7 +38,7 @@ _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 """The tag of an item, in either order of bytes."""
 
 
-class _CountedReads:
+class _LimitedReader:
     """A binary file of which pydicom makes a limited number of objects: at most one for each piece that it reads."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
@@ -57,7 +57,7 @@ class _CountedReads:
         return self._read(size)
 
 
-def tags_of(*keywords: str) -> tuple[BaseTag, ...]:
+def tags_by_keyword(*keywords: str) -> tuple[BaseTag, ...]:
     """Return the tags of elements, for :func:`read_dataset` and :func:`refuse_large_elements`."""
     return tuple(map(Tag, keywords))
 
@@ -78,15 +78,15 @@ def read_dataset(content: bytes | BinaryIO, tags: Sequence[BaseTag] | None = Non
     meta, only = filereader._read_file_meta_info(file), None if tags is None else list[BaseTag | int](tags)
     if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
         file.seek(0)
-        counted: Any = _CountedReads(file, largest_mb)
+        counted: Any = _LimitedReader(file, largest_mb)
         return pydicom.dcmread(counted, stop_before_pixels=tags is not None, specific_tags=only)
-    counted = _CountedReads(_inflated(file.read(), largest_mb), largest_mb)
+    counted = _LimitedReader(_inflate(file.read(), largest_mb), largest_mb)
     dataset = filereader.read_dataset(counted, is_implicit_VR=False, is_little_endian=True, specific_tags=only)
     dataset.file_meta = meta
     return dataset
 
 
-def _inflated(packed: bytes, largest_mb: int) -> BinaryIO:
+def _inflate(packed: bytes, largest_mb: int) -> BinaryIO:
     """Inflate the content of a deflated file.
 
     Raises:
@@ -137,12 +137,12 @@ def encoded_shape(frame: bytes) -> tuple[int, int, int]:
         ValueError: If its head is damaged, or does not say one size.
     """
     try:
-        return _of_jpeg(frame) if frame.startswith(b"\xff\xd8") else _of_jpeg_2000(frame)
+        return _parse_jpeg_shape(frame) if frame.startswith(b"\xff\xd8") else _parse_jpeg_2000_shape(frame)
     except (struct.error, IndexError):
         raise ValueError("the head of its packed pixels is damaged") from None
 
 
-def _of_jpeg(frame: bytes) -> tuple[int, int, int]:
+def _parse_jpeg_shape(frame: bytes) -> tuple[int, int, int]:
     """Read the frame header, which is found by its marker (ITU-T T.81, B.2.2; T.87, C.2.2)."""
     place = 2
     while frame[place] == 0xFF:
@@ -157,7 +157,7 @@ def _of_jpeg(frame: bytes) -> tuple[int, int, int]:
     raise ValueError("the head of its packed pixels is damaged")
 
 
-def _of_jpeg_2000(frame: bytes) -> tuple[int, int, int]:
+def _parse_jpeg_2000_shape(frame: bytes) -> tuple[int, int, int]:
     """Read the marker of image and tile size (ITU-T T.800, A.5.1), whose four bytes occur nowhere in packed data."""
     if frame.count(_SIZ) != 1:
         raise ValueError("the head of its packed pixels is damaged")
@@ -184,15 +184,15 @@ def jpeg_2000_tables(frame: bytes) -> int:
         tiles = -(-width // tile_width) * -(-height // tile_height) if min(tile_width, tile_height) else 2**32
         sides = min(width, tile_width), min(height, tile_height)
         # A tile has more layers and blocks only if its own head says so: the largest of all heads stands for each.
-        styles: list[tuple[int, bytes]] = list(_coding_styles(frame, place + 4, wide=samples > 256))
-        blocks = max((_blocks(*sides, style) for _, style in styles), default=0)
+        styles: list[tuple[int, bytes]] = list(_parse_coding_styles(frame, place + 4, wide=samples > 256))
+        blocks = max((_count_code_blocks(*sides, style) for _, style in styles), default=0)
         visits = max((2 * layers * (style[0] + 1) for layers, style in styles), default=0)
         return int(tiles * _OF_A_TILE + samples * blocks * (tiles * _OF_A_BLOCK + visits))
     except (struct.error, IndexError, ValueError):
         raise ValueError("the head of its packed pixels is damaged") from None
 
 
-def _coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
+def _parse_coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[int, bytes]]:
     """Yield layers and style of every coding style (ITU-T T.800, A.6.1 and A.6.2), of main head and tile parts.
 
     Args:
@@ -220,7 +220,7 @@ def _coding_styles(frame: bytes, place: int, *, wide: bool) -> Iterator[tuple[in
             place += 2
 
 
-def _blocks(width: int, height: int, style: bytes) -> int:
+def _count_code_blocks(width: int, height: int, style: bytes) -> int:
     """Count the code blocks of a component of a tile over all resolutions; a precinct has one of each band or more."""
     levels, exponents = style[0], (style[1] + 2, style[2] + 2)
     precincts, total = style[5:], 0
@@ -258,7 +258,7 @@ def rle_plane_size(frame: bytes) -> int:
     return size
 
 
-_HEAD_TAGS = tags_of("PatientID", "SpecificCharacterSet")
+_HEAD_TAGS = tags_by_keyword("PatientID", "SpecificCharacterSet")
 
 
 @dataclass(frozen=True)
@@ -272,10 +272,10 @@ class DicomHead:
 def read_dicom_heads(files: Sequence[Path]) -> list[DicomHead]:
     """Read the heads of these files on several threads, in order."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
-        return list(pool.map(_head, files))
+        return list(pool.map(_read_dicom_head, files))
 
 
-def _head(file: Path) -> DicomHead:
+def _read_dicom_head(file: Path) -> DicomHead:
     # Any error on a broken file ends here: reading its pixels tells what is wrong with it.
     try:
         with file.open("rb") as opened:

@@ -30,7 +30,7 @@ _LARGEST = 1e30
 
 
 @dataclass(frozen=True)
-class Volume:
+class NiftiHeader:
     """The form of a volume, from the file's header.
 
     Attributes:
@@ -68,8 +68,8 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
     Raises:
         ValueError: If the file is no volume of numbers, too large, damaged, or has no such slice.
     """
-    with _opened(file) as content:
-        volume = _volume(content)
+    with _open_unpacked(file) as content:
+        volume = _read_header(content)
         world = AXES[rendering.axis]
         axis, backwards = volume.file_axis(world)
         packed, pixels = file.stat().st_size, math.prod(volume.shape) // volume.shape[axis]
@@ -79,7 +79,7 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
         count = volume.shape[axis]
         number = frame_index(rendering.frame, count, f"the NIfTI file has {count} {rendering.axis} slices")
         at = count - 1 - number if backwards else number
-        values = _upright(_slice(content, volume, axis, at), volume, world)
+        values = _turn_upright(_read_slice(content, volume, axis, at), volume, world)
     if not np.isfinite(values).any():
         raise ValueError("the slice holds no number, only NaN or infinite values")
     with np.errstate(all="ignore"):
@@ -89,24 +89,24 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
     return np.round(255 * shown).astype(np.uint8)
 
 
-def _opened(file: Path) -> IO[bytes]:
+def _open_unpacked(file: Path) -> IO[bytes]:
     """Open a file, through gzip where it is packed."""
     with file.open("rb") as head:
         packed = head.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(file)) if packed else file.open("rb")
 
 
-def _volume(content: IO[bytes]) -> Volume:
+def _read_header(content: IO[bytes]) -> NiftiHeader:
     """Read the header; ``content`` stands behind it then.
 
     Raises:
         ValueError: If it is damaged, or of a kind that is not read here.
     """
-    head = _exactly(content, Nifti1Header.template_dtype.itemsize)
+    head = _read_exactly(content, Nifti1Header.template_dtype.itemsize)
     kind: Any = Nifti1Header
     if head[344:347] not in (b"n+1", b"ni1"):
         kind = Nifti2Header
-        head += _exactly(content, Nifti2Header.template_dtype.itemsize - len(head))
+        head += _read_exactly(content, Nifti2Header.template_dtype.itemsize - len(head))
     damaged = "the head of the NIfTI file is damaged"
     try:
         header = kind(head, check=False)
@@ -126,14 +126,14 @@ def _volume(content: IO[bytes]) -> Volume:
         raise ValueError(damaged)
     width, height, depth, *_ = (*shape, 1)
     scale = 1.0 if slope is None else float(slope)
-    return Volume((width, height, depth), voxel_type, start, scale, float(intercept or 0), orientation)
+    return NiftiHeader((width, height, depth), voxel_type, start, scale, float(intercept or 0), orientation)
 
 
-def _slice(content: IO[bytes], volume: Volume, axis: int, at: int) -> NDArray[np.float64]:
+def _read_slice(content: IO[bytes], volume: NiftiHeader, axis: int, at: int) -> NDArray[np.float64]:
     """Return the voxels with place ``at`` along an axis of the file, in the file's order of the other two."""
 
     def next_plane() -> NDArray[Any]:
-        voxels = np.frombuffer(_exactly(content, volume.plane), dtype=volume.kind)
+        voxels = np.frombuffer(_read_exactly(content, volume.plane), dtype=volume.kind)
         return voxels.reshape(volume.shape[:2], order="F")  # (first axis, second axis)
 
     if axis == 2:
@@ -144,7 +144,7 @@ def _slice(content: IO[bytes], volume: Volume, axis: int, at: int) -> NDArray[np
     return np.stack(rows, axis=1)
 
 
-def _exactly(content: IO[bytes], size: int) -> bytes:
+def _read_exactly(content: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes.
 
     Raises:
@@ -159,7 +159,7 @@ def _exactly(content: IO[bytes], size: int) -> bytes:
     return data
 
 
-def _upright(voxels: NDArray[np.float64], volume: Volume, world: int) -> NDArray[np.float64]:
+def _turn_upright(voxels: NDArray[np.float64], volume: NiftiHeader, world: int) -> NDArray[np.float64]:
     """Turn a slice ``(axis, axis)`` of the file into ``(height, width)`` as it is looked at."""
     left_to_right, up = (other for other in range(3) if other != world)
     axes = [axis for axis in range(3) if axis != volume.file_axis(world)[0]]

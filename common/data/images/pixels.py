@@ -44,7 +44,7 @@ class Pixels:
             yield self.stored[batch if self.rows is None else self.rows[batch]].to(self.device)
 
 
-def at_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
+def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
     """Return the inputs of a network for the images at ``rows``, in that order; no picture is copied."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
@@ -52,9 +52,9 @@ def at_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
     return replace(inputs, rows=index if inputs.rows is None else inputs.rows[index])
 
 
-def pixels_of(images: ImageSet, device: str) -> Pixels:
+def pixels_on_device(images: ImageSet, device: str) -> Pixels:
     """Return the pictures of a set for a device; sets that share their store share it there too."""
-    stored = _stored_on(images.stored, device)
+    stored = _copy_to_device(images.stored, device)
     rows = None if images.places is None else torch.from_numpy(images.places).to(stored.device)
     return Pixels(stored, rows, torch.device(device))
 
@@ -69,7 +69,7 @@ def channels_first(images: NDArray[np.uint8]) -> Tensor:
 _on_devices: dict[tuple[int, str], Tensor] = {}
 
 
-def _stored_on(stored: NDArray[np.uint8], device: str) -> Tensor:
+def _copy_to_device(stored: NDArray[np.uint8], device: str) -> Tensor:
     """Copy an array to the device where there is room, and keep the copy as long as the array lives."""
     if device == "cpu":
         return channels_first(stored)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from common.data.base.decoded_size import check_size, picture_limit
-from common.data.base.image_set import Skipped
+from common.data.base.image_set import SkippedImage
 from common.data.base.spec import AS_IN_FILE, Rendering, Resize
 from common.errors import BadInput, Fault
 
@@ -24,15 +24,15 @@ BAND = 1 << 20
 """Numbers in a band, if a row has no more."""
 
 
-def bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def iterate_bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Yield the rows of a picture ``(height, width[, samples])``, some at a time, as views."""
     rows = max(1, BAND // pixels[0].size)
     yield from (pixels[start : start + rows] for start in range(0, len(pixels), rows))
 
 
-def in_bands(eight_bit: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]) -> NDArray[np.uint8]:
+def convert_in_bands(eight_bit: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]) -> NDArray[np.uint8]:
     """Bring a picture ``(height, width[, samples])`` to 8 bits, some rows at a time."""
-    parts = [eight_bit(band) for band in bands(pixels)]
+    parts = [eight_bit(band) for band in iterate_bands(pixels)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -119,12 +119,12 @@ IN_MEMORY = ImageStore()
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedPictures:
     """The pictures that could be read: ``images[i]`` is the one at ``rows[i]`` of all."""
 
     images: NDArray[np.uint8]
     rows: NDArray[np.intp]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedImage, ...]
 
 
 def decode_pictures(
@@ -133,7 +133,7 @@ def decode_pictures(
     form: ImageForm,
     store: ImageStore = IN_MEMORY,
     connection: AbstractContextManager[object] | None = None,
-) -> Decoded:
+) -> DecodedPictures:
     """Decode the pictures of which ``read(i)`` returns the bytes or the file.
 
     Args:
@@ -154,11 +154,11 @@ def decode_pictures(
     with ThreadPoolExecutor(store.workers) as pool, connection or nullcontext():
         reasons = list(pool.map(decode_one, range(len(names))))
     rows = np.flatnonzero([not reason for reason in reasons])
-    skipped = tuple(Skipped(name, reason) for name, reason in zip(names, reasons, strict=True) if reason)
+    skipped = tuple(SkippedImage(name, reason) for name, reason in zip(names, reasons, strict=True) if reason)
     for place, row in enumerate(rows):  # close up in place, because the array may be larger than memory
         if place != row:
             images[place] = images[row]
-    return Decoded(images[: len(rows)], rows, skipped)
+    return DecodedPictures(images[: len(rows)], rows, skipped)
 
 
 def unreadable_reason(error: Exception) -> str:
@@ -201,8 +201,8 @@ def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> 
         image.load()
         ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
         if image.mode.startswith("I"):
-            return Image.fromarray(_eight_bits(np.asarray(image)))
-        return _in_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+            return Image.fromarray(_scale_to_8_bits(np.asarray(image)))
+        return _convert_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
 
 def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
@@ -217,25 +217,25 @@ def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
         raise ValueError("damaged or cut off") from None
 
 
-def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
     """Return a picture in a mode of Pillow's; the same where it is in it, of which Pillow would make a copy."""
     return image if image.mode == mode else image.convert(mode)
 
 
-def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
+def _scale_to_8_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
     """Scale by the smallest usual bit depth that holds the brightest pixel: 12-bit images are often saved as 16-bit."""
     brightest = int(pixels.max())
     depth = next((depth for depth in _BIT_DEPTHS if brightest < 1 << depth), None)
     if depth is None or int(pixels.min()) < 0:
         raise ValueError(f"pixel values from {pixels.min()} to {brightest} do not fit 16 bits")
     scaled = np.round(np.arange(1 << depth) * (255 / ((1 << depth) - 1))).astype(np.uint8)
-    return in_bands(lambda band: scaled[band], pixels)
+    return convert_in_bands(lambda band: scaled[band], pixels)
 
 
 def fit_to_form(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     """Bring a picture into ``form``, bilinear (averaging when it shrinks), padded with black or stretched."""
     mode = "RGB" if form.color else "L"
-    image = image if image.mode == "L" else _in_mode(image, mode)  # grey becomes colour once it is small
+    image = image if image.mode == "L" else _convert_mode(image, mode)  # grey becomes colour once it is small
     longer = max(image.size)
     width, height = (
         (form.size, form.size)
@@ -244,7 +244,7 @@ def fit_to_form(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     )
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
-    image = _in_mode(image, mode)
+    image = _convert_mode(image, mode)
     canvas = np.zeros(form.shape, dtype=np.uint8)
     top, left = (form.size - height) // 2, (form.size - width) // 2
     canvas[top : top + height, left : left + width] = np.asarray(image)
@@ -274,7 +274,7 @@ def convert_color(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
     return grey
 
 
-def check_skip_budget(where: str, skipped: Sequence[Skipped], total: int, budget: float) -> None:
+def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, budget: float) -> None:
     """Refuse a data set of which too many images could not be read.
 
     Args:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.data.base.image_set import Splits
 from common.data.base.splits import PatientIndex
 from common.data.partition.checks import empty_site_faults, several_class_faults
-from common.data.partition.division import Division, SitePart, gather, site_names, without_skipped
+from common.data.partition.division import Division, SitePart, gather_site_images, site_names, without_skipped
 from common.data.partition.spec import DirichletSpec, LabelPartitionSpec
 from common.errors import stop_on
 
@@ -60,7 +60,7 @@ def ends_without_rest(share: Shares, count: int) -> NDArray[np.intp]:
     return ends
 
 
-def deal(classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random) -> list[NDArray[np.intp]]:
+def deal_patients(classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random) -> list[NDArray[np.intp]]:
     """Deal patients to sites, class after class, each class shuffled.
 
     Args:
@@ -78,7 +78,7 @@ def deal(classes: NDArray[np.intp], shares: Shares, ends: Ends, random: Random) 
     return [np.concatenate(of_site) for of_site in zip(*of_classes, strict=True)]
 
 
-def by_labels(splits: Splits, spec: LabelPartitionSpec, seed: int) -> Division:
+def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> Division:
     """Deal the train and the test part; the validation part is held out of the sites' training images.
 
     Raises:
@@ -95,14 +95,14 @@ def by_labels(splits: Splits, spec: LabelPartitionSpec, seed: int) -> Division:
         draw = practical_shares if spec.shards == "practical" else pathological_shares
         shares, ends = draw(classes, spec.sites, legacy), ends_rounded_down
     train_patients, test_patients = PatientIndex.of(splits.train), PatientIndex.of(splits.test)
-    trains, tests = (deal(part.classes, shares, ends, random) for part in (train_patients, test_patients))
+    trains, tests = (deal_patients(part.classes, shares, ends, random) for part in (train_patients, test_patients))
     sites, remedy = site_names("site", spec.sites), "Take fewer sites, more images, another seed, or more even shares."
     stop_on([*empty_site_faults(sites, trains, "training", remedy), *empty_site_faults(sites, tests, "test", remedy)])
     held_out = [random.permutation(of_site)[: int(spec.validation_fraction * len(of_site))] for of_site in trains]
     rest = [np.setdiff1d(of_site, out) for of_site, out in zip(trains, held_out, strict=True)]
-    train, train_rows = gather(splits.train, [train_patients.rows(of_site) for of_site in rest])
+    train, train_rows = gather_site_images(splits.train, [train_patients.rows(of_site) for of_site in rest])
     validation_rows = [train_patients.rows(of_site) for of_site in held_out]
-    validation, validation_rows = gather(without_skipped(splits.train), validation_rows)
+    validation, validation_rows = gather_site_images(without_skipped(splits.train), validation_rows)
     # The test part stays whole, also where rounding leaves some of it to no site.
     test_rows = [test_patients.rows(of_site) for of_site in tests]
     names = tuple(sorted(splits.class_names))

@@ -10,12 +10,12 @@ import numpy as np
 
 from common.data.base.image_set import Splits
 from common.data.base.splits import Numbers, PatientIndex, PatientSplit, StratifiedSplitter
-from common.data.partition.division import Division, SitePart, gather, site_names, without_skipped
+from common.data.partition.division import Division, SitePart, gather_site_images, site_names, without_skipped
 from common.data.partition.spec import TasksSpec
 from common.errors import BadInput, Fault
 
 
-def by_tasks(splits: Splits, spec: TasksSpec) -> Division:
+def partition_by_task(splits: Splits, spec: TasksSpec) -> Division:
     """Divide the train part alone; new parts for the sites and for the coordinator are cut from it.
 
     Raises:
@@ -29,47 +29,47 @@ def by_tasks(splits: Splits, spec: TasksSpec) -> Division:
     sites, of_coordinator = dict[str, tuple[tuple[str, ...], PatientSplit]](), list[Numbers]()
     task_of = pool.sources[patients.first]  # (patients,)
     for task in dict.fromkeys(task_of.tolist()):
-        members = _limited(np.flatnonzero(task_of == task), splitter, spec)
+        members = _limit_patients(np.flatnonzero(task_of == task), splitter, spec)
         rest, taken_off = splitter.split_off(members, spec.server_fraction, f'Task "{task}"')
         of_coordinator.append(taken_off)
         # Classes of which at least one image of the task says whether it has them.
         annotated = ~np.isnan(pool.labels[pool.sources == task]).all(axis=0)  # (classes,)
         class_names = tuple(sorted(np.array(pool.class_names)[annotated].tolist()))
-        of_sites = _deal(rest, splitter, spec)
+        of_sites = _deal_patients(rest, splitter, spec)
         for site, of_site in zip(site_names(task, len(of_sites)), of_sites, strict=True):
             sites[site] = class_names, splitter.split_in_three(of_site, f'Site "{site}"')
     server, others = splitter.split_in_three(np.concatenate(of_coordinator), "The coordinator"), without_skipped(pool)
     names = sorted(sites)
     shares = [sites[site][1] for site in names]
-    train, train_rows = gather(pool, [patients.rows(share.train) for share in shares])
-    validation, validation_rows = gather(others, [patients.rows(share.validation) for share in shares])
-    test, test_rows = gather(others, [patients.rows(share.test) for share in shares])
+    train, train_rows = gather_site_images(pool, [patients.rows(share.train) for share in shares])
+    validation, validation_rows = gather_site_images(others, [patients.rows(share.validation) for share in shares])
+    test, test_rows = gather_site_images(others, [patients.rows(share.test) for share in shares])
     rows = zip(names, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePart(site, sites[site][0], *of_site) for site, *of_site in rows)
     server_sets = (others.rows(patients.rows(numbers)) for numbers in (server.train, server.validation, server.test))
     return Division(Splits(train, validation, test), parts, Splits(*server_sets))
 
 
-def _limited(members: Numbers, splitter: StratifiedSplitter, spec: TasksSpec) -> Numbers:
+def _limit_patients(members: Numbers, splitter: StratifiedSplitter, spec: TasksSpec) -> Numbers:
     """Return the first ``limit`` of a task's patients; "moderate": the first of each class, equally many."""
     if spec.split == "strong":
         return members[: spec.limit]
-    by_class = _by_class(members, splitter)
+    by_class = _group_by_class(members, splitter)
     fewest = min(map(len, by_class))
     count = fewest if spec.limit is None else min(fewest, spec.limit // len(by_class))
     return np.concatenate([of_class[:count] for of_class in by_class])
 
 
-def _deal(members: Numbers, splitter: StratifiedSplitter, spec: TasksSpec) -> list[Numbers]:
+def _deal_patients(members: Numbers, splitter: StratifiedSplitter, spec: TasksSpec) -> list[Numbers]:
     """Deal a task's patients to its sites; "moderate": equally many of each class, and the rest to no site."""
     sites = spec.sites_per_task
     if spec.split == "strong":
         return np.array_split(members, sites)
-    by_class = _by_class(members, splitter)
+    by_class = _group_by_class(members, splitter)
     size = len(members) // sites // len(by_class)
     return [np.concatenate([of_class[site * size :][:size] for of_class in by_class]) for site in range(sites)]
 
 
-def _by_class(numbers: Numbers, splitter: StratifiedSplitter) -> list[Numbers]:
+def _group_by_class(numbers: Numbers, splitter: StratifiedSplitter) -> list[Numbers]:
     classes = splitter.classes[numbers]
     return [numbers[classes == column] for column in np.unique(classes)]

@@ -56,7 +56,7 @@ def site_names(stem: str, count: int) -> tuple[str, ...]:
     return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
 
 
-def gather(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet, list[Rows]]:
+def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet, list[Rows]]:
     """Return the images of all sites, one site after the other, and each site's rows in them.
 
     Args:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import Splits
-from common.data.base.splits import any_positive, split_patients_over_sites
-from common.data.partition.by_label import by_labels
-from common.data.partition.by_task import by_tasks
+from common.data.base.splits import has_positive_label, split_patients_over_sites
+from common.data.partition.by_label import partition_by_label
+from common.data.partition.by_task import partition_by_task
 from common.data.partition.checks import ClassLists, empty_site_faults, orphan_faults, partition_faults, site_faults
 from common.data.partition.division import Division, SitePart, site_names
 from common.data.partition.paper_tables import TABLES, paper_class_lists
@@ -75,7 +75,7 @@ def random_owners(sites: int, classes: int, random: np.random.Generator) -> NDAr
     return owned
 
 
-def draw_lists(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
+def draw_class_lists(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
     """Draw class lists ``(sites, classes)`` that each lack ``missing`` classes, until every class has an owner.
 
     FedMLP's authors draw them so, with Python's own generator, site after site; they take the first draw, also where a
@@ -93,7 +93,7 @@ def draw_lists(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.
     return owned
 
 
-def by_classes(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePart, ...]:
+def partition_by_class(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[SitePart, ...]:
     """Divide the train and validation parts over sites; the test part belongs to none of them.
 
     Raises:
@@ -113,14 +113,14 @@ def by_classes(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[Sit
     else:
         random, dealt = np.random.RandomState(seed % (1 << 32)), []
         for part in (splits.train, splits.validation):  # one after the other, the same generator going on
-            abnormal = any_positive(part.labels)
+            abnormal = has_positive_label(part.labels)
             of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
             dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
     rows = list(zip(*dealt, strict=True))
     remedy = "Take fewer sites: abnormal and other patients are dealt apart."
     stop_on(empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
     positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
-    lists = _class_lists(splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites))))
+    lists = _choose_class_lists(splits.class_names, spec, sites, positives, np.random.default_rng((seed, len(sites))))
     remedy = "Take more sites, fewer missing classes, or another lists_seed."
     stop_on(orphan_faults(splits.class_names, lists, "partition.missing", remedy))
     return tuple(
@@ -129,7 +129,7 @@ def by_classes(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[Sit
     )
 
 
-def _class_lists(
+def _choose_class_lists(
     class_names: tuple[str, ...],
     spec: ClassPartitionSpec,
     sites: tuple[str, ...],
@@ -144,7 +144,7 @@ def _class_lists(
         case RandomOwnersSpec():
             owned = random_owners(len(sites), len(class_names), random)
         case MissingClassesSpec():
-            owned = draw_lists(len(sites), len(class_names), spec.missing, spec.lists_seed)
+            owned = draw_class_lists(len(sites), len(class_names), spec.missing, spec.lists_seed)
         case ClassSubsetsSpec():
             if isinstance(spec.shared, tuple):
                 shared = np.isin(class_names, spec.shared)
@@ -171,8 +171,8 @@ def partition(splits: Splits, spec: PartitionSpec, seed: int) -> Division:
     stop_on(partition_faults(splits.class_names, spec))
     match spec:
         case LabelSkewSpec() | DirichletSpec():
-            return by_labels(splits, spec, seed)
+            return partition_by_label(splits, spec, seed)
         case TasksSpec():
-            return by_tasks(splits, spec)
+            return partition_by_task(splits, spec)
         case _:
-            return Division(splits, by_classes(splits, spec, seed))
+            return Division(splits, partition_by_class(splits, spec, seed))

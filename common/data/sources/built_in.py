@@ -27,7 +27,7 @@ from common.data.images.reading import resize_images
 
 def load_digits(spec: DigitsSpec) -> Splits:
     """Return the 1,797 digits, ``(n, 8, 8)``, scaled from 0..16 to 0..255 and split 70/10/20; each is one patient."""
-    images, digits = _images_and_digits(spec.image_size)
+    images, digits = _load_images_and_digits(spec.image_size)
     everything = ImageSet(
         stored=images,
         labels=np.asarray(digits[:, None] == np.arange(10), dtype=np.float32),
@@ -39,7 +39,7 @@ def load_digits(spec: DigitsSpec) -> Splits:
 
 
 @functools.lru_cache(maxsize=1)
-def _images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _load_images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return all images at one size, and the digit of each; the result is cached for the next run in this process."""
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
@@ -78,16 +78,18 @@ _BATCH = 100
 
 def load_phantom(spec: PhantomSpec) -> Splits:
     """Draw synthetic patients of 1 to 3 images each, render the images, and split them by patient."""
-    return split_by_patient(phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed)
+    return split_by_patient(
+        draw_phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed
+    )
 
 
-def phantoms(count: int, size: int, random: Random) -> ImageSet:
+def draw_phantoms(count: int, size: int, random: Random) -> ImageSet:
     """Draw ``count`` images ``(count, size, size)`` with their nine labels."""
     patient = np.repeat(np.arange(count), random.integers(1, 4, size=count))[:count]
-    findings = _findings(patient, random)
-    anatomy = Anatomy.draw(patient, random)
+    findings = _draw_findings(patient, random)
+    anatomy = PhantomAnatomy.draw(patient, random)
     batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
-    images = [_render(findings[batch], anatomy.rows(batch), size, random) for batch in batches]
+    images = [_render_images(findings[batch], anatomy.rows(batch), size, random) for batch in batches]
     return ImageSet(
         stored=np.concatenate(images),
         labels=findings,
@@ -97,7 +99,7 @@ def phantoms(count: int, size: int, random: Random) -> ImageSet:
     )
 
 
-def _findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.float32]:
+def _draw_findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.float32]:
     """Draw findings 0/1 ``(n, classes)``; heart failure belongs to the patient, its visible signs to the image."""
     failing = (random.random(patient.max() + 1) < _HEART_FAILURE)[patient]
     columns = []
@@ -108,7 +110,7 @@ def _findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class PhantomAnatomy:
     """Differences between patients before any finding; each ``(n, 1, 1)``.
 
     Attributes:
@@ -126,7 +128,7 @@ class Anatomy:
     rib_spacing: Plane
 
     @classmethod
-    def draw(cls, patient: NDArray[np.intp], random: Random) -> "Anatomy":
+    def draw(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
         """Draw one anatomy per patient and repeat it for the patient's images."""
 
         def of_patient(low: float, high: float) -> Plane:
@@ -141,13 +143,13 @@ class Anatomy:
             rib_spacing=of_patient(3.6, 4.6),
         )
 
-    def rows(self, batch: slice) -> "Anatomy":
+    def rows(self, batch: slice) -> "PhantomAnatomy":
         """Return the anatomy of a batch of images."""
-        return Anatomy(**{field.name: getattr(self, field.name)[batch] for field in fields(self)})
+        return PhantomAnatomy(**{field.name: getattr(self, field.name)[batch] for field in fields(self)})
 
 
 @dataclass(frozen=True)
-class Scene:
+class PhantomScene:
     """The coordinates and the random draws of one batch of images.
 
     Attributes:
@@ -169,7 +171,9 @@ class Scene:
         return np.where(self.draw(-1, 1) < 0, np.float32(-1), np.float32(1))
 
 
-def _render(findings: NDArray[np.float32], anatomy: Anatomy, size: int, random: Random) -> NDArray[np.uint8]:
+def _render_images(
+    findings: NDArray[np.float32], anatomy: PhantomAnatomy, size: int, random: Random
+) -> NDArray[np.uint8]:
     """Draw a batch: body, lungs, findings of the lungs, heart, bones, findings on top, then the exposure."""
     count = len(findings)
     has = {name: findings[:, place].reshape(-1, 1, 1) for place, name in enumerate(PHANTOM_CLASSES)}
@@ -178,30 +182,34 @@ def _render(findings: NDArray[np.float32], anatomy: Anatomy, size: int, random: 
         return random.uniform(low, high, size=(count, 1, 1)).astype(np.float32)
 
     def texture(grains: int) -> Plane:
-        return _smooth_noise(count, size, grains, random)
+        return _draw_smooth_noise(count, size, grains, random)
 
-    x, y = _posed(size, draw)
+    x, y = _draw_pose(size, draw)
     emphysema = has["Emphysema"] * draw(0.2, 0.8)
-    scene = Scene(x, y, _lungs(x, y, anatomy, emphysema), draw, texture)
-    body = _edge(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
+    scene = PhantomScene(x, y, _draw_lungs(x, y, anatomy, emphysema), draw, texture)
+    body = _soft_step(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
     density = 0.62 * body
     density -= scene.lungs * (draw(0.31, 0.4) + 0.12 * emphysema)
-    vessels = scene.lungs * (0.035 * texture(16) + 0.05 * _perihilar(scene))
+    vessels = scene.lungs * (0.035 * texture(16) + 0.05 * _draw_hilar_vessels(scene))
     vessels *= 1 - 0.6 * emphysema
     density += vessels
-    density += has["Edema"] * _edema(scene) + has["Consolidation"] * _consolidation(scene)
-    air, rim = _pneumothorax(scene)
+    density += has["Edema"] * _draw_edema(scene) + has["Consolidation"] * _draw_consolidation(scene)
+    air, rim = _draw_pneumothorax(scene)
     density -= has["Pneumothorax"] * air * (0.6 * vessels + 0.06)
     density += has["Pneumothorax"] * rim
-    density += body * (_ribs(scene, anatomy) + _middle(scene, anatomy, has["Cardiomegaly"], emphysema))
-    density += has["Nodule"] * _disc(scene, 0.06, 0.085, 0.3) + has["Mass"] * _disc(scene, 0.15, 0.22, 0.3)
-    effusion = has["Effusion"] * _effusion(scene, anatomy) * body
+    density += body * (
+        _draw_ribs(scene, anatomy) + _draw_spine_and_heart(scene, anatomy, has["Cardiomegaly"], emphysema)
+    )
+    density += has["Nodule"] * _draw_round_shadow(scene, 0.06, 0.085, 0.3) + has["Mass"] * _draw_round_shadow(
+        scene, 0.15, 0.22, 0.3
+    )
+    effusion = has["Effusion"] * _draw_effusion(scene, anatomy) * body
     density += effusion * np.maximum(0.68 - density, 0)
-    density += has["Device"] * body * _device(scene)
-    return _exposed(density, draw, texture, random)
+    density += has["Device"] * body * _draw_device(scene)
+    return _apply_exposure(density, draw, texture, random)
 
 
-def _posed(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
+def _draw_pose(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
     """Shift, turn and scale the coordinates of each image a little."""
     axis = np.linspace(-1, 1, size, dtype=np.float32)
     column, row = axis[None, None, :] - draw(-0.06, 0.06), axis[None, :, None] - draw(-0.05, 0.05)
@@ -209,12 +217,12 @@ def _posed(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Pla
     return (np.cos(turn) * column + np.sin(turn) * row) * scale, (np.cos(turn) * row - np.sin(turn) * column) * scale
 
 
-def _edge(signed: Plane, sharpness: float) -> Plane:
+def _soft_step(signed: Plane, sharpness: float) -> Plane:
     """Return 1 where ``signed`` is positive and 0 where it is negative, with a soft edge."""
     return np.asarray(1 / (1 + np.exp(np.clip(-sharpness * signed, -30, 30))), dtype=np.float32)
 
 
-def _smooth_noise(count: int, size: int, grains: int, random: Random) -> Plane:
+def _draw_smooth_noise(count: int, size: int, grains: int, random: Random) -> Plane:
     """Draw values on a coarse grid and interpolate between them linearly, rows and columns each by one matrix."""
     grid = random.standard_normal((count, grains + 1, grains + 1), dtype=np.float32)
     place = np.linspace(0, grains, size, dtype=np.float32)
@@ -222,7 +230,7 @@ def _smooth_noise(count: int, size: int, grains: int, random: Random) -> Plane:
     return np.asarray(1.5 * (weights @ grid @ weights.T), dtype=np.float32)
 
 
-def _lungs(x: Plane, y: Plane, anatomy: Anatomy, emphysema: Plane) -> Plane:
+def _draw_lungs(x: Plane, y: Plane, anatomy: PhantomAnatomy, emphysema: Plane) -> Plane:
     """Draw two half-ellipses on domes; emphysema pushes the domes down and flat and the lungs wide."""
     center = 0.49 * anatomy.width
     from_center = (np.abs(x) - center) / (0.36 * anatomy.width * (1 + 0.06 * emphysema))
@@ -230,44 +238,44 @@ def _lungs(x: Plane, y: Plane, anatomy: Anatomy, emphysema: Plane) -> Plane:
     outline -= 0.35 * np.clip(-y - 0.35, 0, 1) * (1 + from_center)
     dome = anatomy.diaphragm - 0.05 + 0.16 * emphysema + (0.22 - 0.2 * emphysema) * from_center**2
     dome -= 0.05 * (x < 0) * (1 - emphysema)
-    return _edge(outline, 9) * _edge(dome - y, 28)
+    return _soft_step(outline, 9) * _soft_step(dome - y, 28)
 
 
-def _perihilar(scene: Scene) -> Plane:
+def _draw_hilar_vessels(scene: PhantomScene) -> Plane:
     """Draw the density of vessels, highest beside the heart's upper border."""
     return np.exp(-(((np.abs(scene.x) - 0.24) / 0.17) ** 2) - ((scene.y + 0.05) / 0.26) ** 2)
 
 
-def _ribs(scene: Scene, anatomy: Anatomy) -> Plane:
+def _draw_ribs(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
     """Draw bright arcs that fall towards the sides, and the clavicles."""
     phase = anatomy.rib_spacing * (scene.y - 0.42 * np.abs(scene.x) ** 1.5)
-    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _edge(np.abs(scene.x) - 0.12, 30)
+    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _soft_step(np.abs(scene.x) - 0.12, 30)
     clavicles = 0.08 * np.exp(-(((scene.y + 0.68 + 0.12 * np.abs(scene.x)) / 0.035) ** 2))
-    return arcs * _edge(0.55 - scene.y, 10) + clavicles
+    return arcs * _soft_step(0.55 - scene.y, 10) + clavicles
 
 
-def _middle(scene: Scene, anatomy: Anatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
+def _draw_spine_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
     """Draw spine, great vessels and heart, which is wide in cardiomegaly and narrow between emphysematous lungs."""
     x, y = scene.x, scene.y
     half_width = 0.13 + 0.03 * np.sin(5 * y)
-    mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _edge(y - 0.6, 8))
+    mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _soft_step(y - 0.6, 8))
     width = anatomy.heart * (1 + scene.draw(0.18, 0.5) * cardiomegaly) * (1 - 0.14 * emphysema)
     across = (x - 0.09 - 0.35 * (width - 0.22)) / (1.25 * width)
     along = (y - anatomy.diaphragm + 0.22 - 0.06 * emphysema) / (0.3 + 0.25 * (width - 0.22))
-    heart = _edge(1 - across**2 - along**2 - 0.5 * across * along, 7)
+    heart = _soft_step(1 - across**2 - along**2 - 0.5 * across * along, 7)
     return mediastinum + heart * (0.03 + 0.29 * scene.lungs)
 
 
-def _disc(scene: Scene, least: float, most: float, brightness: float) -> Plane:
+def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:
     """Draw a round shadow somewhere in a lung, its rim a little uneven if large."""
     radius = scene.draw(least, most)
     x, y = scene.side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
-    disc = _edge(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
+    disc = _soft_step(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
     return scene.draw(0.75, 1.1) * brightness * disc
 
 
-def _consolidation(scene: Scene) -> Plane:
+def _draw_consolidation(scene: PhantomScene) -> Plane:
     """Draw a patchy white area with an ill-defined edge in one lung."""
     x, y = scene.side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
     area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
@@ -275,32 +283,36 @@ def _consolidation(scene: Scene) -> Plane:
     return np.asarray(scene.draw(0.3, 0.42) * scene.lungs * area * patches)
 
 
-def _edema(scene: Scene) -> Plane:
+def _draw_edema(scene: PhantomScene) -> Plane:
     """Draw haze around both hila, in the shape of a butterfly's wings."""
     wings = np.exp(-(((np.abs(scene.x) - 0.3) / 0.24) ** 2) - ((scene.y + 0.02) / 0.36) ** 2)
     haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
     return np.asarray(scene.draw(0.07, 0.2) * scene.lungs * haze)
 
 
-def _pneumothorax(scene: Scene) -> tuple[Plane, Plane]:
+def _draw_pneumothorax(scene: PhantomScene) -> tuple[Plane, Plane]:
     """Draw air without markings above and outside the collapsed lung, and the thin white line of its pleura."""
     side = scene.side()
     across, along = (side * scene.x - 0.3) / scene.draw(0.26, 0.36), (scene.y - 0.25) / scene.draw(0.5, 0.8)
     inside = 1 - across**2 - along**2
-    here = _edge(side * scene.x - 0.1, 30) * scene.lungs
-    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _edge(0.35 - scene.y, 12)
-    return here * _edge(-inside, 12), rim
+    here = _soft_step(side * scene.x - 0.1, 30) * scene.lungs
+    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _soft_step(0.35 - scene.y, 12)
+    return here * _soft_step(-inside, 12), rim
 
 
-def _effusion(scene: Scene, anatomy: Anatomy) -> Plane:
+def _draw_effusion(scene: PhantomScene, anatomy: PhantomAnatomy) -> Plane:
     """Draw fluid over one diaphragm, its level rising towards the chest wall (the meniscus)."""
     outward = scene.side() * scene.x
     lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
     level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
-    return _edge(scene.y - level, 22) * _edge(outward - 0.06, 25) * _edge(anatomy.diaphragm + 0.3 - scene.y, 12)
+    return (
+        _soft_step(scene.y - level, 22)
+        * _soft_step(outward - 0.06, 25)
+        * _soft_step(anatomy.diaphragm + 0.3 - scene.y, 12)
+    )
 
 
-def _device(scene: Scene) -> Plane:
+def _draw_device(scene: PhantomScene) -> Plane:
     """Draw a lead or catheter: a thin bright line from a shoulder down to the heart."""
     side, end = scene.side(), scene.draw(-0.05, 0.35)
     start = scene.draw(0.4, 0.6)
@@ -308,12 +320,12 @@ def _device(scene: Scene) -> Plane:
     line = side * (start * (1 - way) ** 2 + scene.draw(-0.04, 0.06) * way)
     slope = side * 2 * start * (1 - way) / (end + 0.75)
     distance: Plane = np.abs(scene.x - line) / np.sqrt(1 + slope**2)
-    on_way = _edge(scene.y + 0.75, 60) * _edge(end - scene.y, 60)
+    on_way = _soft_step(scene.y + 0.75, 60) * _soft_step(end - scene.y, 60)
     line_density: Plane = scene.draw(0.06, 0.2) * np.exp(-((distance / 0.022) ** 2))
     return line_density * on_way
 
 
-def _exposed(
+def _apply_exposure(
     density: Plane, draw: Callable[[float, float], Plane], texture: Callable[[int], Plane], random: Random
 ) -> NDArray[np.uint8]:
     """Vary exposure and contrast, add scatter and grain, and store as 8 bits."""

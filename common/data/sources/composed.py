@@ -29,7 +29,7 @@ def composite_faults(spec: CompositesSpec, base: Path) -> list[Fault]:
     Raises:
         BadInput: With what is wrong with the file.
     """
-    _, (train, _, test) = open_npz(_pictures_of(spec), base)
+    _, (train, _, test) = open_npz(_single_pictures_spec(spec), base)
     several = sum(int(((part.labels == 1).sum(axis=1) != 1).sum()) for part in (train, test))
     problem = f"composites are made of pictures with one class each; {several} have none or several."
     return [Fault("data.path", problem, "Take another file.")] if several else []
@@ -41,7 +41,7 @@ def load_composites(spec: CompositesSpec, base: Path, store: ImageStore) -> Spli
     Raises:
         BadInput: With what is wrong with the file.
     """
-    pictures = load_npz(_pictures_of(spec), base, store)
+    pictures = load_npz(_single_pictures_spec(spec), base, store)
     composites = (
         draw_composites(part, getattr(spec, name), spec, np.random.default_rng((spec.seed, place)))
         for place, (name, part) in enumerate(zip(PARTS, pictures.parts, strict=True))
@@ -56,7 +56,7 @@ def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random
     """
     classes = len(pictures.class_names)
     share = spec.falling ** np.arange(classes)
-    pools = _Pools(pictures, random)
+    pools = _PicturePools(pictures, random)
     height, width = pictures.stored.shape[1:3]
     images = np.zeros((count, 2 * height, 2 * width), np.uint8)
     labels = np.zeros((count, classes), np.float32)
@@ -75,7 +75,7 @@ def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random
     )
 
 
-class _Pools:
+class _PicturePools:
     """Gives the pictures of each class in random order, and in a new order once all were used."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
@@ -90,7 +90,7 @@ class _Pools:
         return np.asarray(self._pictures[self._left[column].pop()])
 
 
-def _pictures_of(spec: CompositesSpec) -> NpzSpec:
+def _single_pictures_spec(spec: CompositesSpec) -> NpzSpec:
     """Return the file of single pictures; a tenth of its training part is held out where it has no validation part."""
     return NpzSpec(
         kind="npz", path=spec.path, classes=spec.classes, validation_fraction=0.1, largest_mb=spec.largest_mb
@@ -103,9 +103,9 @@ def mixture_faults(spec: MixtureSpec, base: Path) -> list[Fault]:
     names: list[str] = []
     for task, file in spec.tasks.items():
         try:
-            names += _names(task, open_npz(file, base)[0])
+            names += _prefix_class_names(task, open_npz(file, base)[0])
         except BadInput as bad:
-            faults += [_of_task(task, fault) for fault in bad.faults]
+            faults += [_prefix_fault(task, fault) for fault in bad.faults]
     return faults + repeated_name_faults("data.tasks", names)
 
 
@@ -121,36 +121,39 @@ def load_mixture(spec: MixtureSpec, base: Path, store: ImageStore) -> Splits:
         try:
             splits = load_npz(file.model_copy(update={"image_size": spec.image_size}), base, store)
         except BadInput as bad:
-            raise BadInput(_of_task(task, fault) for fault in bad.faults) from None
-        tasks.append([_with_task(part, task, spec.color) for part in splits.parts])
+            raise BadInput(_prefix_fault(task, fault) for fault in bad.faults) from None
+        tasks.append([_prefix_with_task(part, task, spec.color) for part in splits.parts])
     class_names = tuple(name for train, *_ in tasks for name in train.class_names)
     return Splits(
-        *(concatenate([_widened(part, class_names) for part in of_part]) for of_part in zip(*tasks, strict=True))
+        *(
+            concatenate([_add_missing_columns(part, class_names) for part in of_part])
+            for of_part in zip(*tasks, strict=True)
+        )
     )
 
 
-def _with_task(images: ImageSet, task: str, color: bool) -> ImageSet:
+def _prefix_with_task(images: ImageSet, task: str, color: bool) -> ImageSet:
     """Put the task's name in front of its classes and patients, and as the source."""
     return replace(
         images,
         stored=convert_color(images.images, color),
         places=None,
-        class_names=_names(task, images.class_names),
+        class_names=_prefix_class_names(task, images.class_names),
         patients=np.array([f"{task}/{patient}" for patient in images.patients], dtype=np.str_),
         sources=np.full(len(images), task),
     )
 
 
-def _widened(images: ImageSet, class_names: tuple[str, ...]) -> ImageSet:
+def _add_missing_columns(images: ImageSet, class_names: tuple[str, ...]) -> ImageSet:
     """Return the images with the columns of all tasks; those of other tasks are unknown."""
     labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)
     labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
     return replace(images, labels=labels, class_names=class_names)
 
 
-def _names(task: str, class_names: tuple[str, ...]) -> tuple[str, ...]:
+def _prefix_class_names(task: str, class_names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{task} {name}" for name in class_names)
 
 
-def _of_task(task: str, fault: Fault) -> Fault:
+def _prefix_fault(task: str, fault: Fault) -> Fault:
     return replace(fault, where=fault.where.replace("data", f"data.tasks.{task}", 1))

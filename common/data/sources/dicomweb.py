@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from common.data.base.image_set import UNKNOWN_PATIENT
 from common.data.base.spec import DicomwebSpec
 from common.data.base.splits import Names
-from common.data.dicomweb.archive import Archive, ArchiveKey, open_archive
-from common.data.dicomweb.search import UID, Instance
-from common.data.tables.cells import normalized
+from common.data.dicomweb.archive import ArchiveKey, PacsArchive, open_archive
+from common.data.dicomweb.search import UID, ImageLocation
+from common.data.tables.cells import strip_cells
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.data.tables.labels import (
     LabelTable,
@@ -43,7 +43,7 @@ class OpenedArchive:
     """
 
     table: LabelTable
-    archive: Archive
+    archive: PacsArchive
     lines: int
     patients_from_archive: bool
 
@@ -62,10 +62,10 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     row_key = _KEYS[row_kind]
     what = "image" if row_kind == "instance" else "study"
     faults = identity_faults(spec, columns, row_key, named[row_key], what)
-    stop_on(faults + [fault for key, column in named.items() for fault in _name_faults(key, columns[column])])
+    stop_on(faults + [fault for key, column in named.items() for fault in _identifier_faults(key, columns[column])])
     labels = parse_labels(spec, columns)
     archive = open_archive(spec, base)
-    rows, images = _images(spec, columns, archive)
+    rows, images = _find_images(spec, columns, archive)
     ids = [image.patient for image in images if image]
     # The PACS names the patients only where all images have a PatientID, and not all the same.
     by_archive = not spec.patient_column and bool(ids) and all(ids) and len(set(ids)) >= min(2, len(ids))
@@ -89,18 +89,18 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     # All lines are split by patient, those without an image too; then the latter are left out.
     table = assign_parts(table, spec, None if spec.split_column is None else columns[spec.split_column][rows])
     stop_on(part_faults("data.split_column", table))
-    return OpenedArchive(_with_images_only(table, rows, images, spec), archive, len(labels), by_archive)
+    return OpenedArchive(_drop_lines_without_images(table, rows, images, spec), archive, len(labels), by_archive)
 
 
-def _name_faults(key: str, cells: Names) -> list[Fault]:
+def _identifier_faults(key: str, cells: Names) -> list[Fault]:
     """Find cells that cannot name an image or a study; such names stand in addresses and in names of files."""
     if key == _KEYS["accession"]:
         fits = [
             0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
-            for cell in normalized(cells)
+            for cell in strip_cells(cells)
         ]
     else:
-        fits = [UID.fullmatch(cell) is not None for cell in normalized(cells)]
+        fits = [UID.fullmatch(cell) is not None for cell in strip_cells(cells)]
     bad = np.flatnonzero(~np.array(fits))
     if not len(bad):
         return []
@@ -109,17 +109,19 @@ def _name_faults(key: str, cells: Names) -> list[Fault]:
     return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
 
 
-def _images(spec: DicomwebSpec, columns: Columns, archive: Archive) -> tuple[NDArray[np.intp], list[Instance | None]]:
+def _find_images(
+    spec: DicomwebSpec, columns: Columns, archive: PacsArchive
+) -> tuple[NDArray[np.intp], list[ImageLocation | None]]:
     """Return images with the line ``(n,)`` that each belongs to; None for a line without one.
 
     Raises:
         BadInput: If the PACS gives no usable answer, or an image belongs to two lines.
     """
     kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
-    keys = [ArchiveKey(kind, str(cell)) for cell in normalized(columns[str(getattr(spec, f"{kind}_column"))])]
+    keys = [ArchiveKey(kind, str(cell)) for cell in strip_cells(columns[str(getattr(spec, f"{kind}_column"))])]
     results = archive.find(keys)
-    instances = None if spec.instance_column is None else normalized(columns[spec.instance_column])
-    rows, images = list[int](), list[Instance | None]()
+    instances = None if spec.instance_column is None else strip_cells(columns[spec.instance_column])
+    rows, images = list[int](), list[ImageLocation | None]()
     for row, key in enumerate(keys):
         of_line = [
             image
@@ -137,8 +139,8 @@ def _images(spec: DicomwebSpec, columns: Columns, archive: Archive) -> tuple[NDA
     return np.array(rows, dtype=np.intp), images
 
 
-def _with_images_only(
-    table: LabelTable, rows: NDArray[np.intp], images: list[Instance | None], spec: DicomwebSpec
+def _drop_lines_without_images(
+    table: LabelTable, rows: NDArray[np.intp], images: list[ImageLocation | None], spec: DicomwebSpec
 ) -> LabelTable:
     """Leave out lines without an image, and count them.
 

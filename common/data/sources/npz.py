@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from common.data.base.decoded_size import LARGEST_MB, content_limit, size_problem
 from common.data.base.image_set import ImageSet, Splits, unknown_patients
 from common.data.base.spec import NpzSpec
-from common.data.base.splits import Names, any_positive, hold_out, shared_patient_faults
+from common.data.base.splits import Names, has_positive_label, hold_out, shared_patient_faults
 from common.data.images.reading import (
     ImageForm,
     ImageStore,
@@ -25,7 +25,7 @@ from common.data.images.reading import (
     resize_images,
     unreadable_reason,
 )
-from common.data.sources.npz_file import Header, NpzArrays, open_arrays, read_headers
+from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_arrays, read_headers
 from common.data.tables.class_names import public_class_names, repeated_name_faults, unknown_class_faults
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 
@@ -35,7 +35,7 @@ _MOST_OF_A_VALUE = 16
 _OF_A_ROW = 256
 """Bytes of a name of a patient and of a centre, and of a place, where the file itself gives none."""
 _OF_A_LABEL = 8
-Headers = Mapping[str, Header]
+Headers = Mapping[str, ArrayHeader]
 
 
 def _is_jpeg(headers: Headers) -> bool:
@@ -193,7 +193,7 @@ def open_npz(spec: NpzSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart,
     train, test = parts[0], parts[-1].limited(spec.test_limit, spec.split_seed)
     if len(parts) == 3:
         return class_names, (train.limited(spec.train_limit, spec.split_seed), parts[1], test)
-    held_out = hold_out(train.patients, any_positive(train.labels), spec.validation_fraction, spec.split_seed)
+    held_out = hold_out(train.patients, has_positive_label(train.labels), spec.validation_fraction, spec.split_seed)
     rest = train.only(np.flatnonzero(~held_out)).limited(spec.train_limit, spec.split_seed)
     return class_names, (rest, train.only(np.flatnonzero(held_out)), test)
 
@@ -209,7 +209,7 @@ def _open_parts(
     with open_arrays(path) as arrays:
         labels = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
         stop_on(label_faults(labels, class_names))
-        parts = _parts(spec, arrays, labels, len(class_names))
+        parts = _make_parts(spec, arrays, labels, len(class_names))
     stop_on(
         [
             *repeated_name_faults("data.classes", class_names),
@@ -226,7 +226,7 @@ def _open_parts(
     return selected, parts
 
 
-def _parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[Any]], classes: int) -> list[NpzPart]:
+def _make_parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[Any]], classes: int) -> list[NpzPart]:
     def column(prefix: str, key: str | None, otherwise: Names) -> Names:
         if key is None:
             return otherwise

@@ -26,7 +26,7 @@ _AGAIN = "Copy it again, or write it again with numpy.savez."
 
 
 @dataclass(frozen=True)
-class Header:
+class ArrayHeader:
     """The shape and type of an array, known without reading it."""
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Header:
 
 
 @contextmanager
-def reading(where: str, name: str) -> Iterator[None]:
+def damage_as_fault(where: str, name: str) -> Iterator[None]:
     """Turn any error of zipfile, zlib and numpy on damaged bytes, inside the ``with``, into one fault of the file."""
     subject = "" if where.endswith(name) else f"{name} "
     damaged = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, SyntaxError, LookupError, MemoryError)
@@ -65,32 +65,32 @@ class NpzArrays:
 
     def __init__(self, archive: zipfile.ZipFile, path: Path, where: str) -> None:
         self.path, self._archive, self._where = path, archive, where
-        self._members = _members(archive)
+        self._entries = _list_entries(archive)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._members
+        return key in self._entries
 
     def __getitem__(self, key: str) -> NDArray[Any]:
-        with reading(self._where, self.path.name):
-            read_header(self._archive, self._members[key])
-            with self._archive.open(self._members[key]) as member:
+        with damage_as_fault(self._where, self.path.name):
+            read_header(self._archive, self._entries[key])
+            with self._archive.open(self._entries[key]) as member:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
     def rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return the entries at ``rows``, which ascend; the rest of the array is read block by block."""
-        with reading(self._where, self.path.name):
-            header = read_header(self._archive, self._members[key])
+        with damage_as_fault(self._where, self.path.name):
+            header = read_header(self._archive, self._entries[key])
         if len(rows) == header.shape[0]:
             return self[key]
         if header.fortran or not header.size:
             return np.asarray(self[key][rows])
         entries = np.empty((len(rows), *header.shape[1:]), header.dtype)
-        with reading(self._where, self.path.name), self._archive.open(self._members[key]) as member:
+        with damage_as_fault(self._where, self.path.name), self._archive.open(self._entries[key]) as member:
             _parse_header(member)
             step = max(1, _BLOCK * header.shape[0] // header.size)
             for start in range(0, header.shape[0], step):
                 count = min(step, header.shape[0] - start)
-                block = np.frombuffer(_exactly(member, count * header.size // header.shape[0]), header.dtype)
+                block = np.frombuffer(_read_exactly(member, count * header.size // header.shape[0]), header.dtype)
                 first, last = np.searchsorted(rows, (start, start + count))
                 entries[first:last] = block.reshape(count, *header.shape[1:])[rows[first:last] - start]
         return entries
@@ -99,25 +99,25 @@ class NpzArrays:
 @contextmanager
 def open_arrays(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
     """Open the arrays of a file that has passed :func:`read_headers`."""
-    with reading(where, path.name):
+    with damage_as_fault(where, path.name):
         archive = zipfile.ZipFile(path)
         arrays = NpzArrays(archive, path, where)
     with archive:
         yield arrays
 
 
-def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
+def read_headers(path: Path, where: str = "data.path") -> dict[str, ArrayHeader]:
     """Read the header of each array, by its name.
 
     Raises:
         BadInput: If there is no such file, it is no npz file, or an array has another size than its header says.
     """
     stop_on(missing_file(where, path))
-    with reading(where, path.name), zipfile.ZipFile(path) as archive:
-        return {name: read_header(archive, info) for name, info in _members(archive).items()}
+    with damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
+        return {name: read_header(archive, info) for name, info in _list_entries(archive).items()}
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the entries of the archive by the names of their arrays.
 
     Raises:
@@ -133,7 +133,7 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
+def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
     """Read one array's header, and check that the entry has as many bytes as the header says.
 
     Raises:
@@ -150,21 +150,21 @@ def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
     return header
 
 
-def _parse_header(member: IO[bytes]) -> Header:
+def _parse_header(member: IO[bytes]) -> ArrayHeader:
     """Read a header, and leave ``member`` at the first byte behind it."""
     version = np.lib.format.read_magic(member)
     form = "<H" if version == (1, 0) else "<I"
-    prefix = _exactly(member, struct.calcsize(form))
+    prefix = _read_exactly(member, struct.calcsize(form))
     (length,) = struct.unpack(form, prefix)
     if length > _LONGEST_HEADER:
         raise ValueError("the header is too long")
-    text = io.BytesIO(prefix + _exactly(member, length))
+    text = io.BytesIO(prefix + _read_exactly(member, length))
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(text)
-    return Header(shape, dtype, fortran)
+    return ArrayHeader(shape, dtype, fortran)
 
 
-def _exactly(member: IO[bytes], size: int) -> bytes:
+def _read_exactly(member: IO[bytes], size: int) -> bytes:
     """Read exactly ``size`` bytes.
 
     Raises:

@@ -69,7 +69,7 @@ def load_plugin(spec: PluginSpec, base: Path) -> Splits:
     if not isinstance(pictures, LabelledImages):
         problem = f"returned {type(pictures).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
-    stop_on([Fault(where, problem) for problem in _problems(pictures)])
+    stop_on([Fault(where, problem) for problem in _find_problems(pictures)])
     count = len(pictures.images)
     everything = ImageSet(
         stored=resize_images(pictures.images, spec.image_size, spec.resize),
@@ -85,7 +85,7 @@ def load_plugin(spec: PluginSpec, base: Path) -> Splits:
     return divide(everything, parts)
 
 
-def _problems(pictures: LabelledImages) -> Iterator[str]:
+def _find_problems(pictures: LabelledImages) -> Iterator[str]:
     """Yield a sentence for each thing that is wrong with the result of a plug-in."""
     images, labels = pictures.images, np.asarray(pictures.labels)
     if isinstance(pictures.class_names, str) or not isinstance(pictures.class_names, Sequence | np.ndarray):

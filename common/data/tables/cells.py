@@ -23,22 +23,22 @@ LABEL_CELLS = frozenset((*_PRESENCE, *_UNCERTAIN, *_BLANK))
 PART_NAMES = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
-def normalized(cells: Names) -> Names:
+def strip_cells(cells: Names) -> Names:
     """Return cells without white space at their ends."""
     return np.char.strip(cells)
 
 
 def is_positive(cells: Names) -> NDArray[np.bool_]:
     """Mark the cells of a label column that say that the class is present."""
-    return np.isin(normalized(cells), [cell for cell, value in _PRESENCE.items() if value])
+    return np.isin(strip_cells(cells), [cell for cell, value in _PRESENCE.items() if value])
 
 
 def is_unlabelled(cells: Names) -> NDArray[np.bool_]:
     """Mark the cells of a label column that say neither present nor absent: uncertain and blank ones."""
-    return ~np.isin(normalized(cells), list(_PRESENCE))
+    return ~np.isin(strip_cells(cells), list(_PRESENCE))
 
 
-def findings_in(cell: str, separator: str) -> list[str]:
+def split_findings(cell: str, separator: str) -> list[str]:
     """Return the names of findings in a cell such as ``"Mass|Nodule"``, without empty ones."""
     return [name for part in cell.split(separator) if (name := part.strip())]
 
@@ -56,7 +56,7 @@ def label_matrix(
     faults = []
     for place, name in enumerate(names):
         cells, inverse = np.unique(columns[name], return_inverse=True)
-        cells = normalized(cells)
+        cells = strip_cells(cells)
         foreign = np.flatnonzero(~np.isin(cells, list(value_of)))
         if len(foreign):
             row = int(np.flatnonzero(np.isin(inverse, foreign))[0])
@@ -70,7 +70,7 @@ def label_matrix(
 def finding_matrix(findings: Names, separator: str, class_names: Sequence[str]) -> NDArray[np.float32]:
     """Turn cells such as ``"Mass|Nodule"`` into 0/1 ``(n, classes)``; other findings are dropped."""
     cells, inverse = np.unique(findings, return_inverse=True)
-    named = [set(findings_in(cell, separator)) for cell in cells]
+    named = [set(split_findings(cell, separator)) for cell in cells]
     of_cell = np.array([[name in names for name in class_names] for names in named], dtype=np.float32)
     return np.asarray(of_cell[inverse], dtype=np.float32)
 
@@ -82,7 +82,7 @@ def parse_parts(values: Names, where: str) -> Names:
         BadInput: Naming every other value.
     """
     values, inverse = np.unique(values, return_inverse=True)
-    names = [name.lower() for name in normalized(values)]
+    names = [name.lower() for name in strip_cells(values)]
     if unknown := [value for value, name in zip(values, names, strict=True) if name not in PART_NAMES]:
         problem = f'values are "train", "val" or "validation", and "test"; got {quoted(unknown)}.'
         raise BadInput([Fault(where, problem)])
@@ -98,7 +98,7 @@ def count_uncertain_and_blank(
         BadInput: If the table cannot be read.
     """
     columns = read_columns(path, "data.labels", largest_mb)
-    cells = {name: normalized(columns[name]) for name in names if name in columns}
+    cells = {name: strip_cells(columns[name]) for name in names if name in columns}
     return {
         name: (int(np.isin(column, _UNCERTAIN).sum()), int(np.isin(column, _BLANK).sum()))
         for name, column in cells.items()

@@ -28,34 +28,34 @@ def repeated_name_faults(where: str, names: Sequence[str]) -> list[Fault]:
     return [Fault(where, f"{quoted(repeated)} stands there more than once.")] if repeated else []
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(text.split("; "))
 
 
-_ORGANS = _names(
+_ORGANS = _split_names(
     "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; lung-right; pancreas; spleen"
 )
 _CLASSES: dict[str, tuple[str, ...]] = {
-    "pathmnist": _names(
+    "pathmnist": _split_names(
         "adipose; background; debris; lymphocytes; mucus; smooth muscle; normal colon mucosa; cancer-associated "
         "stroma; colorectal adenocarcinoma epithelium"
     ),
-    "chestmnist": _names(
+    "chestmnist": _split_names(
         "Atelectasis; Cardiomegaly; Pleural Effusion; Infiltration; Mass; Nodule; Pneumonia; Pneumothorax; "
         "Consolidation; Edema; Emphysema; Fibrosis; Pleural Thickening; Hernia"
     ),
-    "dermamnist": _names(
+    "dermamnist": _split_names(
         "actinic keratoses and intraepithelial carcinoma; basal cell carcinoma; benign keratosis-like lesions; "
         "dermatofibroma; melanoma; melanocytic nevi; vascular lesions"
     ),
-    "octmnist": _names("choroidal neovascularization; diabetic macular edema; drusen; normal"),
-    "pneumoniamnist": _names("normal; pneumonia"),
-    "retinamnist": _names("grade 0; grade 1; grade 2; grade 3; grade 4"),
-    "breastmnist": _names("malignant; normal or benign"),
-    "bloodmnist": _names(
+    "octmnist": _split_names("choroidal neovascularization; diabetic macular edema; drusen; normal"),
+    "pneumoniamnist": _split_names("normal; pneumonia"),
+    "retinamnist": _split_names("grade 0; grade 1; grade 2; grade 3; grade 4"),
+    "breastmnist": _split_names("malignant; normal or benign"),
+    "bloodmnist": _split_names(
         "basophil; eosinophil; erythroblast; immature granulocytes; lymphocyte; monocyte; neutrophil; platelet"
     ),
-    "tissuemnist": _names(
+    "tissuemnist": _split_names(
         "collecting duct, connecting tubule; distal convoluted tubule; glomerular endothelial cells; interstitial "
         "endothelial cells; leukocytes; podocytes; proximal tubule segments; thick ascending limb"
     ),
@@ -63,7 +63,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     "organcmnist": _ORGANS,
     "organsmnist": _ORGANS,
     "mnist": tuple("0123456789"),
-    "cifar10": _names("airplane; automobile; bird; cat; deer; dog; frog; horse; ship; truck"),
+    "cifar10": _split_names("airplane; automobile; bird; cat; deer; dog; frog; horse; ship; truck"),
 }
 
 
@@ -75,11 +75,11 @@ def public_class_names(stem: str) -> tuple[str, ...]:
     return _CLASSES.get(re.sub(r"(_\d+|_jpeg)$", "", stem.lower()), ())
 
 
-NIH_CLASSES = _names(
+NIH_CLASSES = _split_names(
     "Atelectasis; Cardiomegaly; Consolidation; Edema; Emphysema; Fibrosis; Hernia; Infiltration; Mass; Nodule; "
     "Pleural Effusion; Pleural Thickening; Pneumonia; Pneumothorax"
 )
-CHEXPERT_CLASSES = _names(
+CHEXPERT_CLASSES = _split_names(
     "Atelectasis; Cardiomegaly; Consolidation; Edema; Enlarged Cardiomediastinum; Fracture; Lung Lesion; Lung "
     "Opacity; Pleural Effusion; Pleural Other; Pneumonia; Pneumothorax; Support Devices"
 )

@@ -42,9 +42,9 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Column
     stop_on(missing_file(where, path))
     try:
         try:
-            return _columns(path, where, content_limit(path.stat().st_size, largest_mb))
+            return _read_blocks(path, where, content_limit(path.stat().st_size, largest_mb))
         except UnicodeDecodeError:
-            problem = _foreign_bytes(path)
+            problem = _not_utf8_problem(path)
         remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
         raise BadInput([Fault(where, f"{path.name} {problem}", remedy)])
     except (OSError, EOFError, zlib.error):
@@ -53,11 +53,11 @@ def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Column
         raise BadInput([Fault(where, f"{path.name} cannot be read as a CSV table: {error}.")]) from None
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_table(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-def _columns(path: Path, where: str, limit: int) -> Columns:
+def _read_blocks(path: Path, where: str, limit: int) -> Columns:
     """Read a table, some thousand lines at a time: cells as Python's objects take ten times what they take in arrays.
 
     Raises:
@@ -79,12 +79,12 @@ def _columns(path: Path, where: str, limit: int) -> Columns:
             check_size(letters)
             yield line
 
-    with _opened(path) as content, io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text:
+    with _open_table(path) as content, io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text:
         rows = csv.reader(lines())
         header = next(filter(None, rows), None)
         if header is None:
             raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
-        table, next_block = _Blocks(len(header), check_size), 0
+        table, next_block = _ColumnBlocks(len(header), check_size), 0
         for row in rows:
             if row:
                 table.rows.append(row)
@@ -96,7 +96,7 @@ def _columns(path: Path, where: str, limit: int) -> Columns:
     return dict(zip(header, table.arrays(), strict=True))
 
 
-class _Blocks:
+class _ColumnBlocks:
     """The cells of a table below its header: of each column an array for every few thousand lines.
 
     Attributes:
@@ -139,9 +139,9 @@ class _Blocks:
             yield np.concatenate(blocks)
 
 
-def _foreign_bytes(path: Path) -> str:
+def _not_utf8_problem(path: Path) -> str:
     """Return the sentence that says where a file stops being UTF-8."""
-    with _opened(path) as content:
+    with _open_table(path) as content:
         head = content.read(_HEAD)
         content.seek(0)
         for number, line in enumerate(iter(lambda: content.readline(4 * _LONGEST_LINE), b""), start=1):
@@ -152,7 +152,7 @@ def _foreign_bytes(path: Path) -> str:
     return not_utf8_in(head, 1)
 
 
-def _form_faults(name: str, where: str, header: Sequence[str], table: _Blocks) -> list[Fault]:
+def _form_faults(name: str, where: str, header: Sequence[str], table: _ColumnBlocks) -> list[Fault]:
     for character, plural in ((";", "semicolons"), ("\t", "tabs")):
         if len(header) == 1 and character in header[0]:
             problem, remedy = f"the cells of {name} are separated by {plural}.", "Save it with commas between cells."

@@ -14,24 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, ImageSet, Splits, unknown_patients
-from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, ShownSpec
+from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
-    any_positive,
+    has_positive_label,
     hold_out,
-    part_of_each,
+    parts_of_images,
     patient_split,
     shared_patient_faults,
 )
 from common.data.images.reading import ImageForm, ImageStore, check_skip_budget, decode_pictures
-from common.data.tables.cells import finding_matrix, findings_in, label_matrix, normalized, parse_parts
+from common.data.tables.cells import finding_matrix, label_matrix, parse_parts, split_findings, strip_cells
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.system.files import missing_folder
 from common.system.plain_text import counted
 
 
-class Reader(Protocol):
+class PictureReader(Protocol):
     """The place that pictures come from; ``read`` is called inside :meth:`opened`, by several threads."""
 
     def opened(self) -> AbstractContextManager[object]:
@@ -79,7 +79,7 @@ class LabelTable:
     sources: Names
     parts: Names
     missing: int = 0
-    reader: Reader = FROM_DISK
+    reader: PictureReader = FROM_DISK
 
     def rows(self, index: NDArray[np.intp]) -> "LabelTable":
         """Return the rows at ``index``, in that order."""
@@ -95,8 +95,8 @@ class LabelTable:
 
 def split_table(table: LabelTable, seed: int) -> LabelTable:
     """Give every patient a part by the 70/10/20 procedure, over all rows of the table, with a file or without."""
-    split = patient_split(table.patients, any_positive(table.labels), seed)
-    return replace(table, parts=part_of_each(table.patients, split))
+    split = patient_split(table.patients, has_positive_label(table.labels), seed)
+    return replace(table, parts=parts_of_images(table.patients, split))
 
 
 def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable:
@@ -104,7 +104,7 @@ def hold_out_validation(table: LabelTable, fraction: float, seed: int) -> LabelT
     if "validation" in table.parts:
         return table
     train = np.flatnonzero(table.parts == "train")
-    held_out = hold_out(table.patients[train], any_positive(table.labels[train]), fraction, seed)
+    held_out = hold_out(table.patients[train], has_positive_label(table.labels[train]), fraction, seed)
     parts = table.parts.astype("<U10")
     parts[train[held_out]] = "validation"
     return replace(table, parts=parts)
@@ -146,21 +146,21 @@ def _are_files(paths: Sequence[Path]) -> NDArray[np.bool_]:
     return present
 
 
-def decode_table(table: LabelTable, spec: ShownSpec, store: ImageStore) -> Splits:
+def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -> Splits:
     """Decode the pictures of a table, part by part.
 
     Raises:
         BadInput: If more than ``spec.skip_budget`` of them cannot be read, or their archive gives no more.
     """
     form = ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering)
-    splits = Splits(*(_decoded(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in PARTS))
+    splits = Splits(*(_decode_part(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in PARTS))
     stop_on(table.reader.faults())
     skipped = [skip for images in splits.parts for skip in images.skipped]
     check_skip_budget("data.images", skipped, len(table.files), spec.skip_budget)
     return splits
 
 
-def _decoded(table: LabelTable, form: ImageForm, store: ImageStore) -> ImageSet:
+def _decode_part(table: LabelTable, form: ImageForm, store: ImageStore) -> ImageSet:
     names, reader = [file.name for file in table.files], table.reader
     decoded = decode_pictures(names, lambda row: reader.read(table.files[row]), form, store, reader.opened())
     return ImageSet(
@@ -205,7 +205,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
         files=files,
         labels=parse_labels(spec, columns),
         class_names=spec.label_columns or spec.classes,
-        patients=_patients_in_files(files) if spec.patient_column is None else columns[spec.patient_column],
+        patients=_read_dicom_patients(files) if spec.patient_column is None else columns[spec.patient_column],
         sources=np.full(len(files), "") if spec.source_column is None else columns[spec.source_column],
         parts=np.full(len(files), "train"),
     )
@@ -214,7 +214,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     return drop_missing_files(table, spec)
 
 
-def _patients_in_files(files: Sequence[Path]) -> Names:
+def _read_dicom_patients(files: Sequence[Path]) -> Names:
     """Return the patients that DICOM files name; where they name none, each image is a patient of its own."""
     from common.data.images.headers import dicom_patients, read_dicom_heads  # takes a second
 
@@ -238,7 +238,7 @@ def finding_faults(spec: LabelColumnsSpec, columns: Columns) -> list[Fault]:
     if spec.finding_column is None or spec.finding_column not in columns:
         return []
     cells = np.unique(columns[spec.finding_column])
-    findings = {name for cell in cells for name in findings_in(cell, spec.separator)}
+    findings = {name for cell in cells for name in split_findings(cell, spec.separator)}
     return [
         Fault(f"data.classes[{place}]", f'"{name}" never occurs in column "{spec.finding_column}".', near)
         for place, name in enumerate(spec.classes)
@@ -256,7 +256,7 @@ def identity_faults(spec: LabelColumnsSpec, columns: Columns, key: str, column: 
     """
     faults = []
     names, counts = np.unique(columns[column], return_counts=True)
-    if (nameless := np.flatnonzero(normalized(columns[column]) == "")).size:
+    if (nameless := np.flatnonzero(strip_cells(columns[column]) == "")).size:
         problem = f"{counted(nameless.size, 'line')} without {'an' if what == 'image' else 'a'} {what}"
         problem += f", line {nameless[0] + 2} first."
         faults.append(Fault(key, problem, "Fill them, or remove them."))
@@ -265,7 +265,7 @@ def identity_faults(spec: LabelColumnsSpec, columns: Columns, key: str, column: 
         problem = f"{repeated} in more than one line: {quoted(names[counts > 1], 5)}."
         faults.append(Fault(key, problem, f"Give each {what} one line."))
     if spec.patient_column is not None:
-        blank = np.flatnonzero(normalized(columns[spec.patient_column]) == "")
+        blank = np.flatnonzero(strip_cells(columns[spec.patient_column]) == "")
         if blank.size:
             problem = f"{counted(blank.size, 'line')} without a patient, line {blank[0] + 2} first."
             faults.append(Fault("data.patient_column", problem, "Fill them, or leave patient_column out."))

@@ -36,23 +36,23 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     Raises:
         BadInput: With all faults.
     """
-    columns = _columns(spec, base, ("Image Index", "Finding Labels", "Patient ID", "View Position"))
+    columns = _read_checked_columns(spec, base, ("Image Index", "Finding Labels", "Patient ID", "View Position"))
     own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
     folder = base / spec.images
     paths = {name: Path(parent, name) for parent, _, names in os.walk(folder) for name in names}
     names = columns["Image Index"]
-    table = _table(
+    table = _make_table(
         files=tuple(paths.get(name) or folder / name for name in names),
         labels=finding_matrix(columns["Finding Labels"], "|", own_names),
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
     )
-    table = _nih_parts(spec, base, table, names)
+    table = _assign_nih_parts(spec, base, table, names)
     views = columns["View Position"]
     return drop_missing_files(table if spec.view is None else table.rows(np.flatnonzero(views == spec.view)), spec)
 
 
-def _nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
+def _assign_nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> LabelTable:
     if spec.train_val_list is None or spec.test_list is None:
         return split_table(table, spec.split_seed)
     lists = {"data.train_val_list": base / spec.train_val_list, "data.test_list": base / spec.test_list}
@@ -73,9 +73,11 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
     Raises:
         BadInput: With all faults.
     """
-    columns = _columns(spec, base, ("Path", "Frontal/Lateral", *CHEXPERT_CLASSES))
-    columns = _rows(columns, columns["Frontal/Lateral"] == "Frontal", 'have "Frontal" in column "Frontal/Lateral"')
-    table = _table(
+    columns = _read_checked_columns(spec, base, ("Path", "Frontal/Lateral", *CHEXPERT_CLASSES))
+    columns = _select_rows(
+        columns, columns["Frontal/Lateral"] == "Frontal", 'have "Frontal" in column "Frontal/Lateral"'
+    )
+    table = _make_table(
         files=tuple(_chexpert_file(base / spec.images, path) for path in columns["Path"]),
         labels=label_matrix(columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=CHEXPERT_CLASSES,
@@ -111,15 +113,15 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
         BadInput: With all faults.
     """
     classes = spec.classes or MIMIC_CLASSES
-    columns = _columns(spec, base, ("dicom_id", "subject_id", "study_id", "ViewPosition", *classes))
+    columns = _read_checked_columns(spec, base, ("dicom_id", "subject_id", "study_id", "ViewPosition", *classes))
     frontal = np.isin(columns["ViewPosition"], spec.views)
-    columns = _rows(columns, frontal, f"have one of the views {quoted(spec.views)}")
+    columns = _select_rows(columns, frontal, f"have one of the views {quoted(spec.views)}")
     if "fpath" in columns:
         paths = [path if path.startswith("files/") else f"files/{path}" for path in columns["fpath"]]
     else:
         triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
-    table = _table(
+    table = _make_table(
         files=tuple(base / spec.images / path for path in paths),
         labels=label_matrix(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
@@ -129,7 +131,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
     return drop_missing_files(parted, spec)
 
 
-def _columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> Columns:
+def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> Columns:
     """Read the table, and report the faults of the folder and of the columns together."""
     columns, faults = read_table_and_folder(spec, base)
     table = Path(spec.labels).name
@@ -146,14 +148,14 @@ def _columns(spec: PictureSpec, base: Path, required: tuple[str, ...]) -> Column
     return columns
 
 
-def _rows(columns: Columns, index: NDArray[np.bool_], what: str) -> Columns:
+def _select_rows(columns: Columns, index: NDArray[np.bool_], what: str) -> Columns:
     """Return the rows at ``index``; ``what`` ends the sentence of the fault where there are none."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
     return {name: column[index] for name, column in columns.items()}
 
 
-def _table(
+def _make_table(
     files: tuple[Path, ...], labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
     """Return a table in which no source is known and all rows are in the test part, until it is split."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from common.data.base.splits import Names
 from common.data.images.reading import PICTURE_SUFFIXES
-from common.data.tables.cells import LABEL_CELLS, PART_NAMES, findings_in, is_positive, normalized
+from common.data.tables.cells import LABEL_CELLS, PART_NAMES, is_positive, split_findings, strip_cells
 from common.data.tables.csv import Columns
 from common.errors import BadInput, Fault, quoted
 
@@ -27,7 +27,7 @@ _LOOKED_AT = 200
 
 
 @dataclass(frozen=True)
-class Roles:
+class ColumnRoles:
     """The purpose of each column.
 
     Attributes:
@@ -70,7 +70,7 @@ def patient_column(columns: Iterable[str], others: Collection[str] = ()) -> str 
     return next((name for name in columns if name not in others and _PATIENT.search(name)), None)
 
 
-def roles_of(columns: Columns, image: str, patient: str | None = None) -> Roles:
+def guess_roles(columns: Columns, image: str, patient: str | None = None) -> ColumnRoles:
     """Guess the purpose of each column.
 
     Args:
@@ -81,7 +81,7 @@ def roles_of(columns: Columns, image: str, patient: str | None = None) -> Roles:
         BadInput: If no column holds labels.
     """
     patient = patient or patient_column(columns, (image,))
-    values = {name: set(normalized(np.unique(cells)).tolist()) for name, cells in columns.items()}
+    values = {name: set(strip_cells(np.unique(cells)).tolist()) for name, cells in columns.items()}
     part_values = {name: {value.lower() for value in values[name]} for name in columns if _SPLIT.match(name)}
     split = next((name for name, parts in part_values.items() if parts <= PART_NAMES.keys()), None)
     rest = [name for name in columns if name not in (image, patient, split)]
@@ -90,10 +90,10 @@ def roles_of(columns: Columns, image: str, patient: str | None = None) -> Roles:
     if labels:
         counts = {name: int(positives[name].sum()) for name in labels}
         exclusive = len(labels) > 1 and bool((np.sum([positives[name] for name in labels], axis=0) == 1).all())
-        return Roles(image, patient, split, labels, None, "|", counts, exclusive)
+        return ColumnRoles(image, patient, split, labels, None, "|", counts, exclusive)
     finding, separator, counts = _finding_column(columns, rest)
     one_each = not any(separator in cell for cell in np.unique(columns[finding]))
-    return Roles(image, patient, split, (), finding, separator, counts, one_each)
+    return ColumnRoles(image, patient, split, (), finding, separator, counts, one_each)
 
 
 def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, dict[str, int]]:
@@ -106,7 +106,7 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
     """
     for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
         separator = next((mark for mark in _SEPARATORS if any(mark in cell for cell in columns[name])), "|")
-        counts = Counter(finding for cell in columns[name] for finding in findings_in(cell, separator))
+        counts = Counter(finding for cell in columns[name] for finding in split_findings(cell, separator))
         if _FEW_CLASSES <= len(counts) <= _MOST_CLASSES and len(counts) < len(columns[name]):
             return name, separator, dict(counts.most_common())
     problem = f"no column holds labels, as 1, 0, -1 or nothing for each class, or as names; it has {quoted(columns)}."

@@ -112,7 +112,7 @@ def tiny_cnn(channels: int) -> nn.Sequential:
 _CONVOLUTIONS_BY_STAGE = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
-def _convolutions(channels: int) -> nn.Sequential:
+def _vgg11_convolutions(channels: int) -> nn.Sequential:
     """Return the convolutional part of VGG-11; layers are numbered as in torchvision's ``vgg11_bn().features``."""
     layers: list[nn.Module] = []
     for stage in _CONVOLUTIONS_BY_STAGE:
@@ -129,7 +129,7 @@ def vgg11(channels: int) -> nn.Sequential:
     Those layers hold 119 of its 128 million parameters, all of which would travel every round. Names and initialisation
     of what is left are torchvision's.
     """
-    convolutions = _convolutions(channels)
+    convolutions = _vgg11_convolutions(channels)
     for layer in convolutions:
         if isinstance(layer, nn.Conv2d):
             assert layer.bias is not None
@@ -149,11 +149,13 @@ def unifed_vgg11(channels: int) -> nn.Sequential:
         nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(0.5),
     )  # fmt: skip
     return nn.Sequential(
-        OrderedDict(features=_convolutions(channels), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dense=dense)
+        OrderedDict(
+            features=_vgg11_convolutions(channels), pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), dense=dense
+        )
     )
 
 
-def _convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
+def _biased_convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(narrow, wide, 3, stride=stride, padding=1), nn.BatchNorm2d(wide))
 
 
@@ -162,9 +164,9 @@ class _ResidualBlock(nn.Module):
 
     def __init__(self, narrow: int, wide: int, stride: int) -> None:
         super().__init__()
-        self.first = _convolution(narrow, wide, stride)
-        self.second = _convolution(wide, wide, 1)
-        self.shortcut = nn.Identity() if stride == 1 else _convolution(narrow, wide, stride)
+        self.first = _biased_convolution(narrow, wide, stride)
+        self.second = _biased_convolution(wide, wide, 1)
+        self.shortcut = nn.Identity() if stride == 1 else _biased_convolution(narrow, wide, stride)
 
     def forward(self, maps: Tensor) -> Tensor:
         inner: Tensor = self.second(functional.relu(self.first(maps)))
@@ -228,11 +230,11 @@ class _SameConv2d(nn.Conv2d):
         return super().forward(functional.pad(maps, (*horizontal, *vertical)))
 
 
-def _norm(width: int) -> nn.BatchNorm2d:
+def _batch_norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3)
 
 
-class _Block(nn.Module):
+class _InvertedResidualBlock(nn.Module):
     """An inverted residual block: widen by 1x1, convolve each channel by itself, narrow by 1x1."""
 
     def __init__(self, narrow: int, wide: int, stride: int, stage: _Stage) -> None:
@@ -242,11 +244,11 @@ class _Block(nn.Module):
         self.has_shortcut = stride == 1 and narrow == wide
         if self.widens:
             self.expand_conv = _SameConv2d(narrow, inner, 1)
-            self.bn0 = _norm(inner)
+            self.bn0 = _batch_norm(inner)
         self.depthwise_conv = _SameConv2d(inner, inner, stage.kernel, stride=stride, groups=inner)
-        self.bn1 = _norm(inner)
+        self.bn1 = _batch_norm(inner)
         self.project_conv = _SameConv2d(inner, wide, 1)
-        self.bn2 = _norm(wide)
+        self.bn2 = _batch_norm(wide)
 
     def forward(self, maps: Tensor) -> Tensor:
         inner: Tensor = functional.relu6(self.bn0(self.expand_conv(maps))) if self.widens else maps
@@ -255,10 +257,10 @@ class _Block(nn.Module):
         return inner + maps if self.has_shortcut else inner
 
 
-def _blocks(stage: _Stage) -> list[_Block]:
+def _build_stage(stage: _Stage) -> list[_InvertedResidualBlock]:
     """Return a stage's blocks; only the first of them strides and changes the width."""
-    first = _Block(stage.narrow, stage.wide, stage.stride, stage)
-    return [first, *(_Block(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1))]
+    first = _InvertedResidualBlock(stage.narrow, stage.wide, stage.stride, stage)
+    return [first, *(_InvertedResidualBlock(stage.wide, stage.wide, 1, stage) for _ in range(stage.repeats - 1))]
 
 
 class EfficientNetLite0(nn.Module):
@@ -267,10 +269,10 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv_stem = _SameConv2d(channels, 32, 3, stride=2)
-        self.bn0 = _norm(32)
-        self.blocks = nn.Sequential(*(block for stage in _STAGES for block in _blocks(stage)))
+        self.bn0 = _batch_norm(32)
+        self.blocks = nn.Sequential(*(block for stage in _STAGES for block in _build_stage(stage)))
         self.conv_head = _SameConv2d(320, WIDTH, 1)
-        self.bn1 = _norm(WIDTH)
+        self.bn1 = _batch_norm(WIDTH)
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.blocks(functional.relu6(self.bn0(self.conv_stem(images))))

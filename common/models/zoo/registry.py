@@ -48,14 +48,14 @@ def external_backbone(name: str, channels: int, image_size: int) -> tuple[nn.Mod
     """
     source, _, inner = name.partition(":")
     module = _SOURCES[source](inner, channels, image_size)
-    return module, _width(name, module, channels, image_size)
+    return module, _measure_width(name, module, channels, image_size)
 
 
-def _timm(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_timm(name: str, channels: int, image_size: int) -> nn.Module:
     import timm  # takes seconds to import
 
     if not timm.is_model(name):
-        raise _unknown(f"timm:{name}", timm.list_models())
+        raise _raise_unknown_network(f"timm:{name}", timm.list_models())
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
     try:
         return timm.create_model(name, img_size=image_size, **options)
@@ -63,12 +63,12 @@ def _timm(name: str, channels: int, image_size: int) -> nn.Module:
         return timm.create_model(name, **options)
 
 
-def _torchvision(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_torchvision(name: str, channels: int, image_size: int) -> nn.Module:
     from torchvision import models
 
     names = models.list_models(module=models)
     if name not in names:
-        raise _unknown(f"torchvision:{name}", names)
+        raise _raise_unknown_network(f"torchvision:{name}", names)
     builder = models.get_model_builder(name)
     options = {"weights": None}
     if "image_size" in inspect.signature(builder).parameters or name.startswith("vit_"):
@@ -76,13 +76,13 @@ def _torchvision(name: str, channels: int, image_size: int) -> nn.Module:
     if name.startswith(("inception", "googlenet")):
         options["init_weights"] = options["aux_logits"] = False  # type: ignore[assignment]
     network = cast(nn.Module, builder(**options))
-    _without_classifier(network, f"torchvision:{name}")
+    _remove_classifier(network, f"torchvision:{name}")
     if channels != 3:
-        _with_channels(network, channels)
+        _replace_first_convolution(network, channels)
     return network
 
 
-def _monai(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_monai(name: str, channels: int, image_size: int) -> nn.Module:
     """Build one of MONAI's classifiers for images of two dimensions."""
     _refuse_missing("monai")
     from monai.networks import nets
@@ -90,7 +90,7 @@ def _monai(name: str, channels: int, image_size: int) -> nn.Module:
     names = [network for network in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, network)]
     names += [f"efficientnet-b{number}" for number in range(9)]
     if name not in names:
-        raise _unknown(f"monai:{name}", names)
+        raise _raise_unknown_network(f"monai:{name}", names)
     options: dict[str, Any] = {"spatial_dims": 2}
     options["n_input_channels" if name.startswith("resnet") else "in_channels"] = channels
     options["out_channels" if name.startswith("DenseNet") else "num_classes"] = 1
@@ -98,16 +98,16 @@ def _monai(name: str, channels: int, image_size: int) -> nn.Module:
         options |= {"model_name": name, "pretrained": False}
         name = "EfficientNetBN"
     network = cast(nn.Module, getattr(nets, name)(**options))
-    _without_classifier(network, f"monai:{name}")
+    _remove_classifier(network, f"monai:{name}")
     return network
 
 
-def _torchxrayvision(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_torchxrayvision(name: str, channels: int, image_size: int) -> nn.Module:
     _refuse_missing("torchxrayvision")
     from torchxrayvision import models
 
     if name != "densenet121":
-        raise _unknown(f"torchxrayvision:{name}", ["densenet121"])
+        raise _raise_unknown_network(f"torchxrayvision:{name}", ["densenet121"])
     network = cast(nn.Module, models.DenseNet(in_channels=channels, **models.get_densenet_params("densenet121")))
     network.classifier = nn.Identity()
     return network
@@ -119,7 +119,7 @@ def _refuse_missing(package: str) -> None:
         raise BadInput([Fault("model.architecture", problem, f"pip install {package}")])
 
 
-def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
+def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
     factory = load_entry_point(MODELS, name)
     try:
         module = factory(channels, image_size)
@@ -135,21 +135,21 @@ def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
 
 
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
-    "timm": _timm,
-    "torchvision": _torchvision,
-    "monai": _monai,
-    "torchxrayvision": _torchxrayvision,
-    "plugin": _plugin,
+    "timm": _build_timm,
+    "torchvision": _build_torchvision,
+    "monai": _build_monai,
+    "torchxrayvision": _build_torchxrayvision,
+    "plugin": _build_plugin,
 }
 
 
-def _unknown(name: str, names: list[str]) -> BadInput:
+def _raise_unknown_network(name: str, names: list[str]) -> BadInput:
     source = name.partition(":")[0]
     near = did_you_mean(name, [f"{source}:{network}" for network in names])
     return BadInput([Fault("model.architecture", f'{source} has no network "{name}".', near)])
 
 
-def _width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
+def _measure_width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
     """Return the width of a network's features for one image, in evaluation mode, which changes no state.
 
     Raises:
@@ -163,7 +163,7 @@ def _width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
     except Exception as error:  # somebody else's code: it may raise anything
         reason = str(error).strip().rstrip(".")
         problem = f"{name} does not take images of {image_size} pixels and {channels} channels: {reason}."
-        raise BadInput([Fault("model.image_size", problem, _size_that_fits(module, channels, device))]) from error
+        raise BadInput([Fault("model.image_size", problem, _find_fitting_size(module, channels, device))]) from error
     module.train(was_training)
     if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 1:
         shape = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
@@ -172,7 +172,7 @@ def _width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
     return int(features.shape[1])
 
 
-def _size_that_fits(module: nn.Module, channels: int, device: torch.device) -> str:
+def _find_fitting_size(module: nn.Module, channels: int, device: torch.device) -> str:
     """Name the smallest usual image size that a network takes."""
     for size in USUAL_SIZES:
         try:
@@ -184,7 +184,7 @@ def _size_that_fits(module: nn.Module, channels: int, device: torch.device) -> s
     return "Each network has sizes of its own."
 
 
-def _without_classifier(network: nn.Module, name: str) -> None:
+def _remove_classifier(network: nn.Module, name: str) -> None:
     """Remove the last dense layer; earlier layers of the classifier stay."""
     place = next((part for part in CLASSIFIERS if hasattr(network, part)), "")
     layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
@@ -195,7 +195,7 @@ def _without_classifier(network: nn.Module, name: str) -> None:
     setattr(network.get_submodule(parent), last, nn.Identity())
 
 
-def _with_channels(network: nn.Module, channels: int) -> None:
+def _replace_first_convolution(network: nn.Module, channels: int) -> None:
     """Replace the first convolution by one for another number of channels."""
     modules = network.named_modules()
     name, first = next((name, module) for name, module in modules if isinstance(module, nn.Conv2d))
@@ -219,7 +219,7 @@ class Backbone(NamedTuple):
     width: int
 
 
-def _of_torchvision(architecture: Literal["densenet121", "resnet18"], channels: int) -> nn.Module:
+def _build_torchvision_backbone(architecture: Literal["densenet121", "resnet18"], channels: int) -> nn.Module:
     """Build torchvision's network without its head, with features after global average pooling."""
     from torchvision import models  # takes seconds to import
 
@@ -234,8 +234,8 @@ def _of_torchvision(architecture: Literal["densenet121", "resnet18"], channels: 
 
 
 _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
-    "densenet121": lambda channels, size: Backbone(_of_torchvision("densenet121", channels), 1024),
-    "resnet18": lambda channels, size: Backbone(_of_torchvision("resnet18", channels), 512),
+    "densenet121": lambda channels, size: Backbone(_build_torchvision_backbone("densenet121", channels), 1024),
+    "resnet18": lambda channels, size: Backbone(_build_torchvision_backbone("resnet18", channels), 512),
     "vgg11": lambda channels, size: Backbone(vgg11(channels), 512),
     "efficientnet_lite0": lambda channels, size: Backbone(EfficientNetLite0(channels), WIDTH),
     "fedsld_cnn": lambda channels, size: Backbone(fedsld_cnn(channels, size), 500),

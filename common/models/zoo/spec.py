@@ -42,7 +42,7 @@ def is_external(architecture: str) -> bool:
     return bool(_EXTERNAL.fullmatch(architecture))
 
 
-def _external_too(value: Any, ours: ValidatorFunctionWrapHandler) -> Architecture:
+def _accept_external(value: Any, ours: ValidatorFunctionWrapHandler) -> Architecture:
     """Accept names of external networks, which are checked when the network is built."""
     external = isinstance(value, str) and is_external(value)
     return cast(Architecture, value if external else ours(value))
@@ -65,7 +65,7 @@ class Normalisation:
 
 
 @dataclass(frozen=True)
-class Traits:
+class ArchitectureTraits:
     """Fixed properties of an architecture.
 
     Attributes:
@@ -84,16 +84,16 @@ _LITE = (Normalisation((127 / 255,) * 3, (128 / 255,) * 3), Normalisation((127 /
 # Grey: the mean over the three channels, as no value fits all three exactly.
 _IMAGENET = (Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), Normalisation((0.449,), (0.226,)))
 
-TRAITS: dict[Architecture, Traits] = {
-    "densenet121": Traits(32, *_IMAGENET),
-    "resnet18": Traits(32, *_IMAGENET),
-    "vgg11": Traits(32, *_IMAGENET),
-    "efficientnet_lite0": Traits(32, *_LITE),
-    "fedsld_cnn": Traits(16, *_HALF),
-    "femnist_cnn": Traits(16, *_HALF),
-    "unifed_vgg11": Traits(32, *_HALF),
-    "unifed_resnet18": Traits(32, *_HALF),
-    "tiny_cnn": Traits(16, *_HALF),
+TRAITS: dict[Architecture, ArchitectureTraits] = {
+    "densenet121": ArchitectureTraits(32, *_IMAGENET),
+    "resnet18": ArchitectureTraits(32, *_IMAGENET),
+    "vgg11": ArchitectureTraits(32, *_IMAGENET),
+    "efficientnet_lite0": ArchitectureTraits(32, *_LITE),
+    "fedsld_cnn": ArchitectureTraits(16, *_HALF),
+    "femnist_cnn": ArchitectureTraits(16, *_HALF),
+    "unifed_vgg11": ArchitectureTraits(32, *_HALF),
+    "unifed_resnet18": ArchitectureTraits(32, *_HALF),
+    "tiny_cnn": ArchitectureTraits(16, *_HALF),
 }
 
 
@@ -101,11 +101,11 @@ TRAITS: dict[Architecture, Traits] = {
 _XRAY = (Normalisation((0.5,) * 3, (0.5 / 1024,) * 3), Normalisation((0.5,), (0.5 / 1024,)))
 
 
-def traits_of(architecture: str) -> Traits:
+def traits_of(architecture: str) -> ArchitectureTraits:
     """Return the traits of an architecture; external networks take any size, normalised as for ImageNet."""
     if not is_external(architecture):
         return TRAITS[cast(Architecture, architecture)]
-    return Traits(1, *(_XRAY if architecture.startswith("torchxrayvision:") else _IMAGENET))
+    return ArchitectureTraits(1, *(_XRAY if architecture.startswith("torchxrayvision:") else _IMAGENET))
 
 
 class ModelSpec(BaseModel):
@@ -132,7 +132,7 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    architecture: Annotated[Architecture, WrapValidator(_external_too)]
+    architecture: Annotated[Architecture, WrapValidator(_accept_external)]
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
     image_size: Annotated[int, Field(ge=1, le=4096)]
@@ -148,7 +148,7 @@ class ModelSpec(BaseModel):
 
     @field_validator("image_size")
     @classmethod
-    def _large_enough(cls, size: int, info: ValidationInfo) -> int:
+    def _check_image_size(cls, size: int, info: ValidationInfo) -> int:
         architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
         if architecture and size < (minimum := traits_of(architecture).minimum_size):
             raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {size}")
@@ -156,7 +156,7 @@ class ModelSpec(BaseModel):
 
     @field_validator("train")
     @classmethod
-    def _fits_the_neck(cls, train: str, info: ValidationInfo) -> str:
+    def _check_train_and_neck(cls, train: str, info: ValidationInfo) -> str:
         neck = info.data.get("neck")
         if train == "neck" and neck is None:
             raise ValueError("there is no neck to train; set model.neck to its width, or train the head")
@@ -166,21 +166,23 @@ class ModelSpec(BaseModel):
 
     @field_validator("frozen_sha256")
     @classmethod
-    def _of_a_frozen_part(cls, sha256: str | None, info: ValidationInfo) -> str | None:
+    def _check_frozen_hash(cls, sha256: str | None, info: ValidationInfo) -> str | None:
         if sha256 and info.data.get("train") == "all":
             raise ValueError('nothing is frozen under train = "all"; leave it out')
         return sha256
 
     @field_validator("weights_sha256")
     @classmethod
-    def _hash_of_something(cls, sha256: str | None, info: ValidationInfo) -> str | None:
+    def _check_weights_hash(cls, sha256: str | None, info: ValidationInfo) -> str | None:
         if sha256 and "weights" in info.data and info.data["weights"] is None:
             raise ValueError("a hash was given but no weights file; name the file in weights")
         return sha256
 
     @field_validator("mean", "std")
     @classmethod
-    def _one_per_channel(cls, values: tuple[float, ...] | None, info: ValidationInfo) -> tuple[float, ...] | None:
+    def _check_value_per_channel(
+        cls, values: tuple[float, ...] | None, info: ValidationInfo
+    ) -> tuple[float, ...] | None:
         channels: int | None = info.data.get("channels")
         if values is not None and channels and len(values) != channels:
             raise ValueError(f"expected one value for each of {channels} channels, got {len(values)}")

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from common.errors import CannotGoOn
 from common.security.call_signatures import key_bytes
-from common.system.plain_text import grpc_words
+from common.system.plain_text import shorten_grpc_details
 from common.wire.fleet_protocol import Envelope, ObjectTree, message_classes
 from server.coordinator.folder import Coordinator
 from server.coordinator.state import ControlSocket
@@ -215,7 +215,7 @@ class Control:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise RunLost(GIVEN_UP) from None
                 if error.code() not in _UNAVAILABLE or time.monotonic() >= until:
-                    details = grpc_words(error.details()) or error.code().name.lower()
+                    details = shorten_grpc_details(error.details()) or error.code().name.lower()
                     problem = f"the SuperLink does not answer: {details}. The log of flwr-server start says why."
                     raise SuperLinkGone(problem) from None
             time.sleep(PAUSE_S)

@@ -32,7 +32,7 @@ from common.wire.fleet_protocol import (
     PushObjectResponse,
     Result,
     SendNodeHeartbeatResponse,
-    by_sha256,
+    name_by_sha256,
     object_ids,
 )
 from server.coordinator.state import forget_sign_off, note_sign_off
@@ -228,7 +228,7 @@ class Fleet:
         if outcome is ReplyOutcome.NOBODY_WAITS:
             reason = "nobody waits for this reply any more: its time is over, or its run"
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
-        small = by_sha256(request.small_contents)
+        small = name_by_sha256(request.small_contents)
         to_push = [
             name for name in missing if name not in small or not self._store(caller, metadata.run_id, name, small[name])
         ]

@@ -25,8 +25,8 @@ from common.wire.fleet_protocol import COORDINATOR, ROLL_CALL, object_ids
 from common.wire.flower_objects import (
     TooLarge,
     array_bytes,
-    envelope,
     join_message,
+    message_without_content,
     set_identity,
     set_message_id,
     split_message,
@@ -237,7 +237,7 @@ class NetworkGrid(Grid):
                 if name not in contents:
                     self._files.write(name, content)
             contents |= parts
-            announced.append((envelope(message), tree))
+            announced.append((message_without_content(message), tree))
             sizes, assembled = [len(content) for content in parts.values()], array_bytes(message.content)
             bound = ReplyBound.for_request(sizes, assembled, masked_update_bytes(message.content))
             metadata = message.metadata

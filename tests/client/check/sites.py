@@ -12,8 +12,8 @@ from client.check.machine import Gpu, Machine
 from client.check.run import check
 from client.site.site_file import Settings, make_site_folder
 from common.config import read_experiment
-from common.data.sources.built_in import PHANTOM_CLASSES, phantoms
-from common.security.identity import SiteKit, public_line, read_key, write_toml
+from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
+from common.security.identity import SiteKit, public_key_line, read_key, write_toml
 from server.coordinator.authority import issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from tests.federations import DIGITS
@@ -74,7 +74,7 @@ class Hospital:
 
     def at(self, address: str) -> "Hospital":
         """With a kit for this address."""
-        line = public_line(read_key(self.folder / "north.key"), "north")
+        line = public_key_line(read_key(self.folder / "north.key"), "north")
         authority = self.coordinator.ca_certificate.read_text(encoding="ascii")
         kit = SiteKit(coordinator="trial", address=address, site="north", public_key=line, ca_certificate=authority)
         write_toml(self.folder / "north.kit", kit, "For tests.")
@@ -106,7 +106,7 @@ def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
 
 def write_images(folder: Path, count: int, size: int = 32) -> None:
     """PNG files and labels.csv; every fifth patient tests, every fifth validates."""
-    drawn = phantoms(count, size, np.random.default_rng(4))
+    drawn = draw_phantoms(count, size, np.random.default_rng(4))
     (folder / "images").mkdir(parents=True)
     columns = [PHANTOM_CLASSES.index(name) for name in CLASSES]
     parts = ("train", "train", "train", "val", "test")

@@ -23,8 +23,8 @@ from client.site.policy import TRUST, Level
 from client.site.settings import open_site
 from client.site.site_file import read_file_only, write_last_plan
 from client.training import task
-from common.config import Plan, plan_of, read_experiment
-from common.data.sources.built_in import phantoms
+from common.config import Plan, make_plan, read_experiment
+from common.data.sources.built_in import draw_phantoms
 from common.models.network import SplitNetwork, build
 from common.system.stopping import STOPPED_ON_REQUEST
 from common.wire.records import RollCall
@@ -93,7 +93,7 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
     notes = [finding.problem for finding in check_data(settings, 1).area.findings if "Cardiomegaly" in finding.problem]
     assert len(notes) == untrained
     (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
-    plan, site = plan_of(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
+    plan, site = make_plan(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
     assert (site.trained_on("train", plan) is not site.train) == untrained
 
 
@@ -131,7 +131,7 @@ def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None
 
 
 def chests() -> NDArray[np.uint8]:
-    return phantoms(40, 48, np.random.default_rng(1)).images
+    return draw_phantoms(40, 48, np.random.default_rng(1)).images
 
 
 def test_every_phantom_radiograph_tells_whether_it_is_inverted() -> None:
@@ -177,7 +177,7 @@ def test_what_a_run_needs_grows_with_model_and_batch(tmp_path: Path) -> None:
 
 def written_plan(folder: Path) -> Plan:
     (folder / "run.toml").write_text(DIGITS, encoding="utf-8")
-    return plan_of(read_experiment(folder / "run.toml").experiment)
+    return make_plan(read_experiment(folder / "run.toml").experiment)
 
 
 def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: Hospital, tmp_path: Path) -> None:

@@ -6,7 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.data.base.image_set import Skipped, Splits, array_bytes, array_forms, array_from_bytes, flatten, unflatten
+from common.data.base.image_set import (
+    SkippedImage,
+    Splits,
+    array_bytes,
+    array_forms,
+    array_from_bytes,
+    flatten,
+    unflatten,
+)
 from tests.common.data.conftest import splits_of
 
 
@@ -15,7 +23,7 @@ def splits() -> Splits:
     """Pictures that differ, some of them left out, and a part without any."""
     blank, random = splits_of(20, 3).train, np.random.default_rng(0)
     pictures = random.integers(0, 256, (len(blank), 4, 6, 3), dtype=np.uint8)
-    train = replace(blank, stored=pictures, skipped=(Skipped("a.png", "is empty"),), missing=2)
+    train = replace(blank, stored=pictures, skipped=(SkippedImage("a.png", "is empty"),), missing=2)
     return Splits(train, train.rows(np.array([7, 3, 3])), train.rows(np.arange(0)))
 
 

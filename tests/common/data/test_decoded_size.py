@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydicom.dataset import Dataset
 
-from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, content_limit, memory_of_machine
+from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, available_memory, content_limit
 from common.data.base.spec import FolderSpec, NpzSpec, Rendering
 from common.data.images import reading
 from common.data.images.dicom import dicom_pixels
@@ -39,7 +39,7 @@ MIB = 1 << 20
     ],
 )
 def test_medmnist_may_be_read_where_three_quarters_of_the_memory_hold_it(packed: int, unpacked: int) -> None:
-    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * memory_of_machine())
+    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * available_memory())
     assert (unpacked <= content_limit(packed)) == fits
 
 

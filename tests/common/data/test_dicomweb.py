@@ -21,7 +21,7 @@ from client.site.site_file import read_file_only
 from common.data.base.image_set import Splits, patients_known
 from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb import client, search
-from common.data.dicomweb.archive import MARK, Cache
+from common.data.dicomweb.archive import MARK, ImageCache
 from common.data.images.dicom import dicom_pixels
 from common.data.load import load
 from common.data.sources.dicomweb import open_dicomweb
@@ -147,7 +147,7 @@ def test_files_are_their_owners_alone(pacs: FakePacs, folder: Path) -> None:
 
 
 def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache", largest=10_000)
+    cache = ImageCache(tmp_path / "cache", largest=10_000)
     cache.open()
     data = MEMBERS[0].content[:132] + bytes(1868)  # 2,000 bytes
     for number in range(4):

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from common.data.base.image_set import ImageSet, Splits
 from common.data.partition.by_label import (
-    deal,
+    deal_patients,
     ends_rounded_down,
     ends_without_rest,
     pathological_shares,
@@ -91,7 +91,7 @@ def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fract
 def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float, of: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     shares = random.dirichlet(np.full(sites, alpha), 4)
-    hands = deal(np.array(of, dtype=np.intp), shares, ends_without_rest, random)
+    hands = deal_patients(np.array(of, dtype=np.intp), shares, ends_without_rest, random)
     assert sorted(np.concatenate(hands).tolist()) == list(range(len(of)))
 
 

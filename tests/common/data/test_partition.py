@@ -13,7 +13,7 @@ from common.data.base.image_set import Splits
 from common.data.partition.checks import partition_faults
 from common.data.partition.division import SitePart, site_images
 from common.data.partition.paper_tables import paper_class_lists
-from common.data.partition.partition import deal_classes, draw_lists, partition, random_owners
+from common.data.partition.partition import deal_classes, draw_class_lists, partition, random_owners
 from common.data.partition.spec import (
     ClassListsSpec,
     ClassSubsetsSpec,
@@ -205,12 +205,14 @@ def fedmlp(vectors: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "sites", "classes", "missing"), FEDMLP)
 def test_class_lists_are_the_authors(fedmlp: dict[str, Any], name: str, sites: int, classes: int, missing: int) -> None:
-    assert columns(draw_lists(sites, classes, missing, seed=1037)) == fedmlp[f"{name}_missing_{missing}"]["active"]
+    assert (
+        columns(draw_class_lists(sites, classes, missing, seed=1037)) == fedmlp[f"{name}_missing_{missing}"]["active"]
+    )
 
 
 def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(fedmlp: dict[str, Any]) -> None:
     assert not fedmlp["ChestXray14_missing_5"]["covers_all_classes"]
-    owned = draw_lists(8, 8, 5, seed=1037)
+    owned = draw_class_lists(8, 8, 5, seed=1037)
     assert columns(owned) != fedmlp["ChestXray14_missing_5"]["active"]
     assert owned.any(axis=0).all()
     assert (owned.sum(axis=1) == 3).all()
@@ -220,13 +222,13 @@ def test_the_authors_draw_that_leaves_a_class_without_owner_is_drawn_again(fedml
 def test_every_site_lacks_as_many_classes_and_every_class_has_an_owner(
     sites: int, classes: int, missing: int, seed: int
 ) -> None:
-    owned = draw_lists(sites * classes, classes, missing, seed)
+    owned = draw_class_lists(sites * classes, classes, missing, seed)
     assert (owned.sum(axis=1) == classes - missing).all()
     assert owned.any(axis=0).all()
 
 
 def test_one_class_a_site_goes_round() -> None:
-    assert columns(draw_lists(5, 3, 2, seed=1)) == [[0], [1], [2], [0], [1]]
+    assert columns(draw_class_lists(5, 3, 2, seed=1)) == [[0], [1], [2], [0], [1]]
 
 
 def test_sites_with_missing_classes_have_patients_of_their_own_and_the_lists_of_the_draw() -> None:

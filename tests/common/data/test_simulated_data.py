@@ -10,7 +10,7 @@ from common.config import Experiment
 from common.data.base.image_set import flatten, unflatten
 from common.data.partition.partition import partition
 from common.data.partition.spec import LabelSkewSpec, TasksSpec
-from common.simulation import SimulatedData, receive_data, simulated_data, simulated_site, whole_data
+from common.simulation import SimulatedData, receive_data, simulated_data, simulated_site, undivided_data
 from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
 
 
@@ -98,7 +98,7 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
 
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    decoded, flat = simulated_data(experiment, tmp_path), flatten(whole_data(experiment, tmp_path))
+    decoded, flat = simulated_data(experiment, tmp_path), flatten(undivided_data(experiment, tmp_path))
     (tmp_path / "set.npz").unlink()
     receive_data(experiment, tmp_path, unflatten(*flat))
     received = simulated_data(experiment, tmp_path)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from common.data.base.image_set import UNKNOWN_PATIENT, patients_known, unknown_patients
 from common.data.base.splits import (
     hold_out,
-    part_of_each,
+    parts_of_images,
     patient_split,
     shared_patient_faults,
     split_patients_over_sites,
@@ -149,7 +149,7 @@ def test_a_held_out_part_takes_whole_patients() -> None:
 
 def test_parts_are_named_for_each_image() -> None:
     patients = np.array([str(index) for index in range(10)])
-    parts = part_of_each(patients, patient_split(patients, np.ones(10, dtype=np.bool_)))
+    parts = parts_of_images(patients, patient_split(patients, np.ones(10, dtype=np.bool_)))
     assert sorted(parts.tolist()) == ["test"] * 2 + ["train"] * 7 + ["validation"]
 
 

@@ -22,7 +22,7 @@ from common.models.state import (
     state_sha256,
     with_frozen_hash,
 )
-from common.models.trained import Standardised
+from common.models.trained import StandardisingLayer
 from common.models.zoo.spec import ModelSpec
 
 NAMES = ("1", "2", "3")
@@ -184,7 +184,7 @@ def test_running_statistics_are_means_over_the_batches_of_a_round() -> None:
     """With a momentum they would lag behind at a site of few batches."""
     one = network("head")
     standard = one.neck[0]  # type: ignore[index]
-    assert isinstance(standard, Standardised)
+    assert isinstance(standard, StandardisingLayer)
     for factor in (1.0, 5.0):
         batches = [factor * torch.randn(8, 512, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
         unfreeze(one)

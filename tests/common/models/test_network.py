@@ -12,10 +12,10 @@ from common.models.network import (
     EVALUATION_BATCH,
     SplitNetwork,
     build,
+    compute_logits,
     features_and_logits,
     freeze_backbone,
     freeze_batch_norm,
-    logits_of,
     train_mode,
     unfreeze,
 )
@@ -211,7 +211,7 @@ def test_an_image_that_is_left_over_is_judged_by_a_network_that_takes_no_batch_o
 
     network = tiny()
     pictures = pixels(network.spec.channels, 16, images)
-    plain = logits_of(network, pictures)
+    plain = compute_logits(network, pictures)
     network.backbone.register_forward_pre_hook(refuse_one)
-    assert torch.equal(logits_of(network, pictures), plain)
+    assert torch.equal(compute_logits(network, pictures), plain)
     torch.testing.assert_close(features_and_logits(network, pictures)[1], plain)
