@@ -26,7 +26,6 @@ READERS = [
     "server.federation.checkpoints",
     "server.coordinator.folder",
     "client.site.memory",
-    "client.connection.pending_message",
     "client.site.settings",
     "client.connection.fleet_client",
     "tomllib",

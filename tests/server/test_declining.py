@@ -20,13 +20,13 @@ REASON = 'declines: policy.methods: it does not have "surgical".'
 
 @pytest.fixture(autouse=True)
 def _the_second_site_takes_part_in_fedavg_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = simulation._site
+    new_site = simulation._new_site
 
-    def site(sites: simulation.SimulatedSites, index: int) -> Site:
-        at = found(sites, index)
-        return replace(at, policy=Policy(methods=("fedavg",))) if at.name == "site-2" else at
+    def limited(*arguments: Any) -> Site:
+        site = new_site(*arguments)
+        return replace(site, policy=Policy(methods=("fedavg",))) if site.name == "site-2" else site
 
-    monkeypatch.setattr(simulation, "_site", site)
+    monkeypatch.setattr(simulation, "_new_site", limited)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

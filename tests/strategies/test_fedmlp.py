@@ -106,7 +106,7 @@ def test_a_site_that_starts_anew_goes_on_with_the_tags_on_its_disk(
     train = app.train_round
 
     def after_a_restart(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
-        simulation._kept_sites.cache_clear()
+        simulation._cached_sites_of_run.cache_clear()
         return train(site, request, masks)
 
     monkeypatch.setattr(app, "train_round", after_a_restart)
