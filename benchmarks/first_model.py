@@ -56,8 +56,8 @@ class LaterAdversary(Adversary):
         change = zip(Groups.of_model(model).named().values(), Groups.of_model(first).named().values(), strict=True)
         self.length = norm_of(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
-        facts = {**self._facts(plan, model, "run"), "round": 2}
-        return self._exchange("train", TrainRequest(**facts), TrainReply)
+        facts = {**self._request_fields(plan, model, "run"), "round": 2}
+        return self._exchange_records("train", TrainRequest(**facts), TrainReply)
 
 
 def main() -> None:

@@ -188,10 +188,10 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
             service = HospitalService(settings, kit, site, tell, status)
-            signal.signal(DROP_SIGNAL, service.drop)
+            signal.signal(DROP_SIGNAL, service.drop_work)
             service.run()
         except Refused as refusal:
-            status.failed(str(refusal))
+            status.record_error(str(refusal))
             raise
 
 

@@ -63,7 +63,7 @@ class ModelScores:
     class_names: tuple[str, ...]
     patients: NDArray[np.str_]
 
-    def benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> Benefit | None:
+    def compute_benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> Benefit | None:
         """Compare the models over the classes with positive and negative images; None where no class has both."""
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
@@ -111,7 +111,7 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     seed = plan.run.seed
     try:
         scores = _score_four_models(task, request, figures_leave=figures_leave)
-        benefit = scores.benefit(site, seed)
+        benefit = scores.compute_benefit(site, seed)
     except Exception as error:
         if site.simulated:
             raise
@@ -120,7 +120,7 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         return reply_without_figures(site, request)
     write_page(site, request.run, request.epochs, benefit)
     hidden = site.hides("test")
-    released = scores.benefit(site, seed, hidden) if hidden and figures_leave else benefit
+    released = scores.compute_benefit(site, seed, hidden) if hidden and figures_leave else benefit
     if not figures_leave or released is None:
         return reply_without_figures(site, request)
     return BenefitReply(
@@ -166,8 +166,8 @@ def _score_four_models(task: LocalTask, request: BenefitRequest, *, figures_leav
     short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
     whole = plan_for_training_alone(plan, method, rounds, warm_up=True)
     short = plan_for_training_alone(plan, method, short_rounds, warm_up=False)
-    alone, names = HomeTraining(home, whole, request.initial).scores(home.folder / "model", request.contract)
-    tuned, _ = HomeTraining(home, short, tuned_from).scores(home.folder / "fine-tuned", request.contract)
+    alone, names = HomeTraining(home, whole, request.initial).train_and_score(home.folder / "model", request.contract)
+    tuned, _ = HomeTraining(home, short, tuned_from).train_and_score(home.folder / "fine-tuned", request.contract)
     federated = federated[:, [held.index(name) for name in names]]
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}
@@ -183,7 +183,7 @@ def _score_federated_model(
     """
     with reproducible(derive_seed(task.plan.run.seed, task.site.name, "home"), task.plan.training.threads):
         if task.method.keeps_local_parts:
-            load_best_parts(task, request, task.validated())
+            load_best_parts(task, request, task.validate())
         scores, _, names = score_part(task, "test")
     return scores, read_state(task.network), names
 

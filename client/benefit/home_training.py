@@ -64,22 +64,22 @@ class HomeTraining:
     plan: Plan
     initial: Groups
 
-    def scores(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
+    def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
         """Train the rounds that are left, save the model, and score the test part with it, ``(n, classes)``."""
         memory = self.site.folder / "memory"
         forget_other_runs(memory, self._run_name)
         folder, last = MemoryFolder(memory / self._run_name, durable=self.site.durable), self.plan.run.rounds
         for server_round in range(folder.newest + 1, last + 1):
-            train_round(self.site, self._request(server_round, server_round - 1))
-        request = self._request(last, last)
+            train_round(self.site, self._make_train_request(server_round, server_round - 1))
+        request = self._make_train_request(last, last)
         task = prepare_task(self.site, request)
         with reproducible(derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
-            load_best_parts(task, request, task.validated())
+            load_best_parts(task, request, task.validate())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = score_part(task, "test")
         return scores, names
 
-    def _request(self, server_round: int, counted: int) -> TrainRequest:
+    def _make_train_request(self, server_round: int, counted: int) -> TrainRequest:
         """Return the request of a round, as a coordinator of ``individual`` makes it."""
         return TrainRequest(
             run=self._run_name,

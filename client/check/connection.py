@@ -49,7 +49,7 @@ def check_connection(settings: Settings, environment: Mapping[str, str], *, offl
         else:
             read_credentials(settings)
     except BadInput as bad:
-        area.input_faults(bad)
+        area.add_input_faults(bad)
     if offline:
         waiting = f"; {settings.kit_path.name} is still to come from the coordinator" if awaits_kit else ""
         area.note(f"not looked at (--offline){waiting}.")
@@ -245,7 +245,7 @@ def check_hello(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: floa
     else:
         area.passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if hello.key == "unknown":
-        area.refusal(Refused.key("never admitted, or revoked"))
+        area.add_refusal(Refused.key("never admitted, or revoked"))
     else:
         area.passed.append("this site's key is admitted")
     area.facts |= {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}

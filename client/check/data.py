@@ -61,7 +61,7 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
         source = open_source(settings)
         make_declaration(settings, source.class_names)
     except BadInput as bad:
-        area.input_faults(bad)
+        area.add_input_faults(bad)
         area.note("the images were not looked at.", "Fix this first, then run the check again.")
         return DataCheck(area)
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
@@ -69,7 +69,7 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     pictures = read_pictures(source, filled[choose_rows(len(filled), images)])
     if faults := source.reader_faults():
         area.passed.append(source.archive)
-        area.input_faults(BadInput(faults))
+        area.add_input_faults(BadInput(faults))
         return DataCheck(area)
     decoded = [facts for facts in pictures if not facts.reason]
     # Not every image of an archive is fetched to find duplicates.
@@ -164,7 +164,7 @@ def _check_unreadable_files(
 def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:
     counts = InversionCounts.of(decoded)
     modes = ", ".join(counts.modes)
-    if counts.are_most:
+    if counts.is_majority_inverted:
         share = f"{counts.inverted:,} of the {counts.telling:,} images that tell"
         problem = f"black and white look exchanged ({counts.confidence}): in {share} the border is white, the middle"
         remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"

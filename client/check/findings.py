@@ -89,11 +89,11 @@ class CheckArea:
         """Add a fault."""
         self.findings.append(Finding(Severity.FAULT, exit_code, problem, remedy))
 
-    def refusal(self, refused: Refused) -> None:
+    def add_refusal(self, refused: Refused) -> None:
         """Add a refusal with which ``flwr-client start`` would end."""
         self.fault(refused.exit_code, refused.problem, refused.remedy)
 
-    def input_faults(self, bad: BadInput) -> None:
+    def add_input_faults(self, bad: BadInput) -> None:
         """Add the faults of files that people wrote."""
         for fault in bad.faults:
             self.fault(_CODES[fault.cause], f"{fault.where}: {fault.problem}", fault.remedy)
@@ -120,7 +120,7 @@ class ClassCounts:
     blank: int | None = None
 
     @property
-    def printable(self) -> tuple[str, str]:
+    def printable_counts(self) -> tuple[str, str]:
         """Present and absent images; a count of few patients is hidden, and so is the other one, except a zero."""
         present, absent = (
             f"<{self.smallest}" if few else "not told" if any(self.few) and count else f"{count:,}"
@@ -129,7 +129,7 @@ class ClassCounts:
         return present, absent
 
     def as_json(self) -> dict[str, object]:
-        present, absent = self.printable
+        present, absent = self.printable_counts
         row: dict[str, object] = {"present": present, "absent": absent, "unknown": self.unknown}
         return row if self.blank is None else {**row, "uncertain": self.uncertain, "blank": self.blank}
 
@@ -233,5 +233,5 @@ def _format_class_table(classes: Sequence[ClassCounts]) -> Table:
         table.add_column(name, justify="right")
     for row in classes:
         extra = [f"{row.uncertain or 0:,}", f"{row.blank or 0:,}"] if cells else []
-        table.add_row(Text(row.name), *row.printable, f"{row.unknown:,}", *extra)
+        table.add_row(Text(row.name), *row.printable_counts, f"{row.unknown:,}", *extra)
     return table

@@ -145,7 +145,7 @@ class InversionCounts:
         return cls(inverted.total(), total.total(), modes)
 
     @property
-    def are_most(self) -> bool:
+    def is_majority_inverted(self) -> bool:
         """True if so many of the telling pictures look inverted that all probably are."""
         return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
 

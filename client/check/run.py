@@ -54,8 +54,8 @@ def check(
         try:
             trial = prepare_trial(settings, planned, data.source, data.pictures, "cuda" if gpu else "cpu")
         except BadInput as bad:
-            training.input_faults(bad)
-    needs = trial.needs if trial else None
+            training.add_input_faults(bad)
+    needs = trial.estimated_needs if trial else None
     checked_machine = check_machine(machine, settings, needs)
     if trial and needs:
         check_training(training, trial, needs)

@@ -78,7 +78,7 @@ class ImageSource:
         return Counter(filter(None, self.syntaxes))
 
     @property
-    def side(self) -> int:
+    def longer_side(self) -> int:
         """Pixels of the longer side of an image as the network receives it."""
         if self.form:
             return self.form.size

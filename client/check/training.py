@@ -53,7 +53,7 @@ def find_planned_training(settings: Settings, experiment: Experiment | None, sou
         return PlannedTraining(make_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state):
         return PlannedTraining(plan, "the last roll call")
-    model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.side)))
+    model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.longer_side)))
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
     return PlannedTraining(make_plan(guess), "no run is known here: ResNet-18 assumed", assumed=True)
 
@@ -75,7 +75,7 @@ class TrainingTrial:
     gpus: int = 1
 
     @property
-    def needs(self) -> ResourceNeeds:
+    def estimated_needs(self) -> ResourceNeeds:
         sample = channels_first(self.images.images[:1]).to(self.device)
         return estimate_needs(self.network, self.planned.plan, sample, sum(self.totals), self.gpus)
 

@@ -243,7 +243,7 @@ class FleetClient:
     # ------------------------------------------------------------------ messages
 
     def receive(self, wait_s: float = 0.0) -> bytes | None:
-        """Return the next message for this site without its content, in the form that :meth:`message` takes; or None.
+        """Return the next message for this site without its content, as :meth:`fetch_message` takes it; None without one.
 
         A message that was handed out before and is not answered comes again, because only a process without one asks.
 
@@ -257,7 +257,7 @@ class FleetClient:
         answer.ClearField(SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
-    def message(self, received: bytes) -> Message:
+    def fetch_message(self, received: bytes) -> Message:
         """Fetch the content of a received message.
 
         Raises:
@@ -269,17 +269,17 @@ class FleetClient:
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translate_grpc_errors():
             try:
-                contents = self._fetched(run_id, object_ids(tree))
+                contents = self._fetch_objects(run_id, object_ids(tree))
                 most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
                 message = join_message(message_id, contents, most)
             except ValueError as error:
                 raise ContentGone(str(error)) from None
         set_identity(self.node_id, run_id)
-        if fault := self._bundle_fault(run_id):
+        if fault := self._find_bundle_fault(run_id):
             raise RequestRefused(fault, message)
         try:
             if self._statements is not None:
-                self._statements.accept(message.content, message_id)
+                self._statements.accept_request(message.content, message_id)
         except SiteNameMismatch as fault:
             problem = f"the coordinator does not take this site: {fault}"
             raise RequestRefused(str(fault), message, Refused(ExitCode.NAME, problem, "")) from None
@@ -312,7 +312,7 @@ class FleetClient:
         reply.metadata.created_at, reply.metadata.ttl = answered.created_at, answered.ttl
         # A reply that is sent again after a lost connection keeps its signature: it is the same reply.
         if self._statements and reply.has_content() and not is_signed(reply.content):
-            reply.content = self._statements.signed(reply.content, answered.message_id)
+            reply.content = self._statements.sign_records(reply.content, answered.message_id)
         tree, contents = split_message(reply)
         small = choose_small_objects((name, len(content)) for name, content in contents.items())
         request = PushMessagesRequest(
@@ -329,21 +329,23 @@ class FleetClient:
                     raise ReplyRejected(shorten_grpc_details(error.details())) from None
                 raise
             names = set(answer.objects_to_push)
-            push = partial(self._push, run_id, answer.session_id)
+            push = partial(self._send_object, run_id, answer.session_id)
             _transfer_in_parallel(push, [(name, content) for name, content in contents.items() if name in names])
             if self._statements and reply.has_content():
                 self._statements.count_accepted(reply.content, answered.message_id)
             self.release(received)
 
-    def _fetched(self, run_id: int, names: Sequence[str]) -> Mapping[str, memoryview]:
+    def _fetch_objects(self, run_id: int, names: Sequence[str]) -> Mapping[str, memoryview]:
         """Return the contents of these objects; raise :class:`ContentGone` if one is gone or not written in time."""
         contents = {name: memoryview(self._small[name]) for name in names if name in self._small}
         missing = [name for name in dict.fromkeys(names) if name not in contents]
         until = time.monotonic() + CALL_TIMEOUT_S
-        pulled = _transfer_in_parallel(lambda name: self._pulled(run_id, name, until), [(name,) for name in missing])
+        pulled = _transfer_in_parallel(
+            lambda name: self._fetch_object(run_id, name, until), [(name,) for name in missing]
+        )
         return contents | dict(zip(missing, pulled, strict=True))
 
-    def _pulled(self, run_id: int, name: str, until: float) -> memoryview:
+    def _fetch_object(self, run_id: int, name: str, until: float) -> memoryview:
         request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
         pause_s = FIRST_LOOK_S
         while True:
@@ -356,7 +358,7 @@ class FleetClient:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
-    def _push(self, run_id: int, session: str, name: str, content: bytes) -> None:
+    def _send_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
         data = append_field(request.SerializeToString(), CONTENT_OF_PUSH, content)
         if not self._call(self._push_object, data).stored:
@@ -371,7 +373,7 @@ class FleetClient:
         with suppress(RunOver), _translate_grpc_errors():  # with its run it is gone by itself
             self._call(self._fleet["ConfirmMessageReceived"], request)
 
-    def _bundle_fault(self, run_id: int) -> str:
+    def _find_bundle_fault(self, run_id: int) -> str:
         """Explain why this run's app bundle is refused; empty where the bundle carries no code."""
         if run_id not in self._bundles:
             with _translate_grpc_errors():

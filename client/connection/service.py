@@ -160,9 +160,9 @@ class HospitalService:
         while True:
             self.status.state = "connecting"
             try:
-                with self._connected() as link:
+                with self._open_connection() as link:
                     wait_s = FIRST_RETRY_S
-                    self._work(link)
+                    self._answer_messages(link)
             except Refused as refusal:
                 # A coordinator that has just opened its port is still registering the sites it has admitted.
                 patience_ends = patience_ends or time.monotonic() + KEY_PATIENCE_S
@@ -172,12 +172,12 @@ class HospitalService:
             except Unreachable as error:
                 if str(error) != self.status.last_error or self.status.state != "connecting":
                     self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")
-                self.status.failed(str(error))
+                self.status.record_error(str(error))
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, MAX_RETRY_S)
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[FleetClient]:
+    def _open_connection(self) -> Iterator[FleetClient]:
         self.status.certificate_days = days = check_certificate(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
         with FleetClient(self.kit.address, authority, self._key, self._statements, self._process) as link:
@@ -218,7 +218,9 @@ class HospitalService:
             self.status.coordinator_release = hello.release
             if hello.wire != WIRE_VERSION:
                 theirs = f"the coordinator's release {hello.release} speaks wire version {hello.wire}"
-                self._failed(f"{theirs}, this site's {__version__} wire version {WIRE_VERSION}: no run will take it")
+                self._report_error(
+                    f"{theirs}, this site's {__version__} wire version {WIRE_VERSION}: no run will take it"
+                )
 
     def _note_node_id(self, node_id: int) -> None:
         """Store the node number, so that a process started after a kill is the same node."""
@@ -251,7 +253,7 @@ class HospitalService:
             self._ended_run = run_id
             _thread.interrupt_main(DROP_SIGNAL)
 
-    def drop(self, number: int, frame: object) -> None:
+    def drop_work(self, number: int, frame: object) -> None:
         """Drop the work on a run that has ended: the main thread's handler of :data:`DROP_SIGNAL`.
 
         Raises:
@@ -262,12 +264,12 @@ class HospitalService:
 
     # ------------------------------------------------------------------ messages
 
-    def _work(self, link: FleetClient) -> None:
+    def _answer_messages(self, link: FleetClient) -> None:
         """Answer messages, beginning with the one that an earlier process or connection left; never returns."""
         if self._unsent:
-            self._send(link, *self._unsent)
+            self._send_reply(link, *self._unsent)
         elif left := self._pending.read():
-            self._resume(link, *left)
+            self._resume_work(link, *left)
         wait_s = POLL_S
         while True:
             if self._refusal:
@@ -282,11 +284,11 @@ class HospitalService:
                     wait_s = min(wait_s * 1.2, MAX_POLL_S)
                 continue
             if not self._pending.write(received):
-                self._failed(f"no room on the disk of {self.settings.state}: free some")
-            self._answer(link, received)
+                self._report_error(f"no room on the disk of {self.settings.state}: free some")
+            self._answer_message(link, received)
             wait_s = POLL_S
 
-    def _resume(self, link: FleetClient, attempts: int, received: bytes) -> None:
+    def _resume_work(self, link: FleetClient, attempts: int, received: bytes) -> None:
         """Repeat the work at which an earlier process was killed."""
         try:
             late = is_expired(received, time.time())
@@ -295,12 +297,14 @@ class HospitalService:
         if late:
             self._pending.remove()
         elif attempts >= MAX_ATTEMPTS:
-            self._answer(link, received, attempts, f"the site's process died {attempts} times while working on this")
+            self._answer_message(
+                link, received, attempts, f"the site's process died {attempts} times while working on this"
+            )
         else:
             self.tell("taking up again the work that was interrupted")
-            self._answer(link, received, attempts)
+            self._answer_message(link, received, attempts)
 
-    def _answer(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
+    def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
         """Fetch, answer and release one message.
 
         Args:
@@ -308,7 +312,7 @@ class HospitalService:
         """
         self.status.state = "working"
         try:
-            message = link.message(received)
+            message = link.fetch_message(received)
             if give_up:
                 reply = make_error_reply(message, SITE_RAISED, give_up)
             else:
@@ -322,10 +326,10 @@ class HospitalService:
             reason, message = refused.reason, refused.message
             self._refusal = refused.ends or self._refusal
             note_refused_request(self.site, message, reason)
-            self._failed(f"refused a message of run {message.metadata.run_id}: {reason}")
+            self._report_error(f"refused a message of run {message.metadata.run_id}: {reason}")
             reply = make_error_reply(message, BUNDLE_REFUSED, reason)
         except (RunOver, ContentGone) as error:
-            self._failed(f"a message is no longer wanted: {error}")
+            self._report_error(f"a message is no longer wanted: {error}")
             self._pending.remove()
             with contextlib.suppress(ContentGone):
                 link.release(received)  # else the message would come again
@@ -335,17 +339,17 @@ class HospitalService:
             self._current_run = 0
             self._pending.remove()
             return
-        self._send(link, received, reply)
+        self._send_reply(link, received, reply)
 
-    def _send(self, link: FleetClient, received: bytes, reply: Message) -> None:
+    def _send_reply(self, link: FleetClient, received: bytes, reply: Message) -> None:
         """Send a reply; a reply that cannot be sent now is sent after the next connection."""
         self._unsent = (received, reply)
         try:
             link.reply(received, reply)
         except ReplyRejected as error:
-            self._failed(f"the coordinator did not take the reply: {error}")
+            self._report_error(f"the coordinator did not take the reply: {error}")
         except (RunOver, ContentGone) as error:
-            self._failed(f"the reply came too late: {error}")
+            self._report_error(f"the reply came too late: {error}")
         self._unsent = None
         self._pending.remove()
         if self._refusal:
@@ -364,12 +368,12 @@ class HospitalService:
             self._current_run = 0
             if isinstance(error, WireVersionError):
                 self._refusal = Refused(ExitCode.VERSION, str(error), "")
-            self._failed(f"{self.status.phase} failed: {error}")
+            self._report_error(f"{self.status.phase} failed: {error}")
             return make_error_reply(message, SITE_RAISED, harmless_reason(error))
         if reply.has_error():
-            self._failed(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
+            self._report_error(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
             return reply
-        self._say_done(message, reply, time.monotonic() - began)
+        self._print_result(message, reply, time.monotonic() - began)
         return reply
 
     # ------------------------------------------------------------------ words
@@ -378,8 +382,8 @@ class HospitalService:
         problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
         self._refusal = Refused(EXIT_CODES[refusal.kind], problem, "")
 
-    def _failed(self, reason: str) -> None:
-        self.status.failed(reason)
+    def _report_error(self, reason: str) -> None:
+        self.status.record_error(reason)
         self.tell(reason)
 
     def _note_phase(self, message: Message) -> None:
@@ -392,7 +396,7 @@ class HospitalService:
         left_out, before = printable_lines(str(fields.get("left_out", ""))), self._left_out
         self._left_out = left_out
         if left_out and left_out != before:
-            self._failed(f"run {self.status.run}: the reply of this site did not count in {left_out}")
+            self._report_error(f"run {self.status.run}: the reply of this site did not count in {left_out}")
         if message.metadata.message_type == MessageType.TRAIN:
             with contextlib.suppress(PlanRefused, TypeError, ValueError):  # the gate answers that with its reason
                 plan = read_plan(fields.get("plan"), self.site.policy.maximum_plan_kb)
@@ -408,7 +412,7 @@ class HospitalService:
         done = server_round - first_round
         status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
-    def _say_done(self, message: Message, reply: Message, seconds: float) -> None:
+    def _print_result(self, message: Message, reply: Message, seconds: float) -> None:
         status, fields = self.status, _read_scalar_fields(reply)
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:

@@ -60,7 +60,7 @@ class SiteStatus:
     privacy: Mapping[str, float | None] = field(default_factory=dict)
     coordinator_release: str = ""
 
-    def failed(self, reason: str) -> None:
+    def record_error(self, reason: str) -> None:
         """Record an error, which stays until the next one; control characters of the coordinator's text are removed."""
         self.last_error = printable_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -112,24 +112,24 @@ class GatePassage:
             raise
         self._note_record("in", self._message.content, verdict)
         if not verdict.allowed:
-            return self._declined(f"declines: {verdict}")
+            return self._decline(f"declines: {verdict}")
         try:
-            with incoming.within_its_time():
+            with incoming.limit_time():
                 reply = answer(self._message, context)
         except OutOfTime:
             verdict = incoming.time_verdict()
             self._note_record("in", self._message.content, verdict)
-            return self._declined(f"stopped its work: {verdict}")
+            return self._decline(f"stopped its work: {verdict}")
         except Exception as error:
             self._note_error(type(error).__name__)
             raise
-        verdict = self._verdict(work, reply.content)
+        verdict = self._decide_on_reply(work, reply.content)
         self._note_record("out", reply.content, verdict)
         if not verdict.allowed:
-            return self._declined(f"does not send this: {verdict}")
+            return self._decline(f"does not send this: {verdict}")
         return reply
 
-    def _verdict(self, work: RequestedWork | None, content: RecordDict) -> Verdict:
+    def _decide_on_reply(self, work: RequestedWork | None, content: RecordDict) -> Verdict:
         """Decide on the records as they would leave; a record that the wire does not know is refused."""
         try:
             record = decode(content, ANSWERS[str(self._fields.get("wire.record"))])
@@ -141,7 +141,7 @@ class GatePassage:
             return Verdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
         return reply_verdict(self._site.policy, work, record)
 
-    def _declined(self, reason: str) -> Message:
+    def _decline(self, reason: str) -> Message:
         self._note_error("declined", reason)
         return Message(Error(DECLINED, reason), reply_to=self._message)
 

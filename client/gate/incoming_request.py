@@ -101,13 +101,13 @@ class IncomingRequest:
         if self._record is None:
             forget_run(self._site.folder / "memory", self._run)
             forget_other_runs(self._site.folder / "memory", self._run)
-            self._record = self._runs.settle(self._run, plan)
+            self._record = self._runs.settle_plan(self._run, plan)
         if self._record.plan != hash_plan(plan):
             return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
         return self.time_verdict() if self._seconds_left() == 0 else ALLOWED
 
     @contextmanager
-    def within_its_time(self) -> Iterator[None]:
+    def limit_time(self) -> Iterator[None]:
         """Interrupt the work inside when its time is over; add the time that it took to the run's.
 
         Raises:
@@ -124,7 +124,7 @@ class IncomingRequest:
     def time_verdict(self) -> Verdict:
         """Return the verdict that a limit of time stands against more work."""
         whole = self._policy.maximum_run_hours
-        if whole is not None and self._worked() >= whole * HOUR_S:
+        if whole is not None and self._seconds_worked() >= whole * HOUR_S:
             return Verdict("policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long")
         most = self._policy.maximum_hours or 0.0
         return Verdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
@@ -133,10 +133,10 @@ class IncomingRequest:
         """Return the seconds left for this request by its own and its run's limit; None without a limit."""
         request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
         limits = [] if request is None else [request * HOUR_S]
-        limits += [] if whole is None else [max(whole * HOUR_S - self._worked(), 0.0)]
+        limits += [] if whole is None else [max(whole * HOUR_S - self._seconds_worked(), 0.0)]
         return min(limits, default=None)
 
-    def _worked(self) -> float:
+    def _seconds_worked(self) -> float:
         return self._record.seconds if self._record else 0.0
 
 
@@ -233,20 +233,20 @@ class RunRecords:
 
     def get(self, run: str) -> RunRecord | None:
         """Return the record of a run; None for a new one."""
-        return self._all().get(run)
+        return self._read_all().get(run)
 
-    def settle(self, run: str, plan: str) -> RunRecord:
+    def settle_plan(self, run: str, plan: str) -> RunRecord:
         """Record a new run with its plan; return the record of the run."""
-        return self.get(run) or self._note(run, RunRecord(hash_plan(plan)), durable=self._durable)
+        return self.get(run) or self._write_record(run, RunRecord(hash_plan(plan)), durable=self._durable)
 
     def add_seconds(self, run: str, seconds: float) -> RunRecord | None:
         """Add to the time that the site has worked for a run; None where the run is not noted."""
         if (record := self.get(run)) is None:
             return None
-        return self._note(run, replace(record, seconds=record.seconds + seconds), durable=False)
+        return self._write_record(run, replace(record, seconds=record.seconds + seconds), durable=False)
 
-    def _note(self, run: str, record: RunRecord, *, durable: bool) -> RunRecord:
-        runs = self._all()
+    def _write_record(self, run: str, record: RunRecord, *, durable: bool) -> RunRecord:
+        runs = self._read_all()
         runs.pop(run, None)  # it goes to the end: heard of last
         runs[run] = record
         newest = dict(list(runs.items())[-RUNS_KEPT:])
@@ -254,7 +254,7 @@ class RunRecords:
         write_atomically(self._path, content.encode(), durable=durable)
         return record
 
-    def _all(self) -> dict[str, RunRecord]:
+    def _read_all(self) -> dict[str, RunRecord]:
         """Read all runs; none where the file is damaged: the next plan is then settled anew."""
         try:
             tree = json.loads(self._path.read_bytes())

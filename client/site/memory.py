@@ -140,7 +140,7 @@ class MemoryFolder:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         noted = left + agreed.encode()
-        write_atomically(self._opened(server_round), noted, durable=self.durable)
+        write_atomically(self._settled_path(server_round), noted, durable=self.durable)
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
 
@@ -150,7 +150,7 @@ class MemoryFolder:
 
     def settled_as(self, server_round: int) -> str | None:
         """Return the hash that :meth:`note_settled` was given for a round; None where the round is not settled."""
-        opened, written = self._opened(server_round), self.digest(server_round)
+        opened, written = self._settled_path(server_round), self.digest(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
@@ -162,7 +162,7 @@ class MemoryFolder:
         with path.open("rb") as file:
             return file.read(_DIGEST)
 
-    def _opened(self, server_round: int) -> Path:
+    def _settled_path(self, server_round: int) -> Path:
         return self.folder / f"opened-{server_round:06d}"
 
     def _forget(self, counted: int) -> None:

@@ -63,7 +63,7 @@ class SignedStatements:
         self._state, self._site, self._key, self._authority = state, site, key, authority
         self._fingerprint = fingerprint(public_key_line(key, ""))
 
-    def signed(self, content: RecordDict, message: str) -> RecordDict:
+    def sign_records(self, content: RecordDict, message: str) -> RecordDict:
         """Return a reply's records with the site's signature.
 
         Args:
@@ -93,7 +93,7 @@ class SignedStatements:
         newest = dict(list(runs.items())[-RUNS_KEPT:])
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
-    def accept(self, content: RecordDict, message: str) -> None:
+    def accept_request(self, content: RecordDict, message: str) -> None:
         """Check and note a request that the coordinator signed for this site.
 
         Args:

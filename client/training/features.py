@@ -66,7 +66,7 @@ class FeatureCache:
     _parts: dict[str, Tensor] = field(default_factory=dict)
 
     @torch.no_grad()
-    def of(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
+    def features_of(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
         """Return the features ``(n, width)`` of one part of the site's data, float32 on the network's device.
 
         Args:

@@ -34,7 +34,7 @@ Histograms = Mapping[str, ScoreHistogram]
 def score_part(task: "LocalTask", part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Return scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
     images, network = getattr(task.site, part), task.network
-    scores = compute_scores(network, task.inputs(part), task.plan.training.precision)
+    scores = compute_scores(network, task.network_inputs(part), task.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
     names = tuple(network.class_names[row] for row in rows)
     return scores[:, rows], label_matrix(images, names).numpy(), names
@@ -74,13 +74,13 @@ class ReceivedFigures:
 class Figures:
     """Computes all figures that a request asks for, exactly, on all images."""
 
-    def computed(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
+    def compute_figures(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
         """Return the figures that ``compute`` computes; its exception is an error of the round."""
         return compute()
 
-    def of_received(self, task: "LocalTask") -> ReceivedFigures:
+    def figures_of_received(self, task: "LocalTask") -> ReceivedFigures:
         """Return the figures of a received model before training."""
-        own = task.validated()
+        own = task.validate()
         # Where the model goes from site to site it is no model of a round.
         counts = (None, None) if task.method.sequential else self.test_counts(task)
         return ReceivedFigures(own, self.validation(task, own), *counts)
@@ -126,7 +126,7 @@ class Figures:
         labelled = labels.any(axis=1)
         if not labelled.any():
             return 0, 0
-        scores = compute_scores(task.network, task.inputs("test"), task.plan.training.precision)
+        scores = compute_scores(task.network, task.network_inputs("test"), task.plan.training.precision)
         right = scores.argmax(axis=1) == labels.argmax(axis=1)
         return int(labelled.sum()), int((right & labelled).sum())
 
@@ -134,7 +134,7 @@ class Figures:
 class LimitedFigures(Figures):
     """Computes the figures that a site's policy lets out."""
 
-    def computed(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
+    def compute_figures(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
         """Return the figures that ``compute`` computes; none where that fails, which can depend on one patient's image.
 
         Raises:
@@ -151,10 +151,10 @@ class LimitedFigures(Figures):
             task.site.tell(f"the model could not be judged: {error}")
             return nothing
 
-    def of_received(self, task: "LocalTask") -> ReceivedFigures:
+    def figures_of_received(self, task: "LocalTask") -> ReceivedFigures:
         """Return the figures of a received model before training; none where it cannot be evaluated."""
-        received = super().of_received
-        return self.computed(task, lambda: received(task), ReceivedFigures())
+        received = super().figures_of_received
+        return self.compute_figures(task, lambda: received(task), ReceivedFigures())
 
     def validation(self, task: "LocalTask", own: Validation) -> Validation:
         """Return the validation figures that leave, over classes that are not hidden."""
@@ -164,7 +164,7 @@ class LimitedFigures(Figures):
         if not site.hides("validation") or site.trained_on("validation", plan) is not site.validation:
             return own  # no label of a hidden class is in it
         images = site.without_hidden("validation", plan.model.task)
-        examples = examples_of(images, task.inputs("validation"), network.class_names)
+        examples = examples_of(images, task.network_inputs("validation"), network.class_names)
         return validate(network, examples, task.method.loss, plan.training, site.hides("validation"))
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
@@ -260,4 +260,4 @@ def test_histograms_for_sum(task: "LocalTask") -> dict[str, ScoreHistogram]:
     names = [name for name in task.network.class_names if name in site.test.class_names and name not in hidden]
     nothing = {name: score_histogram(np.zeros(0), np.zeros(0)) for name in names}
     judge = lambda: make_score_histograms(policy, *score_part(task, "test"), hidden)  # noqa: E731
-    return LIMITED_FIGURES.computed(task, judge, nothing) or nothing
+    return LIMITED_FIGURES.compute_figures(task, judge, nothing) or nothing

@@ -59,7 +59,7 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Rou
     began = time.monotonic()
     task = prepare_task(site, request, layers)
     with reproducible(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
-        received = task.figures.of_received(task)
+        received = task.figures.figures_of_received(task)
     step: Train = train_locally
     for layer in reversed(layers):
         step = partial(layer.train, step)
@@ -201,21 +201,21 @@ def answer_evaluate_request(site: Site, request: EvaluateRequest, layers: Sequen
 
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, the best one that the site holds."""
-    reply = task.figures.computed(task, partial(_evaluate_and_reply, task, request), None)
+    reply = task.figures.compute_figures(task, partial(_evaluate_and_reply, task, request), None)
     return reply or _make_evaluate_reply(task, request, Validation(), {})
 
 
 def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     site, plan, figures = task.site, task.plan, task.figures
     with reproducible(derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
-        own = task.validated()
+        own = task.validate()
         if not request.test:
             images, correct = figures.test_counts(task)
             reply = _make_evaluate_reply(task, request, figures.validation(task, own), {})
             return replace(reply, test_images=images, test_correct=correct)
         if task.method.keeps_local_parts:
             load_best_parts(task, request, own)
-            own = task.validated()
+            own = task.validate()
             save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
         metrics, tested = figures.test(task)
         chosen_on = figures.validation_histograms(task)

@@ -113,9 +113,9 @@ class PrivacyBudgetLedger:
     def note_reply(self, entry: BudgetEntry, paid: PaidReply) -> None:
         """Write down a reply and its cost, before the reply leaves."""
         write_atomically(self._reply_path, _serialize_reply(paid, entry.request), durable=self._durable)
-        self.note(entry)
+        self.note_cost(entry)
 
-    def note(self, entry: BudgetEntry, *, once: bool = False) -> None:
+    def note_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
         """Write down the cost of a reply, or of an error in its place, which can depend on the noise.
 
         Args:
@@ -218,7 +218,7 @@ class PrivacyBudget(RoundLayer):
         ledger, digest, section = open_ledger(site), hash_request(request), plan.privacy
         entry = BudgetEntry(request.run, request.round, digest, cost.noise_multiplier, cost.sample_rate, cost.count)
         if (paid := ledger.reply_to(digest)) is not None:
-            ledger.note(entry, once=True)
+            ledger.note_cost(entry, once=True)
         else:
             self._refuse_more_answers(ledger, request)
             refuse_unaffordable(site, plan, self.method)
@@ -228,7 +228,7 @@ class PrivacyBudget(RoundLayer):
             except (BadInput, WireError):
                 raise  # of the request
             except (Exception, OutOfTime):
-                ledger.note(entry)  # an error in the middle may be an answer too
+                ledger.note_cost(entry)  # an error in the middle may be an answer too
                 raise
             reply = replace(reply, epsilon=_finite_or_none(spent))
             if not site.policy.metrics_outside_privacy:

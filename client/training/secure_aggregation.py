@@ -81,11 +81,11 @@ class HeldUpdates:
 
     def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
         """Return this site's keys for the round."""
-        return self._of(site).round.keys(request)
+        return self._held_update(site).round.keys(request)
 
     def shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
         """Return this site's shares; warn the hospital of head rows that no other site's rows can hide."""
-        masking = self._of(site).round
+        masking = self._held_update(site).round
         answer = masking.shares(request)
         if masking.rows_of_few:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
@@ -95,17 +95,17 @@ class HeldUpdates:
 
     def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
         """Return the held update, masked."""
-        return self._of(site).round.masked(request)
+        return self._held_update(site).round.masked(request)
 
     def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Return the shares that open the sum; only then later rounds go on from this round's memory."""
-        update = self._of(site)
+        update = self._held_update(site)
         answer = update.round.reveal(request)
         if update.left is not None:
             site.memory(request.run).note_settled(request.round, update.left, update.round.agreed)
         return answer
 
-    def _of(self, site: Site) -> HeldUpdate:
+    def _held_update(self, site: Site) -> HeldUpdate:
         if site.name not in self._updates:
             raise no_round(site.name)
         return self._updates[site.name]

@@ -59,20 +59,20 @@ class LocalTask:
     def examples(self, part: str) -> Examples:
         """Return the images of ``train`` or ``validation`` with the labels of the network's rows."""
         if part not in self._examples:
-            images, inputs = self.site.trained_on(part, self.plan), self.inputs(part)
+            images, inputs = self.site.trained_on(part, self.plan), self.network_inputs(part)
             if part == "train" and (rows := self.site.kept_rows(images)) is not None:
                 images, inputs = images.rows(rows), select_rows(inputs, rows)
             self._examples[part] = examples_of(images, inputs, self.network.class_names)
         return self._examples[part]
 
-    def inputs(self, part: str) -> Tensor | Pixels:
+    def network_inputs(self, part: str) -> Tensor | Pixels:
         """Return the network's inputs for one part of the data: pixels, or features of a frozen backbone."""
         pixels = self.site.pixels(part)
         if self.network is self.whole:
             return pixels
-        return feature_cache_of(self.site).of(self.whole, part, pixels, self.plan)
+        return feature_cache_of(self.site).features_of(self.whole, part, pixels, self.plan)
 
-    def validated(self) -> Validation:
+    def validate(self) -> Validation:
         """Validate the network in its present state; classes of few patients do not count in the AUROC."""
         validation, spec = self.examples("validation"), self.plan.training
         return validate(self.network, validation, self.method.loss, spec, self.site.hides("validation"))

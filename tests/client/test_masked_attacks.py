@@ -692,7 +692,7 @@ def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_p
 
 @pytest.mark.parametrize(
     ("module", "where"),
-    [(local_round, "fine_tune"), (local_round, "warm_up"), (LocalTask, "validated"), (LimitedFigures, "test_counts")],
+    [(local_round, "fine_tune"), (local_round, "warm_up"), (LocalTask, "validate"), (LimitedFigures, "test_counts")],
     ids=["fine_tune", "warm_up", "validated", "test_counts"],
 )
 def test_a_masked_round_that_fails_in_any_other_way_is_no_error_either(

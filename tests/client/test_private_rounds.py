@@ -221,7 +221,7 @@ def second_round(at: Site, monkeypatch: pytest.MonkeyPatch, *, killed: bool) -> 
     of = Plan.model_validate(tree)
     with monkeypatch.context() as patched:
         if killed:
-            patched.setattr(PrivacyBudgetLedger, "note", lambda *written: (_ for _ in ()).throw(Killed))
+            patched.setattr(PrivacyBudgetLedger, "note_cost", lambda *written: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed) if killed else nullcontext():
             train_round(at, request(of, beginning(of)))
     return train_round(at, request(of, beginning(of), 2, counted=1)).update.named()

@@ -236,7 +236,7 @@ def test_a_model_that_cannot_be_judged_is_an_error_in_simulation_and_an_answer_w
 
     of = plan("surgical", {})
     at, model = replace(site(tmp_path), simulated=simulated), beginning(of)
-    monkeypatch.setattr(LocalTask, "validated", fails)
+    monkeypatch.setattr(LocalTask, "validate", fails)
     asked, training = evaluation(of, model, 1, 0, -1), request(of, model)
     if simulated:
         for work, record in ((evaluate_round, asked), (train_round, training)):

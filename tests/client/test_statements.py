@@ -97,14 +97,14 @@ def answer(run: str = RUN) -> RecordDict:
 
 def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: SignedStatements) -> None:
     plain = answer()
-    signed = statements.signed(plain, MESSAGE)
+    signed = statements.sign_records(plain, MESSAGE)
     assert decode(signed, RollCallAnswer) == decode(plain, RollCallAnswer)
     assert record_sha256(signed) == record_sha256(plain)
     assert payload_bytes(signed) == payload_bytes(plain)
 
 
 def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: SignedStatements) -> None:
-    signed = statements.signed(answer(), MESSAGE)
+    signed = statements.sign_records(answer(), MESSAGE)
     statement = verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, ""))
     assert (statement.site, statement.run, statement.round) == ("north", RUN, 0)
     assert (statement.record, statement.message, statement.number) == ("RollCallAnswer", MESSAGE, 1)
@@ -119,7 +119,7 @@ def numbers(statements: SignedStatements, *messages: str) -> list[tuple[int, str
     """Number and message before of the statements with which these messages would be answered, one after the other."""
     pairs = []
     for message in messages:
-        signed = statements.signed(answer(), message)
+        signed = statements.sign_records(answer(), message)
         statement = verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, ""))
         pairs.append((statement.number, statement.before))
         statements.count_accepted(signed, message)
@@ -133,9 +133,9 @@ def test_replies_that_were_taken_are_counted_from_1_and_each_names_the_one_befor
 def test_a_reply_that_was_not_taken_is_not_counted_and_one_that_is_told_twice_counts_once(
     statements: SignedStatements, tmp_path: Path
 ) -> None:
-    statements.signed(answer(), MESSAGE)
+    statements.sign_records(answer(), MESSAGE)
     assert read_accepted_replies(tmp_path / "state", RUN).count == 0
-    signed = statements.signed(answer(), MESSAGE)
+    signed = statements.sign_records(answer(), MESSAGE)
     statements.count_accepted(signed, MESSAGE)
     statements.count_accepted(signed, MESSAGE)
     assert read_accepted_replies(tmp_path / "state", RUN).count == 1
@@ -153,7 +153,7 @@ def test_each_run_is_counted_by_itself_and_the_newest_runs_are_kept(
 def test_records_that_are_no_part_of_a_round_are_signed_and_not_counted(
     statements: SignedStatements, tmp_path: Path
 ) -> None:
-    signed = statements.signed(encode(RefusalNoted(RUN, "north")), MESSAGE)
+    signed = statements.sign_records(encode(RefusalNoted(RUN, "north")), MESSAGE)
     assert verified_reply(signature_of(signed)[0], public_key_line(SITE_KEY, "")).number == 0
     statements.count_accepted(signed, MESSAGE)
     assert read_accepted_replies(tmp_path / "state", RUN).count == 0
@@ -166,8 +166,8 @@ def test_a_request_of_the_coordinator_is_taken_and_taken_up_again_after_a_kill(
     side: Side, statements: SignedStatements
 ) -> None:
     request = side.request(call())
-    statements.accept(request, MESSAGE)
-    statements.accept(request, MESSAGE)
+    statements.accept_request(request, MESSAGE)
+    statements.accept_request(request, MESSAGE)
 
 
 def other_authority(side: Side) -> RecordDict:
@@ -237,18 +237,18 @@ def test_a_request_that_the_coordinator_did_not_sign_for_this_site_is_refused(
     forge: Callable[[Side], RecordDict], reason: str, side: Side, statements: SignedStatements
 ) -> None:
     with pytest.raises(SignatureFault, match=reason):
-        statements.accept(forge(side), MESSAGE)
+        statements.accept_request(forge(side), MESSAGE)
 
 
 def test_a_request_that_comes_again_by_another_message_is_refused_also_by_a_new_process(
     side: Side, statements: SignedStatements, tmp_path: Path
 ) -> None:
     request = side.request(call())
-    statements.accept(request, MESSAGE)
+    statements.accept_request(request, MESSAGE)
     authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
     for process in (statements, SignedStatements(tmp_path / "state", "north", SITE_KEY, authority)):
         with pytest.raises(SignatureFault, match="it came before, by another message"):
-            process.accept(request, OTHER_MESSAGE)
+            process.accept_request(request, OTHER_MESSAGE)
 
 
 def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_expire(side: Side) -> None:

@@ -68,7 +68,7 @@ def test_a_site_is_in_touch_for_five_minutes_after_the_last_answer() -> None:
 
 def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Path) -> None:
     status = SiteStatus("north", state="connecting", last_contact=time.time())
-    status.failed("no route")
+    status.record_error("no route")
     (tmp_path / "site.toml").touch()
     with running(status, tmp_path) as state:
         well = flwr_client("health", tmp_path)
@@ -97,7 +97,7 @@ def test_an_error_stays_visible_with_its_time_until_the_next_one(tmp_path: Path)
     with running(status, tmp_path) as state:
         assert read_status(state)["last_error"] == ""
         for reason in ("no route", "train failed"):
-            status.failed(reason)
+            status.record_error(reason)
             status.state = "waiting"
             present = read_when(state, lambda present, reason=reason: present["last_error"] == reason)
             assert present["last_error_time"].endswith("+00:00")
@@ -126,7 +126,7 @@ def test_a_person_reads_run_round_and_the_minutes_that_are_left() -> None:
 
 def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
     status = SiteStatus("north", "connecting", "trial", last_contact=time.time() - 100)
-    status.failed("no route")
+    status.record_error("no route")
     words = format_status(asdict(status))
     assert words.startswith("site north: connecting\ncoordinator trial: last answer 100 s ago\nlast error: no route (")
     status.run, status.rounds, status.round = "abc", 10, 1

@@ -215,7 +215,7 @@ def at_the_site(point: str, death: Death) -> None:
             at(FleetClient, "reply", death.come, reply_of_round)
         case "while it sends":
             at(FleetClient, "reply", lambda: None, reply_of_round)
-            at(FleetClient, "_push", death.come, lambda *arguments: bool(sending), after=True)
+            at(FleetClient, "_send_object", death.come, lambda *arguments: bool(sending), after=True)
         case "after it has sent":
             at(FleetClient, "reply", death.come, reply_of_round, after=True)
         case "clock +1" | "clock -1":

@@ -146,7 +146,7 @@ class Adversary:
         """Return the head rows that a model for this site has."""
         return self.site.declaration.canonical
 
-    def new_run(self) -> str:
+    def name_new_run(self) -> str:
         """Name a run that the site has not heard of."""
         return f"attack-{next(self._runs)}"
 
@@ -183,8 +183,8 @@ class Adversary:
 
     def request_training(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
         """Have the site train from a model in round 1; None where it does not answer."""
-        facts = self._facts(plan, model, run)
-        return self._exchange("train", TrainRequest(**facts), TrainReply)
+        facts = self._request_fields(plan, model, run)
+        return self._exchange_records("train", TrainRequest(**facts), TrainReply)
 
     def request_evaluation(
         self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
@@ -194,17 +194,19 @@ class Adversary:
         Args:
             counted: The round whose training the site is to remember; 0 for none.
         """
-        facts = {**self._facts(plan, model, run), "counted": counted}
-        return self._exchange("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
+        facts = {**self._request_fields(plan, model, run), "counted": counted}
+        return self._exchange_records("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
 
     def request_comparison(self, plan: Plan, model: ModelState, run: str) -> BenefitReply | None:
         """Have the site compare a model with one that it trains alone; None where it does not answer."""
-        facts = self._facts(plan, model, run)
-        return self._exchange("query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply)
+        facts = self._request_fields(plan, model, run)
+        return self._exchange_records(
+            "query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply
+        )
 
-    def _facts(self, plan: Plan, model: ModelState, run: str) -> dict[str, Any]:
+    def _request_fields(self, plan: Plan, model: ModelState, run: str) -> dict[str, Any]:
         return {
-            "run": run or self.new_run(),
+            "run": run or self.name_new_run(),
             "round": 1,
             "plan": plan.model_dump_json(),
             "contract": "attack",
@@ -215,7 +217,7 @@ class Adversary:
             "model": Groups.of_model(model),
         }
 
-    def _exchange(self, kind: str, record: Record, expected: type[R]) -> R | None:
+    def _exchange_records(self, kind: str, record: Record, expected: type[R]) -> R | None:
         """Send a record through the site's gate; return its reply, or None after a refusal."""
         message, refusal = Message(encode(record), 2, kind), ""
         try:

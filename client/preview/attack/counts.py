@@ -139,7 +139,7 @@ def _possible_count_pairs(at: Adversary, seed: int, step: int) -> Iterator[tuple
 
     AUROC and balanced accuracy are whole numbers over 2 x positives x negatives.
     """
-    plan, run = at.plan("tiny_cnn", 16, STILL), at.new_run()
+    plan, run = at.plan("tiny_cnn", 16, STILL), at.name_new_run()
     model = read_state(at.network(plan, seed))
     at.request_training(plan, model, run)
     reply = at.request_evaluation(plan, model, run, test=True)
@@ -226,7 +226,7 @@ def _count_from_hash(at: Adversary, row: int) -> int | None:
         last.bias[0] = 1  # a feature that is 1 for every image
         network.head.weight[:, 0], network.head.bias[:] = ABSORBS, ABSORBS
         network.head.weight[row, 0], network.head.bias[row] = -OFFSET, OFFSET
-    model, run = read_state(network), at.new_run()
+    model, run = read_state(network), at.name_new_run()
     at.request_training(plan, model, run)
     reply = at.request_evaluation(plan, model, run, counted=1)
     layout = layout_of(network)

@@ -190,7 +190,7 @@ def _ask_about_picture(
 
     None where the site does not train the model: it fails on a training image, which may only be like the picture.
     """
-    network, run = at.network(plan), at.new_run()
+    network, run = at.network(plan), at.name_new_run()
     pass_pixels_through(network)
     with torch.no_grad():
         network.head.weight.zero_()

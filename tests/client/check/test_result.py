@@ -56,22 +56,22 @@ def labelled(hospital: Hospital, cells: list[tuple[str, str]], images_a_patient:
 
 def test_a_class_of_fewer_than_ten_patients_is_hidden_and_what_would_tell_it_too(hospital: Hospital) -> None:
     counts = labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 20 + [("0", "0")] * 11)
-    assert counts["Cardiomegaly"].printable == ("<10", "not told")
-    assert counts["Effusion"].printable == ("29", "11")
+    assert counts["Cardiomegaly"].printable_counts == ("<10", "not told")
+    assert counts["Effusion"].printable_counts == ("29", "11")
 
 
 def test_patients_are_counted_not_images(hospital: Hospital) -> None:
     counts = labelled(hospital, [("1", "1")] * 18 + [("0", "1")] * 22, images_a_patient=2)
-    assert counts["Cardiomegaly"].printable == ("<10", "not told")
-    assert counts["Effusion"].printable == ("40", "0")
+    assert counts["Cardiomegaly"].printable_counts == ("<10", "not told")
+    assert counts["Effusion"].printable_counts == ("40", "0")
 
 
 def test_a_site_that_hides_more_in_its_policy_hides_more_here_and_none_hides_less(hospital: Hospital) -> None:
     cells = [("1", "1")] * 9 + [("0", "1")] * 15 + [("0", "0")] * 20
     hospital.edit("[data]", "[policy]\nsmallest_count = 25\n[data]")
-    assert labelled(hospital, cells)["Effusion"].printable == ("<25", "<25")
+    assert labelled(hospital, cells)["Effusion"].printable_counts == ("<25", "<25")
     hospital.edit("smallest_count = 25", "smallest_count = 0")
-    assert labelled(hospital, cells)["Cardiomegaly"].printable == ("<10", "not told")
+    assert labelled(hospital, cells)["Cardiomegaly"].printable_counts == ("<10", "not told")
 
 
 @pytest.mark.parametrize(
