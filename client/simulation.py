@@ -38,7 +38,7 @@ class SimulatedSites:
     run_folder: Path
 
     def __call__(self, context: Context) -> Site:
-        """Return the site of the present data; it is kept until another run, or many other sites, are asked for."""
+        """Return the site of the partition id in the context; the sites used last are cached."""
         experiment, index = _parse_experiment(self.experiment), int(context.node_config["partition-id"])
         data = simulated_data(experiment, self.base)
         sites = _cached_sites_of_run(self, data)

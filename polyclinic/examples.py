@@ -32,7 +32,7 @@ def example(name: str) -> Path:
         name: The file's name, with or without ``.toml``.
 
     Raises:
-        BadInput: If there is none of that name.
+        BadInput: If there is no example of that name.
     """
     from common.errors import BadInput, Fault, quoted
 

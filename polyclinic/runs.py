@@ -341,7 +341,7 @@ def _mean_auroc_of_test(test: Mapping[str, Any], subset: str) -> float | None:
 
 
 def _make_dataset_plugin(images: LabelledImages) -> DatasetPlugin:
-    """Return a data set of this process as a plug-in, whose name follows from the captured values."""
+    """Wrap images in memory as a data set plug-in, whose name follows from the images."""
 
     def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
         return images
@@ -396,7 +396,7 @@ def _as_overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _format_toml(value: Any) -> str:
-    """Return a value as TOML on one line; numpy's numbers are numbers."""
+    """Return a value as TOML on one line; numbers of numpy are allowed."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):

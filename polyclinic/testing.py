@@ -79,7 +79,7 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
 def check_loss(name: str, images: int = 16) -> None:
     """Check an entry point of ``polyclinic.losses``.
 
-    It returns a finite scalar, the same twice, depends on no unknown label, and leaves what it is given as it was.
+    It returns a finite scalar, the same twice, depends on no unknown label, and does not change its input.
 
     Raises:
         AssertionError: Saying what fails.
@@ -131,7 +131,7 @@ def check_method(name: str, parameters: Mapping[str, Any] | None = None) -> None
 def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: int = 4) -> None:
     """Check an entry point of ``polyclinic.transforms``.
 
-    It keeps shape and kind, draws from the generator that it is given alone, and leaves the images as they were.
+    It keeps shape and kind, draws only from the generator that it is given, and does not change its input.
 
     Raises:
         AssertionError: Saying what fails.
@@ -149,7 +149,7 @@ def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: i
 def check_optimizer(name: str) -> None:
     """Check an entry point of ``polyclinic.optimizers``.
 
-    It moves every parameter, to finite values, the same for the same gradients; its learning rate counts.
+    It changes every parameter to a finite value, the same for the same gradients, and obeys the learning rate.
 
     Raises:
         AssertionError: Saying what fails.

@@ -64,7 +64,7 @@ class ModelScores:
     patients: NDArray[np.str_]
 
     def compute_benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> Benefit | None:
-        """Compare the models over the classes with positive and negative images; None where no class has both."""
+        """Compare the models over classes with both positive and negative test images; None if there is none."""
         both = [{0.0, 1.0} <= set(np.unique(column).tolist()) for column in self.labels.T]
         columns = [c for c, name in enumerate(self.class_names) if both[c] and name not in without]
         if not columns:
@@ -195,7 +195,7 @@ def write_page(site: Site, run: str, epochs: int, benefit: Benefit | None) -> No
     """Write the page and its figures, and print the result for the person who looks after the site.
 
     Args:
-        epochs: Local epochs that it trained alone.
+        epochs: Number of local epochs for which the site trained alone.
         benefit: Over all classes of the site; None where no class has both kinds of image on its test part.
     """
     annotated = site.declaration.canonical

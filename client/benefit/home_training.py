@@ -52,7 +52,7 @@ def plan_for_training_alone(plan: Plan, method: SiteMethod, rounds: int, *, warm
 
 @dataclass(frozen=True)
 class HomeTraining:
-    """One training of a site for itself.
+    """The training of a model by one site without the others.
 
     Attributes:
         site: The site for itself (:meth:`Site.for_itself`).
@@ -65,7 +65,7 @@ class HomeTraining:
     initial: Groups
 
     def train_and_score(self, model_folder: Path, contract: str) -> tuple[NDArray[np.floating], tuple[str, ...]]:
-        """Train the rounds that are left, save the model, and score the test part with it, ``(n, classes)``."""
+        """Train the rounds that are missing on the disk, save the model, and return its test scores and classes."""
         memory = self.site.folder / "memory"
         forget_other_runs(memory, self._run_name)
         folder, last = MemoryFolder(memory / self._run_name, durable=self.site.durable), self.plan.run.rounds
@@ -80,7 +80,7 @@ class HomeTraining:
         return scores, names
 
     def _make_train_request(self, server_round: int, counted: int) -> TrainRequest:
-        """Return the request of a round, as a coordinator of ``individual`` makes it."""
+        """Return the request to train that a coordinator would send for a round of the method ``individual``."""
         return TrainRequest(
             run=self._run_name,
             round=server_round,

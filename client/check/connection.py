@@ -41,7 +41,7 @@ _SET_CLOCKS = (
 
 
 def check_connection(settings: Settings, environment: Mapping[str, str], *, offline: bool) -> CheckArea:
-    """Check key and kit, then each step to the coordinator; faults of the files do not stop the other checks."""
+    """Check key and kit (the coordinator's file), then each step to the coordinator, even if a file has a fault."""
     area, awaits_kit = CheckArea("connection"), offline and not settings.kit_path.is_file()
     try:
         if awaits_kit:
@@ -180,7 +180,7 @@ def _explain_certificate_fault(
 
 
 def _identify_protocol(host: str, port: int) -> str:
-    """Name the protocol of a server without TLS by its answer to the first bytes of HTTP/2; empty if not known."""
+    """Name the protocol that a server without TLS speaks, from its answer to an HTTP/2 greeting; empty if unknown."""
     try:
         with socket.create_connection((host, port), timeout=TLS_TIMEOUT_S) as connection:
             connection.sendall(_PREFACE)
@@ -222,7 +222,7 @@ def _call_coordinator(area: CheckArea, kit: SiteKit, key: ec.EllipticCurvePrivat
 
 
 def check_hello(area: CheckArea, hello: Hello, *, ahead_s: float, unsure_s: float) -> None:
-    """Compare clocks, releases and the site's key with what the coordinator answered.
+    """Compare this site's clock, release and admission with the coordinator's answer to the hello call.
 
     Args:
         ahead_s: Seconds by which this clock is ahead of the coordinator's; negative behind it.

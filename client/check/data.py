@@ -35,7 +35,7 @@ _WITHOUT = {
 
 @dataclass(frozen=True)
 class DataCheck:
-    """The checked data.
+    """The results of the data check that later checks need.
 
     Attributes:
         source: None where the data cannot be opened.
@@ -127,7 +127,7 @@ def _check_dataset_parts(area: CheckArea, source: ImageSource) -> None:
 
 
 def _check_transfer_syntaxes(area: CheckArea, source: ImageSource, syntaxes: Counter[str], decoded: int) -> None:
-    """Find transfer syntaxes for which there is no decoder."""
+    """Report DICOM transfer syntaxes (compressions) for which no decoder is installed."""
     total = decoded if source.archive else len(source)
     for syntax, count in syntaxes.items():
         if not is_readable(syntax):
@@ -142,7 +142,7 @@ def _check_transfer_syntaxes(area: CheckArea, source: ImageSource, syntaxes: Cou
 def _check_unreadable_files(
     area: CheckArea, source: ImageSource, empty: Sequence[int], pictures: Sequence[PictureFacts]
 ) -> None:
-    """Count empty files among all files, and unreadable ones among those that were read."""
+    """Report empty files among all files, and unreadable ones among those that were read."""
     budget, total = source.skip_budget, len(source)
     rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
     if empty:
@@ -179,7 +179,7 @@ def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:
 
 
 def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCounts], policy: Policy) -> None:
-    """Note consequences of the policy and of the labels that are there."""
+    """Note what the policy and the labels mean for a run, for instance which classes are hidden."""
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         area.note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")

@@ -25,7 +25,7 @@ _CODES: Mapping[Cause, ExitCode] = {
 
 
 class Severity(IntEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     NOTE = 0
     """Worth knowing; the exit code stays 0."""
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass
 class CheckArea:
-    """One area of the check, to which the checks of this area add their results.
+    """One area of the check, such as "connection", with the results of its checks.
 
     Attributes:
         passed: One line for each thing that is as it should be.
@@ -90,7 +90,7 @@ class CheckArea:
         self.findings.append(Finding(Severity.FAULT, exit_code, problem, remedy))
 
     def add_refusal(self, refused: Refused) -> None:
-        """Add a refusal with which ``flwr-client start`` would end."""
+        """Add the fault for which ``flwr-client start`` would end."""
         self.fault(refused.exit_code, refused.problem, refused.remedy)
 
     def add_input_faults(self, bad: BadInput) -> None:
@@ -121,7 +121,7 @@ class ClassCounts:
 
     @property
     def printable_counts(self) -> tuple[str, str]:
-        """Present and absent images; a count of few patients is hidden, and so is the other one, except a zero."""
+        """Counts of present and absent images as text; if one is of few patients, both are hidden, except a zero."""
         present, absent = (
             f"<{self.smallest}" if few else "not told" if any(self.few) and count else f"{count:,}"
             for few, count in zip(self.few, (self.present, self.absent), strict=True)

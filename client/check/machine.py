@@ -1,6 +1,6 @@
 """The machine and what a run needs of it: disk, memory, GPU and rights.
 
-Measuring and judging are apart, so that any machine can be judged from its numbers.
+:func:`measure_machine` and :func:`check_machine` are separate, so that any machine can be checked by its numbers.
 """
 
 import os

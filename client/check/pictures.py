@@ -130,7 +130,7 @@ def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
 
 @dataclass(frozen=True)
 class InversionCounts:
-    """Numbers of inverted pictures and of telling ones, and the modes most of whose pictures look inverted."""
+    """How many pictures look inverted, of how many in which that can be seen, and the modes in which most do."""
 
     inverted: int
     telling: int
@@ -138,7 +138,7 @@ class InversionCounts:
 
     @classmethod
     def of(cls, pictures: Sequence[PictureFacts]) -> "InversionCounts":
-        """Count the pictures that tell, by mode."""
+        """Count, by mode, the pictures in which an inversion can be seen."""
         total = Counter(facts.mode for facts in pictures if facts.inverted is not None)
         inverted = Counter(facts.mode for facts in pictures if facts.inverted)
         modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))
@@ -146,7 +146,7 @@ class InversionCounts:
 
     @property
     def is_majority_inverted(self) -> bool:
-        """True if so many of the telling pictures look inverted that all probably are."""
+        """True if so many of the pictures look inverted that probably all are."""
         return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
 
     @property

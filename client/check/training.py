@@ -40,7 +40,7 @@ LINE_MBIT = 10.0
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A plan to check the site for, and its origin in words."""
+    """The plan that the site is checked for, and in words where it comes from."""
 
     plan: Plan
     origin: str
@@ -48,7 +48,7 @@ class PlannedTraining:
 
 
 def find_planned_training(settings: Settings, experiment: Experiment | None, source: ImageSource) -> PlannedTraining:
-    """Return the plan of the experiment given or of the last roll call, or a guess."""
+    """Return the plan of the given experiment, else of the last roll call, else one that fits the site's images."""
     if experiment is not None:
         return PlannedTraining(make_plan(experiment), "the experiment given")
     if plan := read_last_plan(settings.state):
@@ -155,7 +155,7 @@ def check_training(area: CheckArea, trial: TrainingTrial, needs: ResourceNeeds) 
 
 
 def _measure_step(trial: TrainingTrial) -> StepCost:
-    """Train a batch, and once more if that was quick, because the first step of a process is slow."""
+    """Measure a training step; a quick one is repeated, because a process's first step is slower than the next."""
     plan, network = trial.planned.plan, trial.network
     pixels = channels_first(trial.images.images).to(trial.device)
     examples = examples_of(trial.images, pixels, network.class_names)

@@ -41,7 +41,7 @@ class Refused(Exception):
     """The coordinator and the site do not accept one another.
 
     Attributes:
-        may_pass: Whether the refusal may pass in a moment, because an admission may be on its way.
+        may_pass: True if a new try may succeed soon, because the coordinator may be about to admit the site.
     """
 
     def __init__(self, exit_code: ExitCode, problem: str, remedy: str, *, may_pass: bool = False) -> None:

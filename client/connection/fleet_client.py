@@ -108,7 +108,7 @@ class RequestRefused(Exception):
     Attributes:
         reason: Explanation for the coordinator and for the site's own log.
         message: The request, for the reply.
-        ends: Reason why the site stops; None where the site goes on.
+        ends: The refusal with which the site's program ends; None if the program continues.
     """
 
     def __init__(self, reason: str, message: Message, ends: Refused | None = None) -> None:
@@ -125,10 +125,10 @@ class ContentGone(Exception):
 
 
 class FleetClient:
-    """A site's connection to the coordinator, made anew after every loss.
+    """A site's connection to the coordinator; after a lost connection a new object is made.
 
     Args:
-        statements: Signs replies and verifies requests; None for a connection that takes no part in runs.
+        statements: Signs replies and checks the signatures of requests; None if the site takes no part in runs.
         process: Id of this process; the coordinator lets one process of a site take part.
     """
 
@@ -243,9 +243,9 @@ class FleetClient:
     # ------------------------------------------------------------------ messages
 
     def receive(self, wait_s: float = 0.0) -> bytes | None:
-        """Return the next message for this site without its content, as :meth:`fetch_message` takes it; None without one.
+        """Return the next message without its content, which :meth:`fetch_message` fetches; None if there is none.
 
-        A message that was handed out before and is not answered comes again, because only a process without one asks.
+        A message that was handed out and not answered comes again, because only a process without a message asks.
 
         Args:
             wait_s: Time for which the coordinator may hold the call until there is a message.
@@ -289,7 +289,7 @@ class FleetClient:
         return message
 
     def check_run_active(self, run_id: int) -> None:
-        """Ask whether a process still leads a run.
+        """Check that a coordinator's process still leads a run.
 
         Raises:
             RunOver: If none does.
@@ -399,7 +399,7 @@ class FleetClient:
 
 
 def _transfer_in_parallel(transfer: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Make these transfers, :data:`TRANSFERS` at a time; after the first one that fails, none is begun."""
+    """Make these transfers, :data:`TRANSFERS` at a time; after one fails, no other is started."""
     pool = ThreadPoolExecutor(TRANSFERS)
     try:
         return list(pool.map(lambda each: transfer(*each), arguments))
@@ -448,7 +448,7 @@ def _read_metadata_and_tree(received: bytes) -> tuple[Any, Any]:
 
 @contextmanager
 def _translate_grpc_errors(admitted_only: bool = False) -> Iterator[None]:
-    """Translate gRPC's errors into the few that matter to a site."""
+    """Raise the few exceptions of this module in place of gRPC's errors, as a context manager."""
     try:
         yield
     except DecodeError:
@@ -488,7 +488,7 @@ _WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: 
 
 
 def _describe_grpc_error(code: grpc.StatusCode, details: str) -> str:
-    """Describe an error of the line without gRPC's wrapping, which repeats the address; other words stay."""
+    """Describe a gRPC error without the words and the address that gRPC puts around the cause."""
     known_words = [description for words, description in DESCRIPTIONS.items() if words in details.lower()]
     return known_words[0] if known_words else _WRAPPING.sub("", details) or code.name.lower().replace("_", " ")
 

@@ -17,7 +17,7 @@ LOOK_S = 0.5
 
 
 def check_start(folder: Path) -> None:
-    """Check file, key, kit, rights, room and releases, and the certificate if the coordinator answers.
+    """Check site.toml, key, kit, permissions, disk space and releases, and the certificate if the coordinator answers.
 
     Raises:
         BadInput: With every fault.
@@ -40,7 +40,7 @@ def check_start(folder: Path) -> None:
 
 
 def is_running(state: Path) -> bool:
-    """Return whether a process of this site runs: it holds the lock of the folder."""
+    """Return True if a process of this site is running, because it then holds the lock of the folder."""
     return is_locked(state / "lock")
 
 

@@ -69,7 +69,7 @@ Tell = Callable[[str], None]
 
 
 class WorkDropped(BaseException):
-    """The run that this process works for has ended; all computation stops."""
+    """Raised in the main thread when the run that it works for has ended, to stop the computation."""
 
 
 class PendingMessage:
@@ -151,7 +151,7 @@ class HospitalService:
     # ------------------------------------------------------------------ connections
 
     def run(self) -> None:
-        """Connect, answer messages and reconnect, for ever.
+        """Connect, answer messages, and reconnect after each lost connection; never returns.
 
         Raises:
             Refused: If one side does not accept the other.
@@ -265,7 +265,7 @@ class HospitalService:
     # ------------------------------------------------------------------ messages
 
     def _answer_messages(self, link: FleetClient) -> None:
-        """Answer messages, beginning with the one that an earlier process or connection left; never returns."""
+        """Answer messages, first the one that an earlier process or connection did not finish; never returns."""
         if self._unsent:
             self._send_reply(link, *self._unsent)
         elif left := self._pending.read():
@@ -289,7 +289,7 @@ class HospitalService:
             wait_s = POLL_S
 
     def _resume_work(self, link: FleetClient, attempts: int, received: bytes) -> None:
-        """Repeat the work at which an earlier process was killed."""
+        """Repeat the work on a message during which an earlier process was killed."""
         try:
             late = is_expired(received, time.time())
         except ContentGone:
@@ -305,7 +305,7 @@ class HospitalService:
             self._answer_message(link, received, attempts)
 
     def _answer_message(self, link: FleetClient, received: bytes, attempts: int = 0, give_up: str = "") -> None:
-        """Fetch, answer and release one message.
+        """Fetch a message, send the answer, and tell the coordinator that the message is no longer needed.
 
         Args:
             give_up: Reason for an error in place of the work; empty to do the work.

@@ -67,7 +67,7 @@ class SiteStatus:
 
 
 def is_healthy(status: Mapping[str, Any], now: float) -> bool:
-    """Return whether the site trains, or the coordinator answered lately.
+    """Return True if the site is training, or the coordinator has answered recently.
 
     Args:
         status: The fields of a :class:`SiteStatus`.
@@ -100,7 +100,7 @@ def keep_status_file(status: SiteStatus, state: Path) -> Iterator[None]:
 
 
 def _write_status(present: Mapping[str, Any], path: Path) -> bool:
-    """Write the fields of a status; return False where that failed, which a reader sees by the age of the file."""
+    """Write a status to its file; return False if that failed. A reader then sees that the file is old."""
     content = json.dumps({**present, "written": time.time()}).encode()
     with contextlib.suppress(OSError):  # no room on the disk, or no descriptor: no reason to end
         write_atomically(path, content, durable=False, private=True)

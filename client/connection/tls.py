@@ -51,7 +51,7 @@ def check_certificate(
 
 
 def _describe_certificate_dates(address: str, environment: Mapping[str, str]) -> str:
-    """Describe the dates of the certificate that is shown, for a person who looks for the wrong clock."""
+    """Describe from when to when the server's certificate is valid, to find out which clock is wrong."""
     try:
         shown = fetch_untrusted_certificate(address, environment)
     except (Refused, Unreachable, ValueError):
@@ -62,7 +62,7 @@ def _describe_certificate_dates(address: str, environment: Mapping[str, str]) ->
 
 
 def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
-    """Return the certificate that is shown at an address, no matter who issued it: to be read, never to be trusted.
+    """Return the certificate of the server at an address without checking it, for an explanation of what is wrong.
 
     Raises:
         Refused: If the other side speaks no TLS.
@@ -80,7 +80,7 @@ def fetch_untrusted_certificate(address: str, environment: Mapping[str, str] = o
 def _fetch_certificate(
     address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
 ) -> bytes:
-    """Return the certificate (DER) that is shown to a caller with this context, which may refuse it."""
+    """Return the server's certificate (DER) after a TLS handshake by this context, which may reject it."""
     host, port = split_address(address)
     within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     context.set_alpn_protocols(["h2"])

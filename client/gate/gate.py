@@ -49,7 +49,7 @@ Mod = Callable[[Message, Context, Handler], Message]
 
 
 def gate(site_of: Callable[[Context], Site]) -> Mod:
-    """Make the mod around the handlers of an app whose messages are for these sites."""
+    """Make the Flower mod that checks each request and each reply of an app by the policy of the message's site."""
 
     def passage(message: Message, context: Context, answer: Handler) -> Message:
         site = site_of(context)
@@ -65,7 +65,7 @@ def note_start(site: Site) -> TornLine | None:
 
 
 def note_refused_request(site: Site, message: Message, reason: str) -> None:
-    """Write to the audit a request that was refused unread, with its signature if it has one."""
+    """Write a request that was refused before it was read to the audit, with its signature if it has one."""
     run, server_round, record = record_context(message.content)
     Audit(site.folder, durable=site.durable).append(
         run=printable(run, MOST_NAME),
@@ -91,7 +91,7 @@ def read_request_signature(content: RecordDict) -> dict[str, str]:
 
 
 class GatePassage:
-    """One message, its reply, and their lines in the audit."""
+    """The way of one message through the gate: the checks of request and reply, and their lines in the audit."""
 
     def __init__(self, site: Site, audit: Audit, message: Message) -> None:
         self._site, self._audit, self._message = site, audit, message

@@ -52,7 +52,7 @@ ALLOWED = Verdict("policy")
 
 
 class IncomingRequest:
-    """One request to a site, with the record of its run."""
+    """A request to a site, with the site's record of the run that it belongs to."""
 
     def __init__(self, site: Site, content: RecordDict) -> None:
         self._content = content
@@ -94,7 +94,7 @@ class IncomingRequest:
         return Verdict("run.first_model", reason) if reason else ALLOWED
 
     def _check_announced(self) -> Verdict:
-        """Check that the run was announced with this plan, and has time left."""
+        """Check that the run's plan is the one that the site first received for it, and that the run has time left."""
         if not is_run_name(self._run):
             return ALLOWED  # the record cannot be read: its handler says what is wrong
         plan = str(self._fields["plan"])
@@ -108,7 +108,7 @@ class IncomingRequest:
 
     @contextmanager
     def limit_time(self) -> Iterator[None]:
-        """Interrupt the work inside when its time is over; add the time that it took to the run's.
+        """Interrupt the work inside when its time is over; add its seconds to the time spent on the run.
 
         Raises:
             OutOfTime: From wherever the work is.
@@ -122,7 +122,7 @@ class IncomingRequest:
                 self._record = self._runs.add_seconds(self._run, time.monotonic() - began)
 
     def time_verdict(self) -> Verdict:
-        """Return the verdict that a limit of time stands against more work."""
+        """Return the verdict on a request whose time, or whose run's time, is over."""
         whole = self._policy.maximum_run_hours
         if whole is not None and self._seconds_worked() >= whole * HOUR_S:
             return Verdict("policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long")
@@ -174,7 +174,7 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
 
 
 class OutOfTime(BaseException):
-    """The time for one request is over. No error handler catches it on its way, as with a signal to stop."""
+    """Raised when the time for a request is over; ``except Exception`` does not catch it."""
 
 
 @contextmanager
@@ -319,7 +319,7 @@ def read_plan(text: object, maximum_kb: float | None) -> Plan:
 
 @lru_cache(maxsize=4)
 def _parse_plan(text: str) -> Plan:
-    """Parse a plan; the last few stay parsed, because every request of a run holds the same one."""
+    """Parse a plan; the last few results are cached, because every request of a run holds the same plan."""
     if (deep := _nesting_depth(text)) > DEEPEST:
         raise PlanRefused("plan.form", f"it is nested {deep} deep; {DEEPEST} is the most")
     try:
@@ -351,7 +351,7 @@ def to_ascii_line(text: str) -> str:
 
 
 def _nesting_depth(text: str) -> int:
-    """Return the depth of tables and lists in one another; brackets within texts do not count."""
+    """Return how deep tables and lists are nested in JSON; brackets inside texts do not count."""
     depth = deepest = 0
     for letter in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
         depth += 1 if letter in "[{" else -1

@@ -36,7 +36,7 @@ class BackboneCost(NamedTuple):
 
     Attributes:
         width: Its features.
-        activations: Bytes for each pixel of an image that it holds until the gradient is known, rounded down.
+        activations: Bytes for each pixel of an image that it holds in memory until the gradient is known, rounded down.
         parameters: Its numbers, rounded down; None where a dense layer is as wide as the image.
     """
 
@@ -182,7 +182,7 @@ def estimate_disk_bytes(plan: Plan, method: SiteMethod, rows: int) -> int:
 
 @lru_cache(maxsize=8)
 def measure_machine_memory(device: str) -> int:
-    """Return the bytes of the machine's memory, or of its GPU's."""
+    """Return the size in bytes of the machine's memory, or of the GPU's for the device ``cuda``."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[1])
     return physical_memory()

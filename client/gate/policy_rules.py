@@ -86,7 +86,7 @@ class Verdict:
 
     @property
     def allowed(self) -> bool:
-        """True where nothing stands against the record."""
+        """True if no rule is broken."""
         return not self.reason
 
     def __str__(self) -> str:
@@ -206,7 +206,7 @@ def _privacy_range_fault(plan: Plan) -> str:
 
 
 def _size_rules(policy: Policy, work: RequestedWork) -> Iterator[tuple[str, str]]:
-    """Yield the rules that estimate a network: only those whose key is set."""
+    """Yield the rules on a network's size, memory and disk; a rule without a limit in the policy is left out."""
     plan, rows = work.plan, work.rows
     if (parameters := policy.maximum_parameters) is not None:
         numbers = estimate_cost(plan.model, rows).parameters

@@ -35,7 +35,7 @@ OF_EACH = {
 
 
 def field_meanings(record: type[Record]) -> dict[str, str]:
-    """Return the words of a record's docstring for each field, without a capital and a full stop."""
+    """Return the explanation of each field in a record's docstring, without a capital and a full stop."""
     _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE)
     texts = {name: re.sub(r"\s+", " ", text).removesuffix(".") for name, text in entries}

@@ -47,7 +47,7 @@ class FieldRow:
     """One field of a record, for a person.
 
     Attributes:
-        values: The value in words, or the range of the numbers.
+        values: The field's value in words; for an array, the range of its numbers.
     """
 
     record: str
@@ -133,7 +133,7 @@ def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordD
 
 
 def _lead_round(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
-    """Make the requests of a roll call, one round and the test; those of a sequential method are the same."""
+    """Send the site the requests of a roll call, one round and the test."""
     participation = ParticipationSection(round_deadline_s=DEADLINE_S)
     coordinator = Coordinator(strategy_of(plan), plan, participation, "preview", frozen=frozen)
     contract = coordinator.sites.roll_call(grid, 1)
@@ -185,7 +185,7 @@ def _describe_range(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
 
 
 def format_record(content: RecordDict) -> Group:
-    """Show one record at a terminal: its fields in groups of one meaning, which stands below them."""
+    """Format a record for the terminal: fields of the same meaning in one group, with the meaning below it."""
     every = list_field_rows(content)
     title = f"{every[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
     empty = [row.field for row in every if row.values in ("", "[]")]

@@ -110,7 +110,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
 def _choose_images_by_class(
     source: ImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: Plan, each: int
 ) -> Iterator[ClassGroup]:
-    """Choose training images of each class, and of no class, spread evenly over the table."""
+    """Choose training images of each class, and images without a class, spread evenly over the table's rows."""
     training = source.parts == "train"
     members = {name: training & (labels[:, place] == 1) for place, name in enumerate(names)}
     members[NOTHING] = training & (labels == 0).all(axis=1)

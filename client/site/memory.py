@@ -1,4 +1,4 @@
-"""Files of a site on its own disk: its memory between rounds, which is never sent, and frozen parts of models.
+"""Files on a site's disk: its state between rounds (the "memory"), which is never sent, and frozen parts of models.
 
 Memory is final only once its round has counted. There is one file a round, named by it. The coordinator's next request
 says which round counted last; the file of that round is the memory, later ones (replies that never arrived, or came too
@@ -135,7 +135,7 @@ class MemoryFolder:
         """Note that the update of a round was opened in a sum, or that its cost is in the ledger.
 
         Args:
-            left: :meth:`digest` of the memory at the end of this training: a later training may have overwritten it.
+            left: :meth:`digest` of the memory after this training, to see later if another training has overwritten it.
             agreed: Hash of the request that the sites of the sum had agreed on.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -145,11 +145,11 @@ class MemoryFolder:
             path.unlink()
 
     def is_settled(self, server_round: int) -> bool:
-        """Return True if a settled round has a memory, and no later training overwrote it."""
+        """Return True if :meth:`note_settled` was called for a round, and no later training overwrote its memory."""
         return self.settled_as(server_round) is not None
 
     def settled_as(self, server_round: int) -> str | None:
-        """Return the hash that :meth:`note_settled` was given for a round; None where the round is not settled."""
+        """Return the request's hash that :meth:`note_settled` wrote for a round; None if there is none."""
         opened, written = self._settled_path(server_round), self.digest(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
@@ -180,7 +180,7 @@ class MemoryFolder:
         return max(map(int, names), default=0)
 
     def keep(self, memory: SiteMemory) -> None:
-        """Write the memory of a round beside that of the round before."""
+        """Write the memory of a round to a file; the file of the round before stays."""
         write_atomically(self._path(memory.round), _serialize_memory(memory), durable=self.durable)
 
     def _path(self, server_round: int) -> Path:
@@ -195,7 +195,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def _serialize_memory(memory: SiteMemory) -> bytes:
-    """Write a memory as safetensors behind its SHA-256."""
+    """Return the bytes of a memory's file: a SHA-256, then the memory as safetensors."""
     named, classes = dict[str, NDArray[Any]](), dict[str, list[str]]()
     for part in (*_GROUPS, *_ARRAYS):
         value = getattr(memory, part)

@@ -134,7 +134,7 @@ class Policy(Section):
 
     @property
     def beside_its_level(self) -> dict[str, Any]:
-        """Return the keys that have another value than the level sets."""
+        """Return the keys that have another value than the policy's ``level`` gives them."""
         return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""A site read from its folder: ``site.toml`` checked whole, then its images and labels."""
+"""Reading of a site from its folder: first ``site.toml`` with all its faults, then images and labels."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
-    """Return the fault of a site that asks for more GPUs than it sees: without them it would take far longer."""
+    """Return a fault if site.toml asks for more GPUs than the program can use; None if there are enough."""
     if file.gpus == 1 or (file.device != "cpu" and file.gpus <= visible):
         return None
     if file.device == "cpu":
@@ -45,7 +45,7 @@ def find_gpu_fault(file: SiteFile, visible: int) -> Fault | None:
 
 
 def list_data_faults(settings: Settings) -> list[Fault]:
-    """List the faults of a site's data, without reading its pictures."""
+    """List what is wrong with a site's data set, as far as that shows without reading pictures."""
     return [
         replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(settings.file.data, settings.folder)
     ]
@@ -98,7 +98,7 @@ def _find_hidden(splits: Splits, declaration: Declaration, smallest: int) -> Map
 
 
 def make_declaration(settings: Settings, classes: tuple[str, ...]) -> Declaration:
-    """Declare the site's labels.
+    """Make the declaration of the site's labels, which the coordinator receives.
 
     Args:
         classes: Classes of its data.

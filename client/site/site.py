@@ -82,7 +82,7 @@ class Site:
         return in_arithmetic(plan, self.arithmetic_for(plan))
 
     def computes_as(self, plan: Plan) -> str:
-        """Describe the arithmetic of a round and the number of GPUs, for the coordinator."""
+        """Describe for the coordinator in which arithmetic, and on how many GPUs, this site computes a round."""
         return f"{self.arithmetic_for(plan)}{f', {self.gpus} GPUs' if self.gpus > 1 else ''}"
 
     def arithmetic_for(self, plan: Plan) -> Arithmetic:
@@ -107,7 +107,7 @@ class Site:
 
     @cached_property
     def frozen_parts(self) -> FrozenParts:
-        """The frozen parts of models that are here."""
+        """The files of models' frozen parts on this site's disk."""
         return FrozenParts(self.frozen_folder or self.folder / "frozen", self.weights_folder, durable=self.durable)
 
     def hides(self, part: str) -> frozenset[str]:
@@ -154,7 +154,7 @@ class Site:
         return remove_hidden_labels(images, self.hides(part), self.unsaid_images(part), task)
 
     def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
-        """Return the rows of the training images that a run uses; None for all.
+        """Return the row numbers of the training images that a run uses; None if it uses all images.
 
         An image all of whose labels were removed because of the classes that it shows is left out: the effect of an
         unlabelled image would disclose that it is one of these. Where no image would be left, all stay.
@@ -229,7 +229,7 @@ class Site:
 
     @cached_property
     def in_memory(self) -> dict[str, Any]:
-        """Results computed from the site's images, kept in this process."""
+        """Cache of results computed from the site's images; it lasts as long as this process."""
         return {}
 
     def pixels(self, part: str) -> Pixels:

@@ -64,7 +64,7 @@ class SignedStatements:
         self._fingerprint = fingerprint(public_key_line(key, ""))
 
     def sign_records(self, content: RecordDict, message: str) -> RecordDict:
-        """Return a reply's records with the site's signature.
+        """Return a reply's records with the site's signature added.
 
         Args:
             message: The name of the message that is answered.
@@ -94,7 +94,7 @@ class SignedStatements:
         write_atomically(self._state / FILE, json.dumps(newest).encode())
 
     def accept_request(self, content: RecordDict, message: str) -> None:
-        """Check and note a request that the coordinator signed for this site.
+        """Check the coordinator's signature on a request, and note the request, so that it is not answered twice.
 
         Args:
             message: The name of the message that it came by.

@@ -45,7 +45,7 @@ class NetworkOnFeatures(SplitNetwork):
 
 
 def trains_on_features(plan: Plan, method: SiteMethod) -> bool:
-    """Check that nothing in this plan needs an image once its features are computed."""
+    """Return True if a run of this plan needs no image again after the backbone's features are computed."""
     return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
 
 
@@ -136,7 +136,7 @@ def _derive_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _hash_images(pixels: Pixels) -> str:
-    """Hash all images in their order."""
+    """Return a hash of all images in their order."""
     digest = hashlib.sha256()
     for batch in pixels.batches(BATCH):
         digest.update(str(tuple(batch.shape)).encode())

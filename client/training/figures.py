@@ -1,4 +1,4 @@
-"""Figures of a model on a site's own images: all of them, or those that a policy lets out.
+"""Figures of a model on a site's own images: all figures, or those that the policy allows to leave the hospital.
 
 :class:`Figures` computes everything that a request asks for, in a simulation without limits. :class:`LimitedFigures`
 follows the site's policy: no figure leaves of classes of few patients (:mod:`client.site.disclosure`), and none of a
@@ -132,7 +132,7 @@ class Figures:
 
 
 class LimitedFigures(Figures):
-    """Computes the figures that a site's policy lets out."""
+    """Computes the figures that a site's policy allows to leave the hospital."""
 
     def compute_figures(self, task: "LocalTask", compute: Callable[[], T], nothing: Nothing) -> T | Nothing:
         """Return the figures that ``compute`` computes; none where that fails, which can depend on one patient's image.
@@ -168,7 +168,7 @@ class LimitedFigures(Figures):
         return validate(network, examples, task.method.loss, plan.training, site.hides("validation"))
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:
-        """Return the two counts, without images that show hidden classes only."""
+        """Return the numbers of test images and of correct ones, without images that show hidden classes only."""
         site = task.site
         if not task.plan.evaluation.test_each_round or not test_figures_leave(task) or not site.reports("test"):
             return None, None
@@ -238,7 +238,7 @@ def validation_figures_leave(task: "LocalTask") -> bool:
 
 
 def test_figures_leave(task: "LocalTask") -> bool:
-    """Check if figures of the test part may leave."""
+    """Return True if figures of the test part may leave the hospital."""
     return task.site.policy.test_metrics and not stays_for_noise(task) and not covers_local_parts(task)
 
 

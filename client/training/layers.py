@@ -1,4 +1,4 @@
-"""The layers around a hospital's round, and which of them a plan and a policy turn on."""
+"""The layers around a site's training and evaluation (masks, noise, clipping), and when each is used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from strategies.registry import site_method
 
 
 def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
-    """Answer a request to train, through the layers that its plan and the site's policy turn on.
+    """Answer a request to train, with the layers that the plan and the site's policy need.
 
     Args:
         masks: Holds updates back until they are masked; None where no plan may ask for secure aggregation.
@@ -74,7 +74,7 @@ def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdat
 
 @dataclass(frozen=True)
 class Clipping(RoundLayer):
-    """Shortens the update to a length that the method's parameters name."""
+    """Clips the update to the length (norm) that the method's parameters set."""
 
     longest: float
 
@@ -101,7 +101,7 @@ class DisclosureLimits(RoundLayer):
     """Limits a reply to what the site's policy lets out about few patients, the validation part and the test part."""
 
     def prepare(self, task: LocalTask, request: Request) -> LocalTask:
-        """Compute only the figures that may leave."""
+        """Have the task compute only the figures that may leave the hospital."""
         return replace(task, figures=LIMITED_FIGURES, validation_chooses=validation_figures_leave(task))
 
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:

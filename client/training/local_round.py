@@ -122,7 +122,7 @@ def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext
 
 
 def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
-    """Return the data and settings of a training."""
+    """Collect the data and the settings that the training loop needs."""
     frozen, plan = Frozen(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
     return TrainingTask(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
 
@@ -164,7 +164,7 @@ def fine_tune(
 
 
 def compute_update(task: LocalTask, request: TrainRequest, trained: ModelState) -> Groups:
-    """Return the update that leaves; nothing where sites are only ranked."""
+    """Return the update that is sent to the coordinator; it is empty if sites are only put into an order."""
     if request.ranks:
         return Groups()
     return compute_model_difference(trained, task.received, task.method, task.site.declaration.canonical)

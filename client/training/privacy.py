@@ -65,10 +65,10 @@ def hash_request(request: TrainRequest) -> str:
 
 
 class PaidReply(NamedTuple):
-    """A reply on the disk, whose cost is in the ledger.
+    """The last reply as written to the disk; its privacy cost is in the ledger.
 
     Attributes:
-        left: :meth:`MemoryFolder.digest` of the site's memory after its training.
+        left: :meth:`MemoryFolder.digest` of the site's stored state ("memory") after the training.
     """
 
     reply: TrainReply
@@ -83,17 +83,17 @@ class PrivacyBudgetLedger:
 
     @property
     def entries(self) -> tuple[BudgetEntry, ...]:
-        """Return the entries in the order in which they were written."""
+        """Return the costs of all replies in the order in which they were written."""
         if not self._path.exists():
             return ()
         return tuple(BudgetEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
 
     def epsilon(self, delta: float, more: Sequence[Steps] = ()) -> float:
-        """Return the cost of all runs, with ``more`` steps on top."""
+        """Return the epsilon that all runs together cost, with ``more`` steps added."""
         return epsilon_of(_join_equal_steps([*(entry.steps for entry in self.entries), *more]), delta, "prv")
 
     def epsilon_of_run(self, run: str, delta: float, accountant: Accountant, more: Sequence[Steps] = ()) -> float:
-        """Return the cost of one run, with ``more`` steps on top."""
+        """Return the epsilon that one run costs, with ``more`` steps added."""
         steps = [*(entry.steps for entry in self.entries if entry.run == run), *more]
         return epsilon_of(_join_equal_steps(steps), delta, accountant)
 
@@ -111,12 +111,12 @@ class PrivacyBudgetLedger:
         return PaidReply(TrainReply(**facts, update=update, statistics=arrays_under("statistics", arrays)), left)
 
     def note_reply(self, entry: BudgetEntry, paid: PaidReply) -> None:
-        """Write down a reply and its cost, before the reply leaves."""
+        """Write a reply and then its privacy cost to the disk, before the reply is sent."""
         write_atomically(self._reply_path, _serialize_reply(paid, entry.request), durable=self._durable)
         self.note_cost(entry)
 
     def note_cost(self, entry: BudgetEntry, *, once: bool = False) -> None:
-        """Write down the cost of a reply, or of an error in its place, which can depend on the noise.
+        """Write the privacy cost of a reply to the ledger, or of an error sent instead, which can depend on the noise.
 
         Args:
             once: Write nothing if the cost of this reply is the last entry, as after a kill.
@@ -137,7 +137,7 @@ class PrivacyBudgetLedger:
 
 
 def _join_equal_steps(steps: Sequence[Steps]) -> list[Steps]:
-    """Add up steps of equal noise and sample rate, which an accountant counts at once."""
+    """Merge steps of equal noise and sample rate into one entry, which is faster to account for."""
     counts: dict[tuple[float, float], int] = {}
     for step in steps:
         kind = (step.noise_multiplier, step.sample_rate)
@@ -169,7 +169,7 @@ def open_ledger(site: Site) -> PrivacyBudgetLedger:
 
 
 def privacy_status(site: Site) -> dict[str, float | None]:
-    """Return the cost of all runs, for the site's status."""
+    """Return epsilon of all runs, delta and the budget, for the site's status."""
     ledger, policy = open_ledger(site), site.policy
     if not ledger.entries and policy.epsilon is None:
         return {}
@@ -265,7 +265,7 @@ class PrivacyBudget(RoundLayer):
         return seeded(seed) if site.simulated else from_the_system()
 
     def _refuse_more_answers(self, ledger: PrivacyBudgetLedger, request: TrainRequest) -> None:
-        """Raise if the run has had all answers for which its plan's noise was computed, of any rounds."""
+        """Raise if the site has already answered as many requests of the run as the plan's noise was computed for."""
         answers = sum(entry.run == request.run for entry in ledger.entries)
         most = self.plan.run.rounds + self.method.ranks_sites
         if self.plan.privacy.epsilon is not None and answers >= most:

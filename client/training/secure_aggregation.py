@@ -72,15 +72,15 @@ class HeldUpdates:
         self.tell = tell
 
     def forget(self, site: Site) -> None:
-        """Forget the held update, because a new training may overwrite the memory that belongs to it."""
+        """Forget a site's held update, because a new training may overwrite the memory that belongs to it."""
         self._updates.pop(site.name, None)
 
     def hold(self, site: Site, update: HeldUpdate) -> None:
-        """Hold an update until it is masked."""
+        """Hold a site's update in memory until the coordinator asks for it with masks."""
         self._updates[site.name] = update
 
     def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
-        """Return this site's keys for the round."""
+        """Return this site's public keys for a round of secure aggregation."""
         return self._held_update(site).round.keys(request)
 
     def shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
@@ -94,11 +94,11 @@ class HeldUpdates:
         return answer
 
     def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
-        """Return the held update, masked."""
+        """Return the update that this site held back, with its masks added."""
         return self._held_update(site).round.masked(request)
 
     def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
-        """Return the shares that open the sum; only then later rounds go on from this round's memory."""
+        """Return the shares by which the coordinator opens the sum; only now later rounds go on from this memory."""
         update = self._held_update(site)
         answer = update.round.reveal(request)
         if update.left is not None:

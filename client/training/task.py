@@ -116,7 +116,7 @@ class RoundLayer:
         return answer(request)
 
     def prepare(self, task: LocalTask, request: Request) -> LocalTask:
-        """Change how a request is worked on."""
+        """Change the prepared request before the work on it begins."""
         return task
 
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
@@ -124,7 +124,7 @@ class RoundLayer:
         return train(task, request)
 
     def evaluate(self, evaluate: Evaluate, task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-        """Wrap an evaluation."""
+        """Wrap an evaluation, as :meth:`train` wraps a training."""
         return evaluate(task, request)
 
 

@@ -139,7 +139,7 @@ class LabelledSites(FedAvg):
             self._in_start = False
 
     def ready(self, grid: Grid, arrays: ArrayRecord, config: ConfigRecord, num_rounds: int) -> Grid:
-        """Do what comes before round 1; return the grid of the rounds."""
+        """Prepare the run before round 1; return the grid that sends the messages of its rounds."""
         return grid
 
     def configure_train(
@@ -214,12 +214,12 @@ class LabelledSites(FedAvg):
             raise TypeError(f"{name} cannot be wrapped by another strategy: {self.not_wrapped}; use {name}.start")
 
     def warn_uneven(self, replies: Sequence[Message], function: object) -> None:
-        """Warn of metrics that not every site sent, where our own means are used."""
+        """Warn of metrics that not every site sent, unless the user gave a function of their own for the mean."""
         if function is average_metrics:
             self.warn(*describe_uneven_metrics(replies))
 
     def warn(self, *texts: str) -> None:
-        """Warn of each thing once in a start."""
+        """Log each warning once in a run, however often it occurs."""
         for text in texts:
             if text not in self._warned:
                 log.log(WARNING, "%s", text)
@@ -259,7 +259,7 @@ class LabelledSites(FedAvg):
         return unpack_arrays(reply.content.config_records[STATISTICS])
 
     def learn(self, replies: Sequence[Message]) -> None:
-        """Let the method aggregate the statistics of replies in ascending order of nodes."""
+        """Let the method aggregate the statistics of the replies, in ascending order of their nodes."""
         by_site = {
             site_name(_source_node(reply)): ReplyForMethod(
                 get_weight(reply, self.weighted_by_key), self.statistics_in(reply)
@@ -269,7 +269,7 @@ class LabelledSites(FedAvg):
         self.statistics = self.method.aggregate_statistics(self.round_context(), by_site)
 
     def round_context(self) -> RoundContext:
-        """Return what the method's rules may look at in this round."""
+        """Return the context of this round that the method's rules receive."""
         needs_counts, roll_call = self.method.site.traffic.label_counts, self.roll_call
         answers = roll_call.label_counts if needs_counts else {}
         return RoundContext(self.task, roll_call.contract, answers, self.statistics, self._round)

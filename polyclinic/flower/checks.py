@@ -22,7 +22,7 @@ Classes = tuple[str, ...]
 
 
 def suggest_layer(head: str, layers: Sequence[str]) -> str:
-    """Return `` Did you mean ...?`` for the layer that is meant; an empty string where none is near."""
+    """Return `` Did you mean ...?`` with the most similar layer's name; an empty string if none is similar."""
     whole = head.removesuffix(".weight").removesuffix(".bias")  # a tensor's name in place of its layer's
     inside = [layer for layer in layers if layer.endswith(f".{whole}")]  # _orig_mod.fc of a compiled model
     meant = [whole] if whole in layers else inside or difflib.get_close_matches(head, layers, 1)
@@ -174,7 +174,7 @@ def explain_model_fault(model: ArrayRecord, sent: ArrayRecord, head: str, classe
 
 
 def _find_name_prefix(names: Set[str], expected: Set[str]) -> str:
-    """Return what stands in front of all expected names; an empty string if nothing does."""
+    """Return the prefix that all expected names have in a reply; an empty string if they have none."""
     first = min(expected)
     prefixes = {name.removesuffix(first) for name in names if name.endswith(first)} - {""}
     return next((prefix for prefix in prefixes if {prefix + name for name in expected} == set(names)), "")

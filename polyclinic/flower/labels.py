@@ -156,7 +156,7 @@ class LabelRollCall:
             raise UnknownLabels("\n".join(faults))
 
     def _note(self, node: int, reply: Message | None, silence: str) -> str:
-        """Note a node's answer; return its fault, or an empty string."""
+        """Store a node's answer; return what is wrong with it, or an empty string."""
         if reply is None or reply.has_error():
             reason = silence if reply is None else shorten_error(reply.error.reason or "")
             return f"node {node} did not say which classes it labels: {reason}"

@@ -81,7 +81,7 @@ class Site:
         self._statistics: Arrays = unpack_arrays(records.get(STATISTICS, ConfigRecord()))
 
     def targets(self, targets: Tensor) -> Tensor:
-        """Return targets as the losses take them: NaN where this site does not label the class.
+        """Return targets in the form that the losses need: NaN where this site does not label the class.
 
         Args:
             targets: ``(batch, classes)`` of 1, 0, or NaN for unknown.
@@ -132,7 +132,7 @@ class Site:
         return loss(logits, labelled, annotated)
 
     def _refuse_uncounted(self, labelled: Tensor) -> None:
-        """Raise for labels that no site counted: they would weigh nothing, and the class be trained on the others only.
+        """Refuse labels that the counts of all sites rule out: FedSLD would give them the weight zero.
 
         Raises:
             ValueError: With the classes.
@@ -288,7 +288,7 @@ class HeadedModel(nn.Module):
         return logits
 
     def features(self, images: Tensor) -> Tensor:
-        """Return what the head receives, ``(batch, features)``."""
+        """Return the inputs of the last layer, ``(batch, features)``."""
         received = list[Tensor]()
         hook = self.head.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0].detach()))
         try:

@@ -103,12 +103,12 @@ class AttackResult:
 
     @property
     def declined(self) -> bool:
-        """True where the site answered nothing but refusals: then 0 is no result."""
+        """True if the site refused every request: that nothing was found then proves nothing."""
         return bool(self.response.refusals) and not self.response.records
 
     @property
     def succeeds(self) -> bool:
-        """True where the attack found more than guessing does by two standard deviations of a count by chance."""
+        """True if the attack found more than guessing does, by at least two standard deviations."""
         return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)
 
 
@@ -147,7 +147,7 @@ class Adversary:
         return self.site.declaration.canonical
 
     def name_new_run(self) -> str:
-        """Name a run that the site has not heard of."""
+        """Return the name of a run that the site does not know yet."""
         return f"attack-{next(self._runs)}"
 
     def plan(self, architecture: str, image_size: int, lr: float, batch_size: int = 0, **training: Any) -> Plan:
@@ -234,7 +234,7 @@ class Adversary:
 
 
 def draw_images(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
-    """Draw at most so many images at random; they keep their order."""
+    """Draw at most ``most`` images at random; they keep their order."""
     rows = np.random.default_rng(seed).permutation(len(images))[:most]
     return images.rows(np.sort(rows))
 

@@ -64,7 +64,7 @@ def list_undisclosed_counts(at: Adversary, *parts: str) -> list[UndisclosedCount
 
 
 def make_constant_model(at: Adversary, plan: Plan, row: int | None = None) -> ModelState:
-    """Make a model of zeros with one answer for all images; with ``row``, that each shows this row's class."""
+    """Make a model of zeros, which answers the same for all images; with ``row``, it is sure of that row's class."""
     model = read_state(at.network(plan))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0

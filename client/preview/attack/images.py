@@ -92,7 +92,7 @@ def imprint_images(at: Adversary, size: int = SIZE) -> AttackResult:
 
 @torch.no_grad()
 def _measure_brightness(network: SplitNetwork, alike: ImageSet) -> None:
-    """Craft the network: its dense units compare an image's mean with rising thresholds."""
+    """Set the network's weights so that its dense units compare an image's mean with rising thresholds."""
     pass_pixels_through(network)
     dense, inputs = fedsld_cnn_layers(network).dense, compute_passed_pixels(network, alike)
     dense.weight[:, : inputs.shape[1]] = 1 / inputs.shape[1]

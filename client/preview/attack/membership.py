@@ -66,7 +66,7 @@ def likelihood_attack(at: Adversary, strangers: ImageSet, elsewhere: Adversary) 
 
 @dataclass(frozen=True)
 class AttackerData:
-    """The images that the attacker has, members first, and the model that it sends."""
+    """The attacker's images, first those that the site trains on, and the model that the attacker sends."""
 
     plan: Plan
     images: ImageSet
@@ -161,7 +161,7 @@ def compute_likelihood_ratios(at: Adversary, data: AttackerData, replies: Sequen
 
 
 def _compute_image_losses(data: AttackerData, reply: TrainReply) -> Floats:
-    """Compute the loss of each image under the model that an update makes."""
+    """Compute the loss of each image by the model that results from a reply's update."""
     update, head, start = reply.update, reply.update.head, data.start
     assert update.trunk is not None
     weight, bias = start.head.weight, start.head.bias

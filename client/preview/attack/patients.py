@@ -99,7 +99,7 @@ def place_pictures(at: Adversary, pictures: SoughtPictures) -> AttackResult:
 
 @torch.no_grad()
 def _make_units_answer_to(network: SplitNetwork, pictures: Floats, alike: Floats, strength: float = 1.0) -> None:
-    """Make one dense unit answer to each picture ``(n, numbers)`` and to no other."""
+    """Set the dense layer's weights so that one unit answers to each picture ``(n, numbers)`` and to no other."""
     filters, offsets = compute_filters_for(pictures, alike)
     dense = fedsld_cnn_layers(network).dense
     dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters * strength)

@@ -143,7 +143,7 @@ def _split_off_strangers(site: Site) -> tuple[ImageSet, ImageSet, ImageSet]:
 
 
 def draw_by_patient(images: ImageSet, most: int) -> list[ImageSet]:
-    """Draw three sets of at most so many images, without a patient in two sets and with few images of each patient."""
+    """Draw three sets of at most ``most`` images, so that no patient is in two sets and each has few images."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
     counts, earlier = Counter[int](), []
