@@ -50,13 +50,13 @@ class TrainingSection(Section):
             ``plugin:NAME``.
         schedule_warm_up: Rounds in which the learning rate first rises in equal steps.
         loss: The method's plain loss, ``focal``, ``asymmetric``, or ``plugin:NAME``.
-        class_weights: The positives of a class, or its images, weigh more where a site has few of them.
+        class_weights: Gives more weight in the loss to the positives of a class, or to its images, where a site has few of them.
         focal_gamma: Exponent of the focal loss.
         asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
-        asymmetric_margin: By how much the asymmetric loss lowers the probability of a negative.
+        asymmetric_margin: The asymmetric loss subtracts this from the probability of a negative.
         clip_gradients: Longest Euclidean length of a step's gradient; None for any.
-        gradient_accumulation_steps: Batches whose gradients are added up to one step, for batches too large for memory.
-        threads: Threads per site. Part of the experiment, because their number changes float sums.
+        gradient_accumulation_steps: Batches whose gradients are added up before the weights change, for batches too large for memory.
+        threads: Threads that a site computes with. They are part of the experiment, because their number changes float sums.
         precision: ``auto`` is ``bf16`` on a GPU and ``float32`` on a CPU; ``bf16`` on a CPU needs AVX-512 BF16 or AMX,
             else it is ``float32``; ``fp16`` is for GPUs that have no bfloat16; ``fastest`` is chosen at each site, with
             ``memory_format``, by measurement.
@@ -99,7 +99,7 @@ class EvaluationSection(Section):
             ``auroc``, or their mean validation ``loss``.
         sites: Sites that test the final model, drawn from (seed, round); 0 stands for all. None asks all of up to 100
             sites; of more, all where all train in a round, else 100 or as many as train in a round.
-        metrics: Metrics of plug-ins, computed for each class on test images beside ours.
+        metrics: Names of plug-in metrics, computed for each class on test images in addition to our own metrics.
         sample_grid: The report of a simulation shows some test images; None shows them where they are of no patient.
         alone: Every site, after the run's test, trains once more alone and compares that model with the run's on its
             own test part.
@@ -188,7 +188,7 @@ class PrivacySection(Section):
 
     @property
     def covers(self) -> bool:
-        """True where an update leaves with noise or under a mask."""
+        """True where an update gets noise or a mask before it leaves the hospital."""
         return self.secure_aggregation or self.level != "none"
 
     @model_validator(mode="after")
@@ -238,7 +238,7 @@ class SimulationSection(Section):
 
     @property
     def gpu_share(self) -> float | None:
-        """GPUs that a site takes; None where the machine's GPUs decide."""
+        """GPUs that a site takes; None for ``auto``, which divides the machine's GPUs among the sites."""
         return self.gpus_per_site if isinstance(self.gpus_per_site, float) else None
 
     @property
@@ -314,7 +314,7 @@ class Plan(Section):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """True where a site's optimiser keeps its state between rounds, which masks do not allow."""
+        """True where a site keeps its optimiser's state between rounds; never under secure aggregation."""
         has_state = self.training.optimizer != "sgd" or self.training.momentum > 0
         return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
 
@@ -324,7 +324,7 @@ LONGEST_CACHED = 2**20
 
 
 def parse_plan(text: str) -> Plan:
-    """Read a plan from its JSON; every request of a run holds the same plan.
+    """Read a plan from its JSON. The result is cached, because every request of a run holds the same plan.
 
     Raises:
         ValidationError: If the text is no plan.
@@ -354,7 +354,7 @@ def make_plan(experiment: Experiment) -> Plan:
 
 
 def list_plugin_stamps(experiment: Experiment) -> tuple[PluginStamp, ...]:
-    """Return the stamps of the plug-ins that an experiment names, as this machine has them.
+    """Return the stamps (package, version and hash) of the plug-ins that an experiment names, from this machine.
 
     Raises:
         BadInput: If one is not installed.
@@ -429,7 +429,7 @@ def validate_experiment(
 def _merge_small_table(
     tree: dict[str, Any], overrides: Iterable[str], name: str
 ) -> tuple[dict[str, Any], list[str], list[Fault]]:
-    """Merge the file's [small] table into the rest where ``--set scale=small`` asks for it."""
+    """Merge the file's ``[small]`` table, a shorter form of the experiment, where ``--set scale=small`` asks for it."""
     small, scale, rest = tree.pop("small", None), "full", list[str]()
     for text in overrides:
         key, _, value = text.partition("=")

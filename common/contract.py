@@ -69,11 +69,11 @@ class LabelContract:
         return tuple(name for name in self.class_names if len(self.owners(name)) == 1 < len(self.sites))
 
     def coverage(self) -> NDArray[np.bool_]:
-        """Return for each site and class if it is annotated, ``(sites, classes)``, rows in the order of ``sites``."""
+        """Return an array ``(sites, classes)``, True where the site annotates the class; rows in the order of ``sites``."""
         return np.array([self.annotated(site) for site in self.sites])
 
     def annotated(self, site: str) -> NDArray[np.bool_]:
-        """Return for each class if the site annotates it, ``(classes,)``."""
+        """Return an array ``(classes,)``, True for each class that the site annotates."""
         return np.array([name in self.sites[site] for name in self.class_names], dtype=np.bool_)
 
     @cached_property
@@ -111,7 +111,7 @@ def merge_declarations(declarations: Iterable[Declaration], class_names: Sequenc
 
 
 def declaration_faults(declaration: Declaration) -> list[Fault]:
-    """Return the faults that one site's declaration has by itself."""
+    """Return the faults of one site's declaration that show without the other sites' declarations."""
     where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
     if not PLAIN_NAME.fullmatch(declaration.site):
@@ -168,5 +168,5 @@ def _similar_name_faults(ordered: Sequence[Declaration]) -> list[Fault]:
 
 
 def fold_spelling(name: str) -> str:
-    """Return a name without case, spaces and punctuation, by which two spellings of one class differ."""
+    """Return a name without case, spaces and punctuation, so that different spellings of one class become equal."""
     return re.sub(r"[\W_]+", "", name.casefold())

@@ -48,7 +48,7 @@ class SimulatedData:
 
     @property
     def positives(self) -> dict[str, dict[str, int]]:
-        """Number of training images by site and class that the site annotates."""
+        """Number of positive training images, by site and by class that the site annotates."""
         shows = self.splits.train.labels == 1
         columns = {name: column for column, name in enumerate(self.splits.class_names)}
         return {
@@ -91,7 +91,7 @@ def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
 
 
 def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
-    """Use for the sites of this experiment a data set that another process has read by :func:`undivided_data`."""
+    """Store a data set that another process read by :func:`undivided_data`, so that it is not read again here."""
     assert experiment.data is not None, "checked before"
     forget_data()
     _received.clear()
@@ -99,7 +99,7 @@ def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
 
 
 def undivided_data(experiment: Experiment, base: Path) -> Splits:
-    """Return the data set of an experiment before it is divided; cached too."""
+    """Return the data set of an experiment before it is divided over sites; cached in this process."""
     assert experiment.data is not None, "checked before"
     return _whole_data(experiment.data.model_dump_json(), base)
 

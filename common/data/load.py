@@ -152,5 +152,5 @@ def refuse_other_classes(
 
 
 def _rename_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
-    """Return faults that name keys of ``[data]`` with the name of the external test's section instead."""
+    """Replace ``data`` by the name of the external test's section in the keys that faults name."""
     return [replace(fault, where=f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}") for fault in faults]

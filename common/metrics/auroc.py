@@ -113,7 +113,7 @@ class ClassMetrics:
         return None if value is None else Measured(value, self.errors.get(name, 0.0))
 
     def exact(self, name: Figure) -> float | None:
-        """Return a figure if it is exact; else None."""
+        """Return a figure by its name if its error is 0; else None."""
         value: float | None = getattr(self, name)
         return None if name in self.errors else value
 
@@ -285,7 +285,7 @@ def summarise(
 
 
 def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
-    """Average one class over several models: means of defined figures, and the largest counts."""
+    """Average the metrics of one class over several models: the mean of each figure, and the largest image counts."""
     return ClassMetrics(
         auroc=mean_and_sd(model.auroc for model in metrics)[0],
         average_precision=mean_and_sd(model.average_precision for model in metrics)[0],
@@ -304,7 +304,7 @@ def class_group(results: Mapping[str, ClassMetrics], members: Collection[str]) -
 
 
 def mean_error(results: Iterable[ClassMetrics], name: Figure) -> float:
-    """Return the error of the mean of one figure over the results for which it is defined."""
+    """Return the mean of one figure's errors over the classes for which it is defined."""
     mean = mean_figure(result.measured(name) for result in results)
     return 0.0 if mean is None else mean.error
 

@@ -35,7 +35,7 @@ PRINTED = 0.0005
 
 
 def direction(interval: Interval) -> Direction:
-    """Return the side of zero on which an interval lies; ``open`` where the printed interval includes zero."""
+    """Return the side of zero of an interval: ``above``, ``below``, or ``open`` if the printed interval includes zero."""
     low, high = interval
     if low < PRINTED and high > -PRINTED:
         return "open"
@@ -66,7 +66,7 @@ class Benefit:
 
     @property
     def better(self) -> tuple[SiteModel, ...]:
-        """The models that are better than the one trained alone beyond the variation of test images."""
+        """The models that rank better than chance and whose gain over the one trained alone is above zero."""
         ahead = (model for model in OVER_ALONE if direction(self.gain[model].interval) == "above")
         return tuple(model for model in ahead if self._ranks_above_chance(model))
 

@@ -57,7 +57,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RankedClass:
-    """The ranking of one class of a test set, sorted once for all resamples.
+    """The test images of one class sorted by score once, for the AUROCs of all resamples.
 
     Attributes:
         positives, negatives: Rows of the test set; negatives by rising score.

@@ -55,7 +55,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Numbers of images of one class by label and by decision."""
+    """Numbers of true and false, positive and negative decisions for one class."""
 
     true_positives: int
     false_negatives: int

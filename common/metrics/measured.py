@@ -1,4 +1,4 @@
-"""Figures with their error: the largest distance from the exact figure of the same images."""
+"""Figures with an error, which is the largest possible distance from the exact figure of the same images."""
 
 import math
 from collections.abc import Iterable

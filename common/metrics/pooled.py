@@ -28,7 +28,7 @@ from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled
 
 @dataclass(frozen=True)
 class SitesHistogram:
-    """The sum of the score histograms of one class over these sites."""
+    """The sum of the score histograms of one class over the sites that it names."""
 
     histogram: ScoreHistogram
     sites: tuple[str, ...]
@@ -123,7 +123,7 @@ def sum_histograms(
 
 @dataclass(frozen=True)
 class SiteSample:
-    """A sample of sites whose figures stand for all.
+    """Intervals for all sites' figures, estimated from a random sample of the sites.
 
     Attributes:
         drawn: Number of sites that were drawn to test.

@@ -86,7 +86,7 @@ def parse_histograms(classes: Sequence[str], positives: Counts, negatives: Count
 
 
 def histogram_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
-    """Return the sorted classes, and for each a row of counts of positives and negatives, ``(classes, 2 * BINS)``.
+    """Return the sorted classes, and the counts of positives and negatives of each as a row, ``(classes, 2 * BINS)``.
 
     In float32 counts are exact up to 2**24 images in a bin.
     """
@@ -96,7 +96,7 @@ def histogram_rows(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str,
 
 
 def bin_indices(scores: Floats) -> Counts:
-    """Return the bin of each score."""
+    """Return the index of the histogram bin that holds each score."""
     return np.searchsorted(EDGES[1:-1], np.asarray(scores, np.float64), side="left")
 
 

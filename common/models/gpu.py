@@ -23,7 +23,7 @@ SMALLEST_PART = 2
 
 
 def use_gpus(backbone: nn.Module, gpus: int) -> None:
-    """Split a backbone's batches across this number of GPUs from now on; the backbone lies on the first."""
+    """Split a backbone's batches across this number of GPUs from now on; the backbone must be on the first GPU."""
     backbone.__dict__.pop(PARALLEL, None)
     if gpus > 1:
         backbone.__dict__[PARALLEL] = DataParallelBackbone(first_gpus(gpus))
@@ -40,7 +40,7 @@ def visible_gpus() -> int:
 
 
 def describe_gpus(gpus: int) -> str:
-    """Return a sentence with this machine's number of GPUs, for somebody who requested more."""
+    """Return a sentence with this machine's number of GPUs, for the message to a user who requested more."""
     return f"this machine shows {gpus or 'no'} {'GPU' if gpus <= 1 else 'GPUs'}."
 
 
@@ -104,7 +104,7 @@ class DataParallelBackbone:
 
 
 class _CopyToDevices(torch.autograd.Function):
-    """Copies of tensors on every device, with gradients summed in the order of the devices.
+    """An autograd function that copies tensors to every device and sums their gradients in the order of the devices.
 
     Otherwise the order in which a weight's gradients arrive, and with three devices the sum, would vary.
     """
@@ -179,11 +179,11 @@ class BackboneGraph:
             self._steps.clear()
 
     def begin_step(self) -> None:
-        """Allow the next forward pass to use the graph, whose last results are not needed any more."""
+        """Let the next forward pass use the graph, which overwrites the results of the previous step."""
         self._free = True
 
     def end_step(self) -> None:
-        """Send all further batches through the backbone itself."""
+        """Stop using the graph: until the next step, batches go through the backbone itself."""
         self._free = False
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def initial_head(class_names: Sequence[str], features: int, seed: int) -> Head:
 
 
 class Model(Protocol):
-    """A classifier as inference and the methods call it: features, and a linear head with one row for each class.
+    """The interface of a classifier: features, and a linear head with one row for each class.
 
     :class:`SplitNetwork` is one. A wrapper makes one of any other torch module.
     """
@@ -263,7 +263,7 @@ def unfreeze(network: SplitNetwork) -> None:
 
 
 def _exclude_frozen_layers(network: SplitNetwork) -> None:
-    """Exclude frozen layers from training, which behave as in evaluation, without dropout in the backbone."""
+    """Exclude frozen layers from training: they behave as in evaluation, and the backbone has no dropout."""
     if not network.frozen:
         return
     for name, parameter in network.named_parameters():
@@ -276,7 +276,7 @@ def _exclude_frozen_layers(network: SplitNetwork) -> None:
 
 
 def freeze_backbone(network: SplitNetwork) -> None:
-    """Train neck and head only, with BatchNorm and dropout of the backbone as in evaluation."""
+    """Freeze the backbone; its BatchNorm and dropout then behave as in evaluation. Neck and head are still trained."""
     network.backbone.requires_grad_(False).eval()
 
 
@@ -364,7 +364,7 @@ def features_and_logits(
 
 
 def apply_with_single_doubled(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """Apply a network to a batch; double a single image, because some layers fail on one value a channel."""
+    """Apply a network to a batch. A single image is passed twice, because some layers fail on one value a channel."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
@@ -393,7 +393,7 @@ def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractC
 
 
 def resolve_precision(device: str, precision: Precision) -> Literal["float32", "bf16", "fp16"]:
-    """Return the real precision of a setting on ``cpu`` or ``cuda``.
+    """Return the precision that a setting such as ``auto`` stands for on ``cpu`` or ``cuda``.
 
     ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that runs are equal on all CPUs. ``bf16`` is float32 on a CPU
     without instructions for it, and so is ``fp16`` on any CPU. :mod:`strategies.local.arithmetic` replaces ``fastest``

@@ -136,7 +136,7 @@ def read_state(network: Model) -> ModelState:
 def write_state(
     network: Model, trunk: Array | None = None, norm: Array | None = None, head: Head | None = None
 ) -> None:
-    """Overwrite groups of a network in place; those that are None stay.
+    """Overwrite the trained values of a network in place; a group that is None keeps its values.
 
     The network takes the rows of its own classes from ``head``, in its own order; ``head`` may have more rows.
 
@@ -159,7 +159,7 @@ def write_state(
 
 
 def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
-    """Return every tensor by its name in the network, with ``head.weight`` and ``head.bias``; views, not copies."""
+    """Return views of all tensors of a state, by their names in the network, with ``head.weight`` and ``head.bias``."""
     assert (len(state.trunk), len(state.norm)) == (layout.trunk_size, layout.norm_size)
     return {
         **_views_by_name(state.trunk, layout.trunk),
@@ -170,7 +170,7 @@ def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
 
 
 def state_from_tensors(tensors: Mapping[str, Array], layout: Layout, class_names: Sequence[str]) -> ModelState:
-    """Return a copy of the state of which :func:`named_tensors` gives these tensors.
+    """Rebuild a state, as a copy, from the tensors of :func:`named_tensors`.
 
     Raises:
         ValueError: If a tensor is missing, unknown, or of another shape than layout and class names say.

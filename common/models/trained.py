@@ -65,7 +65,7 @@ def add_low_rank(backbone: nn.Module, train: str) -> None:
 
 
 def trained_factors(backbone: nn.Module) -> Iterator[str]:
-    """Yield the names of the trained low-rank factors."""
+    """Yield the names of a backbone's trained low-rank factors."""
     for name, module in backbone.named_modules():
         if isinstance(module, LowRank):
             yield f"{name}.up"
@@ -169,7 +169,7 @@ class StandardisingLayer(nn.BatchNorm1d):
 
 
 def reset_statistics(network: nn.Module) -> None:
-    """Reset the means over batches, so that they follow from the coming batches only."""
+    """Reset the running statistics, so that they are the means over the coming batches only."""
     for module in network.modules():
         if isinstance(module, StandardisingLayer) and module.num_batches_tracked is not None:
             module.num_batches_tracked.zero_()

@@ -78,7 +78,7 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
 
 
 def copy_into_backbone(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Overwrite the backbone's tensors of these names."""
+    """Copy tensors into the backbone's tensors of the same names."""
     own = backbone.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():

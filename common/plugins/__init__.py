@@ -86,7 +86,7 @@ def find_entry_point(group: str, name: str) -> EntryPoint:
 
 
 def register_local(group: str, part: Any) -> str:
-    """Register a part of this process as a plug-in without a package, and return its name; hospitals never do.
+    """Register a Python object of this process as a plug-in without a package; return its name. For simulations only.
 
     The name holds the hash of the part's code and values, so that the same part has the same name in another process
     and a changed part another name. Other processes, such as Ray's workers, do not know the part.
@@ -98,12 +98,12 @@ def register_local(group: str, part: Any) -> str:
 
 
 def is_local_name(name: str) -> bool:
-    """Return True for a name that only :func:`register_local` gives."""
+    """Return True for the name of a plug-in that :func:`register_local` registered."""
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
 def load_entry_point(group: str, name: str) -> Any:
-    """Import the entry point of this name, of the files that :func:`stamp_of` has hashed.
+    """Import the entry point of this name, and check that its files are still those that :func:`stamp_of` hashed.
 
     Raises:
         BadInput: If it is not installed, cannot be imported, or its files changed after they were hashed.
@@ -127,7 +127,7 @@ def load_entry_point(group: str, name: str) -> Any:
 
 
 def stamp_of(group: str, name: str) -> PluginStamp:
-    """Return the stamp of the plug-in of this name, which is not imported for it.
+    """Return the stamp (package, version and hash) of the plug-in of this name, without importing it.
 
     Of a plug-in that this process has imported, the stamp is that of the imported code.
 

@@ -51,7 +51,7 @@ class PluginFiles:
         return digest.hexdigest()
 
     def has_file_of(self, module: str) -> bool:
-        """Return True where a file of a module's top-level module is among them."""
+        """Return True if one of these files belongs to the same top-level module as ``module``."""
         root = module.partition(".")[0]
         return any(_module_name(name).partition(".")[0] == root for name, _ in self.names)
 

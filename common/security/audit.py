@@ -139,7 +139,7 @@ class _ChainEnd:
 
 
 def _file_state(status: os.stat_result) -> tuple[int, ...]:
-    """Return numbers that change when another process writes to a file."""
+    """Return a file's identity, size and time, which change when another process writes to it."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -174,7 +174,7 @@ def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
 
 
 def describe_torn_line(debris: bytes) -> TornLine | None:
-    """Describe bytes that are no entry; return None where there are none."""
+    """Describe the bytes after the last entry by their number and hash; return None where there are none."""
     debris = debris.removesuffix(b"\n")
     return TornLine(len(debris), line_sha256(debris)) if debris else None
 
@@ -186,7 +186,7 @@ def audit_files(folder: Path) -> list[Path]:
 
 
 def parse_entry(line: bytes) -> AuditEntry | None:
-    """Return an entry, or None for a line that is none."""
+    """Parse a line of an audit log; return None if it is no entry."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

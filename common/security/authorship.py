@@ -1,4 +1,4 @@
-"""Check of a run's receipt by the sites' signatures alone, offline and without the coordinator's disk.
+"""Check of a run's receipt by the sites' signatures; it works offline and without the coordinator's disk.
 
 A receipt holds the hash of every reply that reached the run, if it counted, and the site's signed statement about it.
 The check finds replies that the site did not sign (forged), that it signed for another round, message or run (swapped,
@@ -204,7 +204,7 @@ def _name_of_statement(statement: ReplyStatement) -> str:
 
 
 def _absence_reasons(receipt: Mapping[str, Any], site: str) -> str:
-    """Return the coordinator's own reasons for the site's absence, which nobody has signed."""
+    """Return the reasons that the coordinator's receipt gives for the site's absence; nobody has signed them."""
     reasons = [f"{absence['where']}: {absence['reason']}" for absence in receipt["absences"] if absence["site"] == site]
     reasons = [printable(reason, 100) for reason in reasons[:3]]
     reasons += [f"the run was resumed {counted(receipt['resumed'], 'time')}"] if receipt["resumed"] else []

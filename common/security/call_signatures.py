@@ -30,7 +30,7 @@ def key_bytes(public_key: ec.EllipticCurvePublicKey) -> bytes:
 def signed_headers(
     key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str
 ) -> Sequence[tuple[str, str | bytes]]:
-    """Return the headers of one call, signed now.
+    """Return the signed headers of one gRPC call; the signature covers the present time.
 
     Args:
         public_key: :func:`key_bytes` of ``key``, computed once for many calls.

@@ -42,7 +42,7 @@ UNREADABLE_CERTIFICATE = (
 
 
 def check_name(name: str) -> str:
-    """Return a name that fits into files, folders and messages.
+    """Return a name unchanged if it can be used in file names and messages.
 
     Raises:
         ValueError: For any other name, with the rule.
@@ -57,7 +57,7 @@ def check_name(name: str) -> str:
 
 
 def checked_key(line: str) -> str:
-    """Return a public key, one line ``ecdsa-sha2-nistp256 AAAA... comment``.
+    """Return a public key unchanged if it is one line ``ecdsa-sha2-nistp256 AAAA... comment``.
 
     Raises:
         ValueError: For anything else.
@@ -190,13 +190,13 @@ def _wrong_file_fault(path: Path, ending: str) -> list[Fault]:
 
 
 def write_toml(path: Path, section: Section, heading: str) -> None:
-    """Write a flat section of strings under a comment."""
+    """Write a TOML file of one section of strings, with a comment at the top."""
     lines = [f"# {heading}", *(f"{key} = {toml_text(value)}" for key, value in section.model_dump().items()), ""]
     write_atomically(path, "\n".join(lines).encode())
 
 
 def create_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Make a key pair and write the private half to a new file that only its owner may read."""
+    """Make a key pair, write the private key to a new file that only its owner may read, and return the pair."""
     key = ec.generate_private_key(ec.SECP256R1())
     text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     write_secret(path, text)
@@ -244,13 +244,13 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
-    """Return the public half as one OpenSSH line."""
+    """Return the public key of a key pair as one OpenSSH line."""
     text = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     return f"{text.decode()} {'_'.join(comment.split())}"
 
 
 def is_same_key(line: str, other: str) -> bool:
-    """Return True where two lines hold the same key; comments do not count."""
+    """Return True if two OpenSSH lines hold the same public key; their comments may differ."""
     return line.split()[1] == other.split()[1]
 
 

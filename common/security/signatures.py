@@ -128,12 +128,12 @@ def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivat
 
 
 def is_signed(content: RecordDict) -> bool:
-    """Return True where a signature travels with a record."""
+    """Return True if a record carries a signature."""
     return any(name.startswith(SIGNATURE) for name in small_fields(content))
 
 
 def signature_of(content: RecordDict) -> tuple[SignedStatement, bytes]:
-    """Return the unverified signature that travels with a record, and its certificate; empty where there is none.
+    """Return the unverified signature of a record, and the certificate beside it, empty for a record without one.
 
     Raises:
         SignatureFault: If there is none.
@@ -153,7 +153,7 @@ def signature_of(content: RecordDict) -> tuple[SignedStatement, bytes]:
 
 
 def attached_signature(content: RecordDict) -> SignedStatement | None:
-    """Return the unverified signature that travels with a record; None where there is none to be read."""
+    """Return the unverified signature of a record; None if it has no readable signature."""
     try:
         return signature_of(content)[0]
     except SignatureFault:
@@ -220,7 +220,7 @@ def refuse_another_record(statement: ReplyStatement | RequestStatement, content:
 
 
 def record_context(content: RecordDict) -> tuple[str, int, str]:
-    """Return run, round and kind of a record, as its unchecked fields state them."""
+    """Return run, round and kind of a record from its fields, which are not checked here."""
     fields = small_fields(content)
     run, number, record = fields.get("run"), fields.get("round", 0), fields.get("wire.record")
     return str(run), number if type(number) is int else -1, str(record)

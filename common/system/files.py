@@ -39,7 +39,7 @@ def disk_full_message(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def add_file_name_to_errors(path: Path) -> Iterator[None]:
-    """Add this file's name to an error of the system inside the ``with`` block that names no file."""
+    """Add ``path`` to an ``OSError`` from the ``with`` block if the error names no file."""
     try:
         yield
     except OSError as error:
@@ -161,7 +161,7 @@ def _open_new(path: Path, mode: int) -> int:
 
 @contextlib.contextmanager
 def atomic_outputs(*outputs: Path) -> Iterator[None]:
-    """Remove these new files and folders if the ``with`` block that makes them fails or is stopped.
+    """Remove the new files and folders ``paths`` if the ``with`` block that writes them fails or is stopped.
 
     An error that names no file gets the name of the first.
     """
@@ -214,7 +214,7 @@ def make_private_folder(path: Path) -> bool:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the name under which this thread writes a file until it is complete."""
+    """Return the temporary name under which this thread writes a file until the file is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def derive_seed(*parts: object) -> int:
-    """Derive a 63-bit seed from a purpose, such as (run seed, round, site, "order"); never from a clock."""
+    """Derive a 63-bit seed from a purpose, such as (run seed, round, site, "order"), never from the time."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

@@ -110,7 +110,7 @@ def page_safe(value: object) -> object:
 
 
 def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False) -> str:
-    r"""Return JSON with visible letters as they are and every other character as ``\u....``.
+    r"""Return JSON in which visible letters stay as they are and all other characters are written as ``\u....``.
 
     ``json`` alone leaves C1 controls, bidirectional marks and line separators raw.
     """
@@ -147,7 +147,7 @@ def page_environment(*folders: Path) -> "Environment":
 
 
 def shorten_grpc_details(details: str | None) -> str:
-    """Return the details of a gRPC error as one short line, without gRPC's own source trace."""
+    """Return the text of a gRPC error as one short line, without gRPC's own source trace."""
     return printable((details or "").split(TRACE)[0].strip())
 
 

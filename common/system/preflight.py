@@ -30,7 +30,7 @@ HELD_S, LOOK_S = 900.0, 2.0
 def delayed_exit(
     folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
 ) -> Iterator[None]:
-    """Delay a refusal of the ``with`` block until a file of the folder changes, at most ``HELD_S`` seconds.
+    """Delay an exception that ends the ``with`` block until a file of the folder changes, at most ``HELD_S`` seconds.
 
     Otherwise a container that is restarted whenever it ends would try the same again every minute, for ever.
 
@@ -94,7 +94,7 @@ _OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml
 
 
 def foreign_folder_faults(out: Path) -> list[Fault]:
-    """Return a fault where ``--out`` is the folder of a run, a hospital or a coordinator."""
+    """Return a fault if ``--out`` is already the folder of a run, a hospital or a coordinator."""
     owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
     problem = "is the folder of {}, and nothing else is written into it."
     return [Fault(f"--out {out}", problem.format(owner), "Name another folder.") for owner in owners[:1]]

@@ -39,7 +39,7 @@ def container_limit() -> int:
 
 
 def keep_large_buffers() -> None:
-    """Have this process keep large buffers, before it has threads; only with glibc on Linux."""
+    """Have this process keep large buffers for reuse; call this before threads start. Needs glibc on Linux."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

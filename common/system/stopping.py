@@ -108,7 +108,7 @@ def graceful_shutdown(code: int, ask: Callable[[], object] | None = None) -> Ite
 
 
 def block_if_stopping() -> None:
-    """Block this thread while the program ends, so that it begins nothing new."""
+    """Block this thread if the program is ending, so that the thread begins nothing new."""
     if _ending.is_set():
         time.sleep(2 * ENDING_S)
 
@@ -120,7 +120,7 @@ def set_resume_hint(line: Callable[[], str]) -> None:
 
 @contextmanager
 def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
-    """Call ``remove`` if the program is stopped inside the ``with`` block, so that nothing stays half done."""
+    """Call ``remove`` if the program is stopped inside the ``with`` block, to delete unfinished output."""
     _to_remove.append(remove)
     try:
         yield

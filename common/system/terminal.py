@@ -185,7 +185,7 @@ def _drop_unwritable_output(*, prints_result: bool) -> Iterator[None]:
 
 
 def _loss_reason(stream: Any) -> str:
-    """Return why output of a stream was lost; empty where none was."""
+    """Return the reason why output of a stream could not be written; empty where all was written."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     if not isinstance(raw, _LossyStream):
         return ""

@@ -113,7 +113,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def validated(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
-    """Return the model of a file's tables.
+    """Check a file's tables with a pydantic model, and return the model's instance.
 
     Raises:
         BadInput: With all faults.
@@ -180,7 +180,7 @@ def _fault_of_error(error: dict[str, Any], root: type[BaseModel], file_name: str
 
 
 def near_literal(error: Mapping[str, Any]) -> str:
-    """Suggest the nearest of many allowed words; nothing where there are so few that the error lists them all."""
+    """Suggest the nearest allowed word; nothing if there are so few that the error already lists them all."""
     if error["type"] != "literal_error" or not isinstance(error.get("input"), str):
         return ""
     options = re.findall("'([^']*)'", str(error["ctx"]["expected"]))

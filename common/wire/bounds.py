@@ -78,7 +78,7 @@ class LongText:
 
 @dataclass(frozen=True)
 class FreeText:
-    """Text that says to a person why something failed: never refused, but escaped and cut when it arrives."""
+    """Text for a person, such as the reason of a failure; it is never refused, but escaped and cut when it arrives."""
 
     def fault(self, value: Any) -> str:
         return ""

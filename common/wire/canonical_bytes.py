@@ -91,7 +91,7 @@ def _read_value(entry: Any, take: Callable[[int], bytes]) -> Any:
 
 
 def small_fields(content: RecordDict) -> dict[str, Any]:
-    """Return the small fields of one of our records, unchecked; empty for any other record."""
+    """Return the fields of one of our records except its large arrays, unchecked; empty for any other record."""
     record = content.get(FIELDS)
     return dict(record) if isinstance(record, ConfigRecord) else {}
 

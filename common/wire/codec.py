@@ -334,7 +334,7 @@ _LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
 
 
 def round_to_form(values: Float32, form: Form) -> Float32:
-    """Return the nearest numbers that the form can hold, ``(n,)``; float16 clips to its largest number."""
+    """Round numbers ``(n,)`` to the nearest that ``form`` can hold; float16 clips to its largest number."""
     if form == "float16":
         largest = np.finfo(np.float16).max
         return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
@@ -355,7 +355,7 @@ def pack(values: Float32, form: Form) -> bytes:
 
 
 def unpack(data: bytes, n: int, form: Form) -> Float32:
-    """Return the numbers of which :func:`pack` gives these bytes.
+    """Return the numbers that :func:`pack` turned into these bytes.
 
     Raises:
         ValueError: If that many numbers take another number of bytes, or a block's scale is no float32.
@@ -374,7 +374,7 @@ def unpack(data: bytes, n: int, form: Form) -> Float32:
 
 
 def packed_size(n: int, form: Form) -> int:
-    """Count the bytes that ``n`` numbers take."""
+    """Return how many bytes ``n`` numbers take when they are packed in ``form``."""
     return {"float32": 4 * n, "float16": 2 * n, "int8": n + _count_blocks(n)}[form]
 
 
@@ -386,7 +386,7 @@ def pack_counts(counts: Counts) -> tuple[bytes, int]:
 
 
 def unpack_counts(data: bytes, width: int) -> Counts:
-    """Return the counts of which :func:`pack_counts` gives these bytes.
+    """Return the counts that :func:`pack_counts` turned into these bytes.
 
     Raises:
         ValueError: If no count takes so many bytes, or these are not a whole number of counts.

@@ -128,7 +128,7 @@ def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def name_by_sha256(contents: Iterable[bytes]) -> dict[str, bytes]:
-    """Return objects by their names, which are the SHA-256 of their content."""
+    """Return each object under its name, which is the SHA-256 of its content."""
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 

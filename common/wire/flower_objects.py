@@ -38,7 +38,7 @@ class TooLarge(ValueError):
 
 
 class _Chunk(ArrayChunk):
-    """A part of an array as it travels; its bytes and its name are computed once."""
+    """A part of an array as Flower sends it; its bytes and its name are computed once."""
 
     def __init__(self, data: memoryview) -> None:
         self._content = b"".join((f"{ArrayChunk.__qualname__}  {len(data)}".encode(), _DIVIDER, data))
@@ -66,7 +66,7 @@ def cut_arrays(message: Message) -> None:
 
 
 def set_identity(node_id: int, run_id: int) -> None:
-    """Set the node and the run of all messages that this process makes from now on."""
+    """Set the node id and the run id that Flower writes into all messages of this process from now on."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, node_id
 
 
@@ -118,7 +118,7 @@ def split_message(message: Message) -> tuple[Any, dict[str, bytes]]:
 
 
 def message_without_content(message: Message) -> Any:
-    """Return a message without its content, as the call that announces it has it."""
+    """Return a message without its content, for the call that announces the message."""
     names = MetadataFields.DESCRIPTOR.fields_by_name
     announced = Envelope(metadata=MetadataFields(**{name: getattr(message.metadata, name) for name in names}))
     if message.has_error():

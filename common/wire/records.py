@@ -104,7 +104,7 @@ class Groups:
                 raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
 
     def named(self) -> dict[str, NDArray[np.float32]]:
-        """Return the arrays that travel, by their names on the wire and on a site's disk."""
+        """Return the arrays that are sent, by their names on the wire and on a site's disk."""
         arrays = {}
         if self.trunk is not None:
             arrays["trunk"] = self.trunk
@@ -115,7 +115,7 @@ class Groups:
         return arrays
 
     def changed(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> "Groups":
-        """Return these groups with ``change`` applied to each array, head rows included."""
+        """Return a copy of these groups with ``change`` applied to each array, including the head's."""
         head = self.head
         return replace(
             self,
@@ -126,7 +126,7 @@ class Groups:
 
     @classmethod
     def of_named(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "Groups":
-        """Return the groups of which :meth:`named` gives these arrays; without class names there is no head."""
+        """Rebuild groups from the arrays of :meth:`named`; without class names there is no head."""
         head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
         return cls(arrays.get("trunk"), arrays.get("norm"), head)
 
@@ -314,7 +314,7 @@ class TrainRequest(Request):
 
     @property
     def ranks(self) -> bool:
-        """True in round 0, whose answer has only statistics, and after which the site keeps nothing."""
+        """True in round 0, which measures the task: the answer has only statistics, and the site keeps nothing."""
         return self.round == 0
 
 

@@ -20,7 +20,7 @@ SHARE_OF_MEMORY = 0.75
 
 
 def picture_limit(largest_mb: int = LARGEST_MB) -> int:
-    """Return the bytes that one decoded picture may take, with the memory that its decoder needs beside it."""
+    """Return the bytes that one decoded picture may take, including the memory that its decoder needs."""
     return largest_mb << 20
 
 
@@ -35,7 +35,7 @@ def content_limit(file_size: int, largest_mb: int = LARGEST_MB) -> int:
 
 
 def check_size(claimed: int, limit: int) -> None:
-    """Refuse a file by the size that its head claims.
+    """Refuse a file if the size that its head claims is above the limit.
 
     Raises:
         ValueError: Naming both sizes and the key that raises the limit.
@@ -45,7 +45,7 @@ def check_size(claimed: int, limit: int) -> None:
 
 
 def size_problem(claimed: int, limit: int) -> str:
-    """Return the sentence that refuses a file by its size, without its full stop."""
+    """Return the sentence that says why a file is too large, without a full stop, for an error message."""
     return f"its content takes {format_mib(claimed)}, {format_mib(limit)} are allowed; data.largest_mb raises the bound"
 
 

@@ -18,7 +18,7 @@ def unknown_patients(count: int, start: int = 0) -> NDArray[np.str_]:
 
 
 def patients_known(patients: NDArray[np.str_]) -> bool:
-    """Return whether the data named the patient of every image; ``patients`` is ``(n,)``."""
+    """Return True if ``patients`` ``(n,)`` come from the data, with no placeholder of :func:`unknown_patients`."""
     return not (np.char.find(patients, UNKNOWN_PATIENT) >= 0).any()
 
 
@@ -134,7 +134,7 @@ Layout = dict[str, Any]
 
 
 def flatten(splits: Splits) -> tuple[Layout, list[NDArray[Any]]]:
-    """Return a data set as its layout, which JSON can hold, and its arrays; an array that parts share is there once."""
+    """Return a data set, for another process, as a layout for JSON and its arrays; a shared array is there once."""
     arrays: list[NDArray[Any]] = []
     numbers: dict[int, int] = {}
     layout: Layout = {}
@@ -154,7 +154,7 @@ def flatten(splits: Splits) -> tuple[Layout, list[NDArray[Any]]]:
 
 
 def unflatten(layout: Layout, arrays: Sequence[NDArray[Any]]) -> Splits:
-    """Return the data set that :func:`flatten` took apart; no array is copied."""
+    """Rebuild the data set from the results of :func:`flatten`, without copying an array."""
     sets = []
     for part in (layout[name] for name in PARTS):
         fields: dict[str, Any] = {name: None if part[name] is None else arrays[part[name]] for name in _ARRAYS}
@@ -166,12 +166,12 @@ def unflatten(layout: Layout, arrays: Sequence[NDArray[Any]]) -> Splits:
 
 
 def array_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of an array, one after the other."""
+    """Return the bytes of an array as a flat view."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def array_forms(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the type and the shape of each array, which :func:`array_from_bytes` needs beside its bytes."""
+    """Return the type and the shape of each array, by which :func:`array_from_bytes` rebuilds it from its bytes."""
     return [(array.dtype.str, array.shape) for array in arrays]
 
 

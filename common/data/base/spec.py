@@ -46,7 +46,7 @@ class Rendering:
 
     Attributes:
         frame: Number of a DICOM file's frame or a NIfTI file's slice, from 1, or ``"middle"``; None for the only one.
-        axis: Across which a NIfTI volume is sliced.
+        axis: The axis at right angles to the slices of a NIfTI volume.
         window: Replaces the window of the file; where None, the file's own is used, or the range of the values.
         largest_mb: MiB that one decoded picture may take.
     """
@@ -61,7 +61,7 @@ AS_IN_FILE = Rendering()
 
 
 class PictureTableSpec(Spec):
-    """Settings that all pictures beside a table have in common.
+    """Settings of every data set that is a table of labels with pictures.
 
     Attributes:
         labels: The table, ``.csv`` or ``.csv.gz``.
@@ -71,7 +71,7 @@ class PictureTableSpec(Spec):
         missing_files: Rows of the table without a file are a "fault", or are left out and counted ("ignore").
         frame: Of DICOM files of several, and of NIfTI volumes: its number from 1, or ``"middle"``; without it such a
             file is unreadable.
-        axis: Across which NIfTI volumes are sliced.
+        axis: The axis at right angles to the slices of NIfTI volumes.
         window: Centre and width of the grey values of DICOM and NIfTI files, in the place of their own.
         largest_mb: MiB that one picture may take once it is decoded, and the table in any case.
     """

@@ -93,7 +93,7 @@ def split_patients_over_sites(
 def hold_out(
     patients: Names, abnormal: NDArray[np.bool_], fraction: float, seed: int = SPLIT_SEED
 ) -> NDArray[np.bool_]:
-    """Mark the ``(n,)`` images of a ``fraction`` of the patients, for validation where a data set has no such part."""
+    """Draw a ``fraction`` of the patients for validation; return ``(n,)``, True for their images."""
     held_out = patient_split(patients, abnormal, seed, (1 - fraction, fraction)).validation
     return np.isin(patients, held_out)
 
@@ -122,7 +122,7 @@ def parts_of_images(patients: Names, split: PatientSplit) -> Names:
 
 
 def divide(images: ImageSet, parts: Names) -> Splits:
-    """Divide a set of images; ``parts`` ``(n,)`` names the part of each image."""
+    """Divide images into train, validation and test; ``parts`` ``(n,)`` names the part of each image."""
     return Splits(*(images.rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
@@ -206,7 +206,7 @@ class StratifiedSplitter:
     seed: int
 
     def split_off(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
-        """Return the rest and a ``fraction`` of the patients, both shuffled; ``holder`` begins a fault's sentence.
+        """Split a ``fraction`` off the patients; return the rest and that fraction, both shuffled.
 
         Raises:
             BadInput: If a class has a single patient, or one side has no room for all classes.

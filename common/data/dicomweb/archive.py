@@ -52,7 +52,7 @@ class ArchiveKey:
 
 
 class SearchResult(BaseModel):
-    """A line of the cache: the places of the images that one search found."""
+    """The places of the images that one search found, stored as a line of the cache."""
 
     key: str
     images: tuple[ImageLocation, ...]
@@ -148,7 +148,7 @@ class ImageCache:
         return places
 
     def store_places(self, results: Mapping[str, tuple[ImageLocation, ...]]) -> None:
-        """Write the places of images, by the key of the search that found them."""
+        """Write the places of images to the cache, each under the key of the search that found it."""
         lines = [SearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
         descriptor = os.open(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -167,7 +167,7 @@ class PacsArchive:
         self._disk: Fault | None = None
 
     def opened(self) -> AbstractContextManager[object]:
-        """Return the connection, which is open while pictures are read."""
+        """Return a context manager that keeps the connection open while pictures are read."""
         return self.client
 
     def faults(self) -> list[Fault]:
@@ -275,7 +275,7 @@ def extract_instance(content: bytearray, media_type: str) -> bytes:
 
 
 def _printable_media_type(media_type: str) -> str:
-    """Return a content type that a server sent, short and printable, for a message."""
+    """Return a content type that a server sent in a short, printable form, for an error message."""
     text = "".join(letter for letter in media_type.strip() if letter.isprintable())[:60]
     return f'"{text}"' if text else "of no kind"
 

@@ -33,7 +33,7 @@ for _name in ("httpx", "httpcore"):  # their lines hold addresses, in which iden
 
 
 class ServerFailed(Exception):
-    """Raised where no further request makes sense; the fault gives the reason and the remedy.
+    """Raised when further requests to the server would fail too; the fault gives the reason and the remedy.
 
     Attributes:
         retry: True where another try, a little later, may succeed.
@@ -58,7 +58,7 @@ class NoResponse(ResponseUnusable):
 
 @dataclass(frozen=True)
 class PacsServer:
-    """The address of a service and the settings of its connections.
+    """The address of a hospital's PACS and the settings of the connections to it.
 
     Attributes:
         authorization: Value of the header, empty for none.

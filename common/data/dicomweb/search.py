@@ -40,7 +40,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ImageLocation:
-    """The place of an image in the PACS; ``patient`` is its PatientID, empty where the server gives none."""
+    """The UIDs by which the PACS finds an image; ``patient`` is its PatientID, empty where the server gives none."""
 
     study: Uid
     series: Uid
@@ -119,7 +119,7 @@ def _find_instances(
 
 
 def _search_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
-    """Yield results until a page brings nothing new: a server may send short pages, and may ignore the offset.
+    """Yield the results of all pages. Stop at a page without new results, because a server may ignore the offset.
 
     Raises:
         ResponseUnusable: If there is no end, or a page is no list of DICOM JSON.

@@ -88,7 +88,7 @@ def rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
 
 
 def sample_at(images: Tensor, transforms: Tensor) -> Tensor:
-    """Sample images bilinearly at transformed places; ``transforms`` is ``(batch, 2, 3)``."""
+    """Sample each image bilinearly at places moved by its affine matrix in ``transforms``, ``(batch, 2, 3)``."""
     grid = functional.affine_grid(transforms.to(images), list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
@@ -165,7 +165,7 @@ def _solarize(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _blend_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
-    """Blend images with another picture, of which 0.05 to 0.95 of the difference remains."""
+    """Move images towards other pictures until 0.05 to 0.95 of their difference remains."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
 
 

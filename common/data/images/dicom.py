@@ -35,7 +35,7 @@ def frame_count(dataset: Any) -> int:
 
 
 def frame_index(frame: Frame | None, count: int, subject: str) -> int:
-    """Return the place of the chosen frame or slice, from 0; the middle of an even number is the later of the two.
+    """Return the index of the chosen frame or slice, from 0; the middle of an even number is the later of the two.
 
     Args:
         frame: The choice; None where the user made none.

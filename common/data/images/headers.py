@@ -39,7 +39,7 @@ _ITEMS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 
 
 class _LimitedReader:
-    """A binary file of which pydicom makes a limited number of objects: at most one for each piece that it reads."""
+    """A binary file that limits the number of reads, and so the number of objects that pydicom makes of it."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
         self._read, self._limit = content.read, picture_limit(largest_mb)
@@ -47,7 +47,7 @@ class _LimitedReader:
         self.seek, self.tell = content.seek, content.tell
 
     def read(self, size: int = -1) -> bytes:
-        """Read a piece.
+        """Read up to ``size`` bytes.
 
         Raises:
             ValueError: If too many were read.
@@ -58,7 +58,7 @@ class _LimitedReader:
 
 
 def tags_by_keyword(*keywords: str) -> tuple[BaseTag, ...]:
-    """Return the tags of elements, for :func:`read_dataset` and :func:`refuse_large_elements`."""
+    """Return the tags of elements given by keyword, for :func:`read_dataset` and :func:`refuse_large_elements`."""
     return tuple(map(Tag, keywords))
 
 
@@ -102,7 +102,7 @@ def _inflate(packed: bytes, largest_mb: int) -> BinaryIO:
 
 
 def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int) -> None:
-    """Refuse elements whose values would become more objects than they may.
+    """Refuse elements whose values would become more Python objects than memory allows.
 
     Args:
         dataset: As :func:`read_dataset` returns it: pydicom makes an element's values when they are first read.

@@ -50,7 +50,7 @@ class NiftiHeader:
 
     @property
     def plane(self) -> int:
-        """The number of bytes of the voxels with one place along the slowest axis."""
+        """The number of bytes of one plane: all voxels with the same index along the file's slowest axis."""
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
     def file_axis(self, world: int) -> tuple[int, bool]:

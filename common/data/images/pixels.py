@@ -45,7 +45,7 @@ class Pixels:
 
 
 def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
-    """Return the inputs of a network for the images at ``rows``, in that order; no picture is copied."""
+    """Return the images or features at ``rows``, in that order, as a network's inputs; no picture is copied."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
     index = torch.from_numpy(rows).to(inputs.stored.device)

@@ -25,13 +25,13 @@ BAND = 1 << 20
 
 
 def iterate_bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield the rows of a picture ``(height, width[, samples])``, some at a time, as views."""
+    """Yield a picture ``(height, width[, samples])`` in bands of some rows each, as views."""
     rows = max(1, BAND // pixels[0].size)
     yield from (pixels[start : start + rows] for start in range(0, len(pixels), rows))
 
 
 def convert_in_bands(eight_bit: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Bring a picture ``(height, width[, samples])`` to 8 bits, some rows at a time."""
+    """Convert a picture ``(height, width[, samples])`` to 8 bits band by band, which saves memory."""
     parts = [eight_bit(band) for band in iterate_bands(pixels)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -120,7 +120,7 @@ IN_MEMORY = ImageStore()
 
 @dataclass(frozen=True)
 class DecodedPictures:
-    """The pictures that could be read: ``images[i]`` is the one at ``rows[i]`` of all."""
+    """The pictures that could be read; ``images[i]`` is the picture with number ``rows[i]`` of those requested."""
 
     images: NDArray[np.uint8]
     rows: NDArray[np.intp]

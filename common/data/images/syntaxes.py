@@ -22,7 +22,7 @@ DECODER_DEPENDENCIES = dict.fromkeys((*JPEG, *JPEG_LS), (NAME,))
 
 
 def is_available(syntax: str) -> bool:
-    """Return whether this decoder serves the transfer syntax; pydicom asks as it is added."""
+    """Return True if this decoder can decode the transfer syntax; pydicom calls it when the decoder is registered."""
     return syntax in DECODER_DEPENDENCIES
 
 
@@ -85,5 +85,5 @@ def is_readable(syntax: str) -> bool:
 
 
 def syntax_name(syntax: str) -> str:
-    """Return the standard's name, or the number where it has none."""
+    """Return the name of a transfer syntax in the DICOM standard, or its UID where it has none."""
     return uid.UID(syntax).name

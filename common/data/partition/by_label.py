@@ -49,12 +49,12 @@ def pathological_shares(classes: int, sites: int, random: np.random.RandomState)
 
 
 def ends_rounded_down(share: Shares, count: int) -> NDArray[np.intp]:
-    """Return the end of each site's part of ``count``; each part is rounded down, and the rest belongs to no site."""
+    """Return where each site's part of ``count`` patients ends, with parts rounded down; no site gets the remainder."""
     return np.cumsum((share * count).astype(np.intp))
 
 
 def ends_without_rest(share: Shares, count: int) -> NDArray[np.intp]:
-    """Return the end of each site's part of ``count``; the last part ends at ``count``, so that nothing is left."""
+    """Return where each site's part of ``count`` patients ends; the last part ends at ``count``: no patient remains."""
     ends = (np.cumsum(share) * count).astype(np.intp)
     ends[-1] = count
     return ends

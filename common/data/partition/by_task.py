@@ -16,7 +16,7 @@ from common.errors import BadInput, Fault
 
 
 def partition_by_task(splits: Splits, spec: TasksSpec) -> Division:
-    """Divide the train part alone; new parts for the sites and for the coordinator are cut from it.
+    """Divide a mixture's train part over the sites and the coordinator; its validation and test part are not used.
 
     Raises:
         BadInput: If images do not say their task, or a class has too few patients for so many sites.

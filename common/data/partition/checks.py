@@ -80,7 +80,7 @@ def _subset_faults(class_names: Sequence[str], spec: ClassSubsetsSpec) -> list[F
 
 
 def _coverage_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
-    """Find that there are too few sites for every class to be annotated."""
+    """Return a fault if there are too few sites for every class to be annotated."""
     if sites * classes_a_site >= len(class_names):
         return []
     lists = f"{counted(sites, 'site')} with {counted(classes_a_site, 'class', 'classes')} each"
@@ -90,7 +90,7 @@ def _coverage_faults(class_names: Sequence[str], sites: int, classes_a_site: int
 
 
 def orphan_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
-    """Find classes that no site annotates."""
+    """Return faults for classes that no site annotates."""
     orphans = sorted(set(class_names).difference(*lists.values()))
     return [Fault(where, f"no site annotates {quoted(orphans)}.", remedy)] if orphans else []
 
@@ -113,7 +113,7 @@ def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Faul
 
 
 def site_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
-    """Find that the data has too few patients for the sites, or other centres than the partition says."""
+    """Return faults if the data has too few patients for the sites, or other centres than the partition says."""
     if spec.images == "source":
         return _source_faults(splits, spec, sites)
     patients = len(np.unique(splits.train.patients))

@@ -67,5 +67,5 @@ def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet
 
 
 def without_skipped(images: ImageSet) -> ImageSet:
-    """Return the images without the list of unreadable ones, which one part of a data set reports for all."""
+    """Return the images without their list of unreadable files, so that these are not reported twice."""
     return replace(images, skipped=(), missing=0)

@@ -84,7 +84,7 @@ class _PicturePools:
         self._left: list[list[int]] = [[] for _ in self._rows]
 
     def next_of(self, column: int) -> NDArray[np.uint8]:
-        """Return the next picture of the class in this label column."""
+        """Return the row of the next picture of the class in this label column."""
         if not self._left[column]:
             self._left[column] = self._random.permutation(self._rows[column]).tolist()
         return np.asarray(self._pictures[self._left[column].pop()])

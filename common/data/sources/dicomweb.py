@@ -142,7 +142,7 @@ def _find_images(
 def _drop_lines_without_images(
     table: LabelTable, rows: NDArray[np.intp], images: list[ImageLocation | None], spec: DicomwebSpec
 ) -> LabelTable:
-    """Leave out lines without an image, and count them.
+    """Leave out lines of the table whose image the PACS does not have, and count them.
 
     Raises:
         BadInput: If there are such and ``spec.missing_files`` is "fault", or if there is no image at all.

@@ -112,7 +112,7 @@ def array_size_faults(
 
 
 def size_faults(path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path") -> list[Fault]:
-    """Compare the bytes that a file's content takes in memory with those that a file of its size may take."""
+    """Return a fault if a file's content takes more memory than a file of its size may take."""
     limit = content_limit(path.stat().st_size, largest_mb)
     subject = "" if where.endswith(path.name) else f"{path.name}: "
     remedy = "If that is right, raise this key; else get the file again, or divide it."

@@ -151,7 +151,7 @@ def read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
 
 
 def _parse_header(member: IO[bytes]) -> ArrayHeader:
-    """Read a header, and leave ``member`` at the first byte behind it."""
+    """Read a header; afterwards ``member`` is at the first byte behind it."""
     version = np.lib.format.read_magic(member)
     form = "<H" if version == (1, 0) else "<I"
     prefix = _read_exactly(member, struct.calcsize(form))

@@ -44,7 +44,7 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages]
 
 
 def plugin_faults(spec: PluginSpec) -> list[Fault]:
-    """Find out that the plug-in is not installed; a plug-in is not run."""
+    """Return a fault if the plug-in is not installed; its code is not run for this."""
     try:
         stamp_of(DATASETS, spec.name)
     except BadInput as bad:

@@ -111,7 +111,7 @@ class _ColumnBlocks:
         self._blocks: list[list[Names]] = [[] for _ in range(columns)]
 
     def store(self) -> None:
-        """Put the lines of ``rows`` into arrays.
+        """Move the lines collected in ``rows`` into arrays, which take less memory.
 
         Raises:
             BadInput: If they take more memory than the table may.

@@ -149,7 +149,7 @@ def _read_checked_columns(spec: PictureSpec, base: Path, required: tuple[str, ..
 
 
 def _select_rows(columns: Columns, index: NDArray[np.bool_], what: str) -> Columns:
-    """Return the rows at ``index``; ``what`` ends the sentence of the fault where there are none."""
+    """Return the rows at ``index``; if there are none, ``what`` ends the sentence of the fault."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
     return {name: column[index] for name, column in columns.items()}

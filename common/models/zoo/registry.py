@@ -213,7 +213,7 @@ def _replace_first_convolution(network: nn.Module, channels: int) -> None:
 
 
 class Backbone(NamedTuple):
-    """A module ``(batch, channels, size, size) -> (batch, width)``."""
+    """A feature extractor ``(batch, channels, size, size) -> (batch, width)``, with the width of its features."""
 
     module: nn.Module
     width: int
