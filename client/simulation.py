@@ -71,7 +71,7 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
         test=images.test,
         folder=sites.run_folder / "sites" / images.declaration.site,
         device="cuda" if use_gpu else "cpu",
-        gpus=experiment.simulation.gpus_a_batch,
+        gpus=experiment.simulation.gpus_per_batch,
         policy=POLICY,
         durable=False,
         simulated=True,

@@ -50,13 +50,14 @@ class TrainingSection(Section):
             ``plugin:NAME``.
         schedule_warm_up: Rounds in which the learning rate first rises in equal steps.
         loss: The method's plain loss, ``focal``, ``asymmetric``, or ``plugin:NAME``.
-        class_weights: Gives more weight in the loss to the positives of a class, or to its images, where a site has few of them.
+        class_weights: More weight in the loss for the positives of a class, or for its images, where a site has few.
         focal_gamma: Exponent of the focal loss.
         asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
         asymmetric_margin: The asymmetric loss subtracts this from the probability of a negative.
         clip_gradients: Longest Euclidean length of a step's gradient; None for any.
-        gradient_accumulation_steps: Batches whose gradients are added up before the weights change, for batches too large for memory.
-        threads: Threads that a site computes with. They are part of the experiment, because their number changes float sums.
+        gradient_accumulation_steps: Batches whose gradients are added up before the weights change, in the place of
+            one batch that is too large for memory.
+        threads: Threads that a site computes with; a part of the experiment, because their number changes sums.
         precision: ``auto`` is ``bf16`` on a GPU and ``float32`` on a CPU; ``bf16`` on a CPU needs AVX-512 BF16 or AMX,
             else it is ``float32``; ``fp16`` is for GPUs that have no bfloat16; ``fastest`` is chosen at each site, with
             ``memory_format``, by measurement.
@@ -187,7 +188,7 @@ class PrivacySection(Section):
     honest_sites: int | None = Field(None, ge=2)
 
     @property
-    def covers(self) -> bool:
+    def hides_updates(self) -> bool:
         """True where an update gets noise or a mask before it leaves the hospital."""
         return self.secure_aggregation or self.level != "none"
 
@@ -242,7 +243,7 @@ class SimulationSection(Section):
         return self.gpus_per_site if isinstance(self.gpus_per_site, float) else None
 
     @property
-    def gpus_a_batch(self) -> int:
+    def gpus_per_batch(self) -> int:
         """Number of GPUs across which each batch of a site is split."""
         return max(1, int(self.gpu_share or 0))
 

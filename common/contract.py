@@ -69,7 +69,7 @@ class LabelContract:
         return tuple(name for name in self.class_names if len(self.owners(name)) == 1 < len(self.sites))
 
     def coverage(self) -> NDArray[np.bool_]:
-        """Return an array ``(sites, classes)``, True where the site annotates the class; rows in the order of ``sites``."""
+        """Return ``(sites, classes)``, True where the site annotates the class; rows are in the order of ``sites``."""
         return np.array([self.annotated(site) for site in self.sites])
 
     def annotated(self, site: str) -> NDArray[np.bool_]:

@@ -234,7 +234,7 @@ def gpus_of(trial: Trial) -> Iterator[str | None]:
         return
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     with _ASSIGNING:
-        chosen = sorted(range(visible), key=lambda gpu: _RUNS[gpu])[: section.gpus_a_batch]
+        chosen = sorted(range(visible), key=lambda gpu: _RUNS[gpu])[: section.gpus_per_batch]
         _RUNS.update(chosen)
     try:
         yield ",".join(names[gpu].strip() if len(names) >= visible else str(gpu) for gpu in chosen)

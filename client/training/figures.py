@@ -146,7 +146,7 @@ class LimitedFigures(Figures):
         except (BadInput, WireError):
             raise
         except Exception as error:
-            if task.site.simulated and not task.plan.privacy.covers:
+            if task.site.simulated and not task.plan.privacy.hides_updates:
                 raise
             task.site.tell(f"the model could not be judged: {error}")
             return nothing
@@ -204,7 +204,7 @@ class LimitedFigures(Figures):
 
         From a hash of parts that stay at the site a coordinator could find their values by trial.
         """
-        if task.method.keeps_local_parts and task.plan.privacy.covers and not task.site.simulated:
+        if task.method.keeps_local_parts and task.plan.privacy.hides_updates and not task.site.simulated:
             return arrays_sha256(*(part for _, part in sorted(request.model.named().items())))
         return super().model_sha256(task, request)
 

@@ -60,7 +60,7 @@ def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdat
         layers.append(Compression(parameters.compress_update))
     if privacy.level != "none":
         layers.append(PrivacyBudget(site, plan, method))
-    if privacy.covers or not site.unlimited:
+    if privacy.hides_updates or not site.unlimited:
         layers.append(DisclosureLimits())
     if parameters.clip_update is not None:
         layers.append(Clipping(parameters.clip_update))

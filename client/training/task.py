@@ -145,7 +145,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = site.memory(request.run)
-    covered, trains = plan.privacy.covers, isinstance(request, TrainRequest)
+    covered, trains = plan.privacy.hides_updates, isinstance(request, TrainRequest)
     if covered and trains and request.counted >= max(request.round, 1):
         # Training writes over that memory, and no site could say afterwards which it went on from.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
@@ -154,7 +154,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
         plan.model, request.class_names, site.device, plan.training.memory_format, site.gpus
     )
     fill_frozen_part(network, site, request.frozen)
-    whole = memory.parts.filled_from(request.model).model()
+    whole = memory.parts.fill_missing_from(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     trained = NetworkOnFeatures(network) if trains_on_features(plan, method) else network

@@ -35,7 +35,7 @@ PRINTED = 0.0005
 
 
 def direction(interval: Interval) -> Direction:
-    """Return the side of zero of an interval: ``above``, ``below``, or ``open`` if the printed interval includes zero."""
+    """Return the interval's side of zero: ``above``, ``below``, or ``open`` if the printed interval includes zero."""
     low, high = interval
     if low < PRINTED and high > -PRINTED:
         return "open"

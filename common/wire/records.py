@@ -146,7 +146,7 @@ class Groups:
             raise WireError(f"a whole model has trunk, norm and head; there is no {quoted(lacking)}.")
         return ModelState(self.trunk, self.norm, self.head)
 
-    def filled_from(self, others: "Groups") -> "Groups":
+    def fill_missing_from(self, others: "Groups") -> "Groups":
         """Return these groups, with missing ones taken from ``others``."""
         return Groups(
             others.trunk if self.trunk is None else self.trunk,

@@ -64,7 +64,7 @@ def draw_composites(pictures: ImageSet, count: int, spec: CompositesSpec, random
         for cell in random.permutation(CELLS)[: random.integers(1, CELLS + 1)]:
             column = int(random.choice(classes, p=share / share.sum()))
             top, left = cell // 2 * height, cell % 2 * width
-            image[top : top + height, left : left + width] = pools.next_of(column)
+            image[top : top + height, left : left + width] = pools.draw_picture(column)
             label[column] = 1
     return ImageSet(
         stored=resize_images(images, spec.image_size, "pad"),
@@ -83,8 +83,8 @@ class _PicturePools:
         self._rows = [np.flatnonzero(column == 1) for column in pictures.labels.T]
         self._left: list[list[int]] = [[] for _ in self._rows]
 
-    def next_of(self, column: int) -> NDArray[np.uint8]:
-        """Return the row of the next picture of the class in this label column."""
+    def draw_picture(self, column: int) -> NDArray[np.uint8]:
+        """Return the next picture of the class in this label column, in random order."""
         if not self._left[column]:
             self._left[column] = self._random.permutation(self._rows[column]).tolist()
         return np.asarray(self._pictures[self._left[column].pop()])
