@@ -2,7 +2,7 @@
 
 python benchmarks/arithmetic.py [--models tiny_cnn,resnet18] [--side 64] [--batch 32] [--out FILE]
 
-Grey images, one class; see :func:`strategies.local.arithmetic.step_seconds`. The last column is what a site would train
+Grey images, one class; see :func:`strategies.local.arithmetic.time_training_steps`. The last column is what a site would train
 with.
 """
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import Experiment, Plan, make_plan
-from strategies.local.arithmetic import DEFAULT, choices, fastest, step_seconds
+from strategies.local.arithmetic import DEFAULT, find_fastest, list_arithmetics, time_training_steps
 
 MODELS = "tiny_cnn,fedsld_cnn,resnet18,densenet121,efficientnet_lite0"
 
@@ -35,11 +35,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    options, rows = choices(), []
+    options, rows = list_arithmetics(), []
     table = Table("model", *map(str, options), "chosen")
     for model in arguments.models.split(","):
-        seconds = step_seconds(plan(model, arguments.side, arguments.batch), options)
-        best = fastest(seconds)
+        seconds = time_training_steps(plan(model, arguments.side, arguments.batch), options)
+        best = find_fastest(seconds)
         table.add_row(model, *(f"{seconds[each] * 1e3:.0f} ms" for each in options), str(best))
         text = {str(each): seconds[each] for each in options}
         rows.append({"model": model, "seconds": text, "chosen": str(best), "times": seconds[DEFAULT] / seconds[best]})

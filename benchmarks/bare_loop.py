@@ -19,8 +19,8 @@ from common.models.network import autocast, build
 from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import simulated_data, simulated_site
 from common.system.hashing import derive_seed
-from strategies.engine.membership import drawn
-from strategies.local.training import batches
+from strategies.engine.membership import draw_names
+from strategies.local.training import shuffle_into_batches
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     on_round()
     for server_round in range(1, experiment.run.rounds + 1):
         sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
-        taking_part = set(drawn(every, experiment.participation.sites_per_round, [seed, server_round]))
+        taking_part = set(draw_names(every, experiment.participation.sites_per_round, [seed, server_round]))
         chosen = [site for site in sites if site.name in taking_part]
         images = float(sum(len(site.images) for site in chosen))
         for site in chosen:
@@ -93,7 +93,9 @@ def trained(
     network.train()
     optimizer = torch.optim.SGD(network.parameters(), lr=lr, fused=True)
     for _ in range(epochs):
-        for rows in batches(len(site.images), batch_size, generator):  # a last batch of one joins its neighbour
+        for rows in shuffle_into_batches(
+            len(site.images), batch_size, generator
+        ):  # a last batch of one joins its neighbour
             with autocast(site.images.device, "auto"):  # bfloat16 on a GPU
                 loss = functional.cross_entropy(network(site.images[rows]), site.classes[rows])
             optimizer.zero_grad()

@@ -23,7 +23,7 @@ from common.config import Plan, make_plan
 from common.models.network import build
 from common.models.state import ModelState, read_state
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.local.updates import norm_of
+from strategies.local.updates import measure_length
 
 RATES = (1000.0, 10.0, 0.1)
 
@@ -54,7 +54,7 @@ class LaterAdversary(Adversary):
         honest = super().request_training(plan, first, "run")
         assert honest is not None
         change = zip(Groups.of_model(model).named().values(), Groups.of_model(first).named().values(), strict=True)
-        self.length = norm_of(honest.update)
+        self.length = measure_length(honest.update)
         self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
         facts = {**self._request_fields(plan, model, "run"), "round": 2}
         return self._exchange_records("train", TrainRequest(**facts), TrainReply)

@@ -257,8 +257,8 @@ def unlike(place: int, *, drift: bool) -> Answer:
 def seconds(sites: int) -> None:
     """CPU time that the rule takes of a round, beside that of the mean."""
     from common.models.state import ModelState
-    from strategies.aggregation.bounds import lengths_of, medians_of, shortened
-    from strategies.aggregation.means import MeanOfAll
+    from strategies.aggregation.bounds import compute_median_lengths, measure_update_lengths, shorten_update
+    from strategies.aggregation.means import BlockwiseMean
 
     generator = np.random.default_rng(0)
     head = Head(tuple("abcdefghij"), np.zeros((10, 96), np.float32), np.zeros(10, np.float32))
@@ -268,13 +268,13 @@ def seconds(sites: int) -> None:
         for _ in range(sites)
     ]
     began = time.process_time()
-    lengths = [lengths_of(update) for update in updates]
-    medians = medians_of(lengths)
-    [shortened(update, length, medians, 3.0) for update, length in zip(updates, lengths, strict=True)]
+    lengths = [measure_update_lengths(update) for update in updates]
+    medians = compute_median_lengths(lengths)
+    [shorten_update(update, length, medians, 3.0) for update, length in zip(updates, lengths, strict=True)]
     rule = time.process_time() - began
     began = time.process_time()
     trunks = [update.trunk for update in updates if update.trunk is not None]
-    MeanOfAll([(trunk, 1.0) for trunk in trunks]).moved(model.trunk)
+    BlockwiseMean([(trunk, 1.0) for trunk in trunks]).moved(model.trunk)
     mean = time.process_time() - began
     print(f"{sites} sites, 53,698 numbers each: the rule {rule:.3f} s, the trunk's mean {mean:.3f} s")
 

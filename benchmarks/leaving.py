@@ -32,8 +32,8 @@ from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import encode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from server.runs.audit_log import RunAudit
-from strategies.engine.events import Arrival
-from strategies.registry import method_of
+from strategies.engine.events import ReplyArrival
+from strategies.registry import build_site_method
 
 CLASSES = ("a", "b", "c")
 
@@ -75,7 +75,7 @@ def passage(durable: bool) -> Check:
 
 def policy_alone(each: Round) -> Callable[[], object]:
     """The rules, without reading the record back; with a bound on the length, which is measured."""
-    policy, options = each.site(durable=False).policy, RequestedWork(each.plan, method_of(each.plan), 1)
+    policy, options = each.site(durable=False).policy, RequestedWork(each.plan, build_site_method(each.plan), 1)
     return lambda: (request_verdict(policy, options), reply_verdict(policy, options, each.reply))
 
 
@@ -90,7 +90,7 @@ def coordinator(keep: bool) -> Check:
 
     def prepared(each: Round) -> Callable[[], object]:
         ledger = RunAudit(each.folder / "run", each.layout, keep=keep, durable=True)
-        arrival = Arrival("TrainReply", 1, "north", encode(each.reply), "")
+        arrival = ReplyArrival("TrainReply", 1, "north", encode(each.reply), "")
         return lambda: ledger.arrived(arrival)
 
     return prepared

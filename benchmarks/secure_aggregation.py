@@ -19,7 +19,7 @@ from common.models.network import Head
 from common.wire.codec import R, decode, encode, payload_bytes
 from common.wire.records import Groups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest
+from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, SumRequest
 from strategies.privacy.secure_aggregation.site import ParticipationTerms, SiteRound
 from strategies.privacy.secure_aggregation.vectors import SegmentLayout
 
@@ -85,7 +85,7 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     layout = SegmentLayout(trunk, 0, features)
     options = SumRequest(*ROUND, rows, CLASSES, layout, 16.0)
     began = time.process_time()
-    Summing(options, meter).opened()
+    MaskedSummation(options, meter).opened()
     coordinator = time.process_time() - began - meter.cpu_s
     bare = 4 * layout.size(rows[names[0]])
     return (held + meter.cpu_s) / sites, coordinator, (meter.up / sites - bare) / 1e3, meter.down / sites / 1e3

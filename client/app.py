@@ -30,7 +30,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from common.wire.secure_aggregation import STAGES, KeysRequest, MaskedRequest, RevealRequest, SharesRequest
-from strategies.registry import site_method
+from strategies.registry import build_site_method_once
 
 SiteOf = Callable[[Context], Site]
 
@@ -77,7 +77,7 @@ def client_app(
 def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     """Answer with the site's name, classes and number of images."""
     plan, policy = parse_plan(call.plan), site.policy
-    method = site_method(site.name, call.plan)
+    method = build_site_method_once(site.name, call.plan)
     site.refuse_few()
     refuse_unaffordable(site, plan, method)
     if site.durable:

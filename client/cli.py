@@ -116,9 +116,9 @@ def preview(
 
 def _read_experiment(path: Path | None) -> "Experiment | None":
     """Read and check the coordinator's experiment without torch; None without a file."""
-    from strategies.method_list import read_planned
+    from strategies.method_list import read_planned_experiment
 
-    return read_planned(path).experiment if path else None
+    return read_planned_experiment(path).experiment if path else None
 
 
 def _attack(site: "Site", planned: "Experiment", out: Path, *, as_json: bool) -> None:

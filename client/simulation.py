@@ -14,8 +14,8 @@ from client.site.policy import UNLIMITED
 from client.site.site import Site
 from common.config import Experiment
 from common.simulation import SimulatedData, simulated_data, simulated_site
-from strategies.local.arithmetic import arithmetic_in
-from strategies.registry import method_of
+from strategies.local.arithmetic import read_arithmetic
+from strategies.registry import build_site_method
 
 MOST_SITES = 1000
 """Number of sites, those used last, that a process keeps with the results computed from their images."""
@@ -59,11 +59,11 @@ def _cached_sites_of_run(sites: SimulatedSites, data: SimulatedData) -> dict[int
 
 
 def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
-    images = simulated_site(data, index, method_of(experiment).pooled)
+    images = simulated_site(data, index, build_site_method(experiment).pooled)
     # The leading process has chosen the arithmetic, so that all sites compute alike; each GPU is measured by itself.
     training = experiment.training
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
-    arithmetic = None if use_gpu or training.precision == "fastest" else arithmetic_in(training, "cpu")
+    arithmetic = None if use_gpu or training.precision == "fastest" else read_arithmetic(training, "cpu")
     return Site(
         declaration=images.declaration,
         train=images.train,

@@ -355,7 +355,7 @@ def _read_experiment(
     own_data: bool,
     metrics: Sequence[ClassMetric],
 ) -> ExperimentFile:
-    from strategies.registry import method_faults
+    from strategies.registry import find_method_faults
 
     added = dict(settings)
     if metrics:
@@ -369,8 +369,8 @@ def _read_experiment(
     overrides += [f"data.{key}={_format_toml(value)}" for key, value in (data or {}).items()]
     if isinstance(experiment, Mapping):
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
-        return validate_experiment(tree, Path("experiment.toml"), overrides, method_faults)
-    return read_experiment(_experiment_path(experiment), overrides, method_faults)
+        return validate_experiment(tree, Path("experiment.toml"), overrides, find_method_faults)
+    return read_experiment(_experiment_path(experiment), overrides, find_method_faults)
 
 
 def _is_own_object(value: object) -> bool:

@@ -37,7 +37,7 @@ from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256, write_state
 from common.models.zoo.spec import ModelSpec
 from common.plugins import LOSSES, PLUGIN, load_entry_point
-from strategies.local.optimisation import optimizer_for, rate_factor
+from strategies.local.optimisation import learning_rate_factor, make_optimizer
 
 CLASSES = ("first", "second", "third")
 
@@ -159,7 +159,7 @@ def check_optimizer(name: str) -> None:
     for rate in (0.01, 0.01, 0.001):
         network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), CLASSES, 1)
         before = [parameter.detach().clone() for parameter in network.parameters()]
-        optimizer = optimizer_for(network, TrainingSection(optimizer=PLUGIN + name, weight_decay=0.01), rate)
+        optimizer = make_optimizer(network, TrainingSection(optimizer=PLUGIN + name, weight_decay=0.01), rate)
         for step in range(3):
             images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(step))
             optimizer.zero_grad(set_to_none=True)
@@ -183,9 +183,9 @@ def check_schedule(name: str, rounds: int = 20) -> None:
     """
     spec = TrainingSection(schedule=PLUGIN + name)
     for each in range(1, rounds + 1):
-        first, second = rate_factor(spec, each, rounds), rate_factor(spec, each, rounds)
+        first, second = learning_rate_factor(spec, each, rounds), learning_rate_factor(spec, each, rounds)
         assert first == second, f"{name}: says something else the second time, for round {each} of {rounds}"
-    assert any(rate_factor(spec, each, rounds) for each in range(1, rounds + 1)), f"{name}: no round trains"
+    assert any(learning_rate_factor(spec, each, rounds) for each in range(1, rounds + 1)), f"{name}: no round trains"
 
 
 def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:

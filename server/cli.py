@@ -372,9 +372,9 @@ def deadlines(
     from server.coordinator.folder import read_coordinator
 
     read_coordinator(folder)
-    from strategies.method_list import read_planned
+    from strategies.method_list import read_planned_experiment
 
-    planned = read_planned(experiment).experiment if experiment else None
+    planned = read_planned_experiment(experiment).experiment if experiment else None
     from server.deployment.timers import timers, timers_table  # once nothing is wrong with the call
 
     all_timers = timers(planned)

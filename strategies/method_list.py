@@ -40,23 +40,23 @@ CLASSES: Mapping[str, str] = {
 TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 
 
-def unknown_method(name: str) -> Fault:
+def find_unknown_method(name: str) -> Fault:
     """Return the fault of a method that is not among :data:`CLASSES`."""
     remedy = did_you_mean(name, CLASSES) or f"Methods: {quoted(CLASSES, limit=len(CLASSES))}."
     return Fault("run.method", f'"{name}" is not a method.', remedy)
 
 
-def faults_known_early(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
+def find_early_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     """Return the fault of an unknown method, for a file that has other faults.
 
     Faults of a method's own keys are found later, by code that imports torch, once the rest of the file is right.
     """
     run = tree.get("run")
     name = run.get("method") if isinstance(run, dict) else None
-    return (unknown_method(name),) if isinstance(name, str) and _is_unknown(name) else ()
+    return (find_unknown_method(name),) if isinstance(name, str) and _is_unknown(name) else ()
 
 
-def read_with_faults(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
+def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
     """Read an experiment, and find the fault of an unknown method.
 
     Raises:
@@ -65,23 +65,23 @@ def read_with_faults(path: Path, overrides: Iterable[str] = ()) -> tuple[Experim
     if is_file(path) and path.name.lower().endswith(TABLES):
         remedy = f"To write one for this table: flwr-sim init {path}"
         raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
-    file = read_experiment(path, overrides, faults_known_early)
+    file = read_experiment(path, overrides, find_early_faults)
     name = file.experiment.run.method
-    return file, [in_file(file, unknown_method(name))] if _is_unknown(name) else []
+    return file, [prefix_with_file(file, find_unknown_method(name))] if _is_unknown(name) else []
 
 
-def read_planned(path: Path) -> ExperimentFile:
+def read_planned_experiment(path: Path) -> ExperimentFile:
     """Read an experiment that somebody else will run, whose data is not here.
 
     Raises:
         BadInput: With every fault that is known without torch.
     """
-    file, faults = read_with_faults(path)
+    file, faults = read_with_method_fault(path)
     stop_on(faults)
     return file
 
 
-def in_file(file: ExperimentFile, fault: Fault) -> Fault:
+def prefix_with_file(file: ExperimentFile, fault: Fault) -> Fault:
     """Return a fault of a key with the name of its file."""
     return replace(fault, where=f"{file.path.name}: {fault.where}")
 

@@ -14,43 +14,45 @@ from common.plugins import METHODS, PLUGIN, load_entry_point
 from common.system.toml import error_text, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.local.losses import loss_faults
+from strategies.local.losses import find_loss_faults
 from strategies.local.site_method import SiteMethod
-from strategies.method_list import CLASSES, unknown_method
+from strategies.method_list import CLASSES, find_unknown_method
 from strategies.methods.base import Method
-from strategies.privacy.mechanism import privacy_faults, secure_aggregation_faults
+from strategies.privacy.mechanism import find_privacy_faults, find_secure_aggregation_faults
 
 
-def _imported(place: str) -> type[Method]:
+def _import_class(place: str) -> type[Method]:
     module, _, name = place.partition(":")
     method: type[Method] = getattr(import_module(module), name)
     return method
 
 
-STRATEGIES: Mapping[str, type[Method]] = {name: _imported(place) for name, place in CLASSES.items()}
+STRATEGIES: Mapping[str, type[Method]] = {name: _import_class(place) for name, place in CLASSES.items()}
 """Name -> the coordinator's half of a method, which names the hospital's half."""
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
 """Keys of ``[method]`` that are tables, and their schemas."""
 
 
-def strategy_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
+def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
     """Build a method from its name and its ``[method]`` table.
 
     Raises:
         BadInput: For an unknown name, unknown keys, bad values or values that contradict one another, all at once.
     """
-    kind = _class_named(name)
+    kind = _find_method_class(name)
     try:
         method = kind(parameters, task)
     except ValidationError as error:
         table = kind.site_class.table
-        raise BadInput([_explain(dict(detail), table) for detail in error.errors(include_url=False)]) from None
+        raise BadInput(
+            [_describe_table_fault(dict(detail), table) for detail in error.errors(include_url=False)]
+        ) from None
     stop_on(method.site.config_faults())
     return method
 
 
-def _class_named(name: str) -> type[Method]:
+def _find_method_class(name: str) -> type[Method]:
     """Return the class of a method, from :data:`STRATEGIES` or from a package that is installed here.
 
     Raises:
@@ -63,11 +65,11 @@ def _class_named(name: str) -> type[Method]:
         problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.Method.'
         raise BadInput([Fault("run.method", problem)])
     if name not in STRATEGIES:
-        raise BadInput([unknown_method(name)])
+        raise BadInput([find_unknown_method(name)])
     return STRATEGIES[name]
 
 
-def statistics_sent() -> dict[str, str]:
+def describe_statistics() -> dict[str, str]:
     """Return the statistics that sites send: name -> meaning, with the methods in brackets."""
     sent: dict[str, tuple[str, list[str]]] = {}
     for method in (strategy.site_class for strategy in STRATEGIES.values()):
@@ -76,69 +78,69 @@ def statistics_sent() -> dict[str, str]:
     return {name: f"{meaning} ({', '.join(methods)})" for name, (meaning, methods) in sent.items()}
 
 
-def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
+def find_method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     """Return the faults of the method of an experiment file that has other faults; none where it cannot be read."""
     run, parameters, model = (tree.get(name, {}) for name in ("run", "method", "model"))
     if not all(isinstance(table, dict) for table in (run, parameters, model)) or not isinstance(run.get("method"), str):
         return ()
     task = model.get("task", "multi_label")
     try:
-        strategy_named(run["method"], parameters, "multi_class" if task == "multi_class" else "multi_label")
+        build_strategy(run["method"], parameters, "multi_class" if task == "multi_class" else "multi_label")
     except BadInput as bad:
         return bad.faults
     return ()
 
 
-def method_of(experiment: Experiment | Plan) -> SiteMethod:
+def build_site_method(experiment: Experiment | Plan) -> SiteMethod:
     """Return the hospital's half of the method of an experiment, or of the part of it that a hospital gets.
 
     Raises:
-        BadInput: As :func:`strategy_of`.
+        BadInput: As :func:`build_experiment_strategy`.
     """
-    return strategy_of(experiment).site
+    return build_experiment_strategy(experiment).site
 
 
-def site_method(site: str, plan_text: str) -> SiteMethod:
+def build_site_method_once(site: str, plan_text: str) -> SiteMethod:
     """Return the hospital's half of a plan's method for one site, built once for all requests of a run.
 
     Args:
         plan_text: The plan as it travels, JSON.
 
     Raises:
-        BadInput: As :func:`strategy_of`.
+        BadInput: As :func:`build_experiment_strategy`.
     """
     if len(plan_text) > LONGEST_CACHED:
-        return method_of(parse_plan(plan_text))
-    return _site_method(site, plan_text)
+        return build_site_method(parse_plan(plan_text))
+    return _build_cached_site_method(site, plan_text)
 
 
 @lru_cache(maxsize=256)
-def _site_method(site: str, plan_text: str) -> SiteMethod:
-    return method_of(parse_plan(plan_text))
+def _build_cached_site_method(site: str, plan_text: str) -> SiteMethod:
+    return build_site_method(parse_plan(plan_text))
 
 
-def strategy_of(experiment: Experiment | Plan) -> Method:
-    """Return the coordinator's half of an experiment's method: :func:`strategy_named`.
+def build_experiment_strategy(experiment: Experiment | Plan) -> Method:
+    """Return the coordinator's half of an experiment's method: :func:`build_strategy`.
 
     Raises:
         BadInput: Also where the experiment's privacy makes no sense with it, or it asks for secure aggregation and the
             method needs more than sums.
     """
-    strategy = strategy_named(experiment.run.method, experiment.method, experiment.model.task)
+    strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
     method, training, level = strategy.site, experiment.training, experiment.privacy.level
-    stop_on(loss_faults(training, experiment.model.task, method.chooses_loss, level))
-    stop_on(_standardising_faults(method, experiment.model))
+    stop_on(find_loss_faults(training, experiment.model.task, method.chooses_loss, level))
+    stop_on(_find_standardising_faults(method, experiment.model))
     if isinstance(experiment, Experiment):  # a plan names no weights: its reader starts from what it gets
-        stop_on(_untrained_norm_faults(method, experiment.model))
-    stop_on(_sample_faults(method, experiment.evaluation.sites))
-    stop_on(privacy_faults(method, experiment))
+        stop_on(_find_untrained_norm_faults(method, experiment.model))
+    stop_on(_find_sample_faults(method, experiment.evaluation.sites))
+    stop_on(find_privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
-        stop_on(secure_aggregation_faults(method))
-    stop_on(_faults_of_alone(method, experiment.evaluation))
+        stop_on(find_secure_aggregation_faults(method))
+    stop_on(_find_comparison_faults(method, experiment.evaluation))
     return strategy
 
 
-def _faults_of_alone(method: SiteMethod, evaluation: EvaluationSection) -> list[Fault]:
+def _find_comparison_faults(method: SiteMethod, evaluation: EvaluationSection) -> list[Fault]:
     """Return the fault of a comparison with a model that a site trains alone, where there is none to compare."""
     if not evaluation.compare_local or (method.pooled == "no" and not method.shares_nothing):
         return []
@@ -146,7 +148,7 @@ def _faults_of_alone(method: SiteMethod, evaluation: EvaluationSection) -> list[
     return [Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out.")]
 
 
-def _standardising_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
+def _find_standardising_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
     """Return the fault of a layer that standardises features and would never learn their mean and variance."""
     if not (model.backbone_frozen and model.norm == "batch" and method.frozen_norm):
         return []
@@ -154,7 +156,7 @@ def _standardising_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
     return [Fault("model.train", problem, 'Set model.norm = "group", which standardises each image by itself.')]
 
 
-def _untrained_norm_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
+def _find_untrained_norm_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
     """Return the fault of batch normalisation that is frozen as initialised, with mean 0 and variance 1.
 
     A plug-in may bring a network with weights in it.
@@ -167,7 +169,7 @@ def _untrained_norm_faults(method: SiteMethod, model: ModelSpec) -> list[Fault]:
     return [Fault("model.weights", problem, hint)]
 
 
-def _sample_faults(method: SiteMethod, sites: int | None) -> list[Fault]:
+def _find_sample_faults(method: SiteMethod, sites: int | None) -> list[Fault]:
     """Return the fault of a test on a sample of sites, where each site's own test chooses its model."""
     if not sites or method.has_global_model:
         return []
@@ -175,7 +177,7 @@ def _sample_faults(method: SiteMethod, sites: int | None) -> list[Fault]:
     return [Fault("evaluation.sites", problem, "Leave it out: all sites are asked.")]
 
 
-def _explain(detail: dict[str, Any], schema: type[BaseModel]) -> Fault:
+def _describe_table_fault(detail: dict[str, Any], schema: type[BaseModel]) -> Fault:
     """Return a fault of the ``[method]`` table, from pydantic's detail of it."""
     key = ".".join(str(step) for step in detail["loc"])
     if detail["type"] == "extra_forbidden":

@@ -17,7 +17,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.system.plain_text import duration, listed
 from common.system.stopping import removed_if_stopped
 from server.runs.reader import read_run
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from studies.benchmark_file import FormPlan, PlannedRun
 from studies.benchmark_report import as_markdown, write_benchmark_report
 from studies.benchmark_results import (
@@ -92,7 +92,7 @@ def refuse_unfit(plan: FormPlan, out: Path) -> None:
     faults, labels, first = list[Fault](), dict[tuple[str, str], str](), dict[str, PlannedRun]()
     for run, where in plan.rows():
         try:
-            method_of(run.file.experiment)
+            build_site_method(run.file.experiment)
         except BadInput as error:
             faults += [replace(fault, where=f"{where}: {fault.where}") for fault in error.faults]
             continue

@@ -12,7 +12,7 @@ from client.training.secure_aggregation import HeldUpdates, SecureAggregation
 from common.config import parse_plan
 from common.models.network import Head
 from common.wire.records import TrainReply, TrainRequest
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 
 Array = NDArray[np.float32]
 Change = Callable[[Array, int], Array]
@@ -96,7 +96,7 @@ class Lying:
         plan = parse_plan(request.plan)
         if not plan.privacy.secure_aggregation:
             return self.answer(site, request)
-        masked = SecureAggregation(masks, site, plan, method_of(plan))
+        masked = SecureAggregation(masks, site, plan, build_site_method(plan))
         return masked.answer(lambda asked: self.answer(site, asked), request)
 
 

@@ -168,7 +168,7 @@ def test_the_page_on_new_methods_makes_a_coordinators_rule_with_a_statistic(
     monkeypatch.setitem(registry.STRATEGIES, "fedfair", made.FedFair)  # type: ignore[arg-type]
     tested = imported("test_fedfair", tmp_path / "test_fedfair.py", monkeypatch)
     tested.test_a_site_weighs_its_loss_to_the_power_of_fairness()
-    assert "`fedfair`" in registry.statistics_sent()["hardness"]
+    assert "`fedfair`" in registry.describe_statistics()["hardness"]
     ran = [
         federation(tmp_path, "run.method=fedfair", "run.rounds=2", f"method.fairness={power}", out=f"at-{power}")
         for power in (0, 4)

@@ -30,8 +30,8 @@ from common.system.files import write_atomically
 from common.system.hashing import derive_seed
 from common.system.plain_text import counted, format_interval, number, signed
 from common.wire.records import BenefitReply, BenefitRequest, Groups, check_rows
-from strategies.local.site_method import most_epochs
-from strategies.local.training import reproducible
+from strategies.local.site_method import largest_epoch_count
+from strategies.local.training import reproducible_training
 
 FOLDER = "alone"
 """Folder in the site's own folder with page, figures and the two models of the last comparison."""
@@ -101,7 +101,7 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     plan, method = task.plan, task.method
     if not plan.evaluation.compare_local:
         raise WireError("the plan does not ask for a comparison with training alone.")
-    if not 0 < request.epochs <= (most := plan.run.rounds * most_epochs(method, plan)):
+    if not 0 < request.epochs <= (most := plan.run.rounds * largest_epoch_count(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
     check_rows(request.initial.head, site.declaration.canonical)
     figures_leave = _may_figures_leave(task)
@@ -181,7 +181,7 @@ def _score_federated_model(
 
     They are copies: the networks that are trained next share its tensors.
     """
-    with reproducible(derive_seed(task.plan.run.seed, task.site.name, "home"), task.plan.training.threads):
+    with reproducible_training(derive_seed(task.plan.run.seed, task.site.name, "home"), task.plan.training.threads):
         if task.method.keeps_local_parts:
             load_best_parts(task, request, task.validate())
         scores, _, names = score_part(task, "test")

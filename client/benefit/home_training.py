@@ -24,7 +24,7 @@ from common.models.saved import save_model
 from common.system.hashing import derive_seed
 from common.wire.records import Groups, TrainRequest
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import reproducible
+from strategies.local.training import reproducible_training
 
 METHOD = "individual"
 WARM_UP = ("warm_up_epochs", "warm_up_lr")
@@ -73,7 +73,7 @@ class HomeTraining:
             train_round(self.site, self._make_train_request(server_round, server_round - 1))
         request = self._make_train_request(last, last)
         task = prepare_task(self.site, request)
-        with reproducible(derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
+        with reproducible_training(derive_seed(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
             load_best_parts(task, request, task.validate())
             save_model(model_folder, task.whole, label_contract_sha256=contract)
             scores, _, names = score_part(task, "test")

@@ -25,12 +25,12 @@ from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import size
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import Groups, TrainReply
-from strategies.local.objective import LocalRound, examples_of, plain
-from strategies.local.optimisation import optimizer_for
+from strategies.local.objective import LocalRound, pair_with_labels, plain
+from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import Frozen, TrainingTask, reproducible, train_epoch
-from strategies.local.updates import compressed
-from strategies.registry import method_of
+from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch
+from strategies.local.updates import compress_trunk
+from strategies.registry import build_site_method
 
 PATIENCE_S = 15.0
 """A first step that takes longer is not repeated for the estimate."""
@@ -100,7 +100,7 @@ def prepare_trial(
     gpus = settings.file.gpus if settings.file.gpus <= visible_gpus() else 1
     use_gpus(network.backbone, gpus)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
-    return TrainingTrial(planned, method_of(plan), network, images, device, totals, gpus)
+    return TrainingTrial(planned, build_site_method(plan), network, images, device, totals, gpus)
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ def _measure_step(trial: TrainingTrial) -> StepCost:
     """Measure a training step; a quick one is repeated, because a process's first step is slower than the next."""
     plan, network = trial.planned.plan, trial.network
     pixels = channels_first(trial.images.images).to(trial.device)
-    examples = examples_of(trial.images, pixels, network.class_names)
+    examples = pair_with_labels(trial.images, pixels, network.class_names)
     local = LocalRound(plain(trial.method.training_loss(examples, plan.training)))
-    task = TrainingTask(examples, local.objective, plan.training, plan.augmentation, Frozen())
+    task = TrainingTask(examples, local.objective, plan.training, plan.augmentation, FrozenParts())
     received = read_state(network)
-    with reproducible(0, plan.training.threads) as generator:
-        optimizer = optimizer_for(network, plan.training, plan.training.lr)
+    with reproducible_training(0, plan.training.threads) as generator:
+        optimizer = make_optimizer(network, plan.training, plan.training.lr)
 
         def step() -> object:
             return train_epoch(network, task, optimizer, generator)
@@ -172,7 +172,7 @@ def _measure_step(trial: TrainingTrial) -> StepCost:
         train_s = train_s if train_s > PATIENCE_S else _measure_seconds(step)
         validate_s = _measure_seconds(lambda: compute_logits(network, pixels, plan.training.precision).cpu())
     update = compute_model_difference(read_state(network), received, trial.method, trial.images.class_names)
-    sent, _ = compressed(update, Groups(), trial.method.parameters.compress_update)
+    sent, _ = compress_trunk(update, Groups(), trial.method.parameters.compress_update)
     down, up = (
         payload_bytes(encode(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
         for groups in (Groups.of_model(received), sent)

@@ -51,7 +51,7 @@ from common.wire.canonical_bytes import small_fields
 from common.wire.codec import payload_bytes
 from common.wire.fleet_protocol import WIRE_VERSION
 from common.wire.records import Refusal
-from strategies.privacy.secure_aggregation.site import Identity
+from strategies.privacy.secure_aggregation.site import SigningIdentity
 
 WAIT_S = 5.0
 """Time for which the coordinator may hold a call for a message; after it, what the heartbeat thread learned counts."""
@@ -146,7 +146,7 @@ class HospitalService:
         self._process = secrets.token_hex(8)
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
         self._statements = SignedStatements(self.settings.state, self.site.name, self._key, authority)
-        self.site = replace(self.site, identity=Identity(self._key, public_key_line(self._key, "")))
+        self.site = replace(self.site, identity=SigningIdentity(self._key, public_key_line(self._key, "")))
 
     # ------------------------------------------------------------------ connections
 

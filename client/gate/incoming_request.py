@@ -45,7 +45,7 @@ from common.wire.canonical_bytes import small_fields
 from common.wire.codec import decode
 from common.wire.fleet_protocol import WIRE_VERSION
 from common.wire.records import Groups, TrainRequest, is_run_name
-from strategies.registry import site_method
+from strategies.registry import build_site_method_once
 
 HOUR_S = 3600.0
 ALLOWED = Verdict("policy")
@@ -154,7 +154,7 @@ def read_requested_work(fields: Mapping[str, Any], site: Site) -> RequestedWork 
     if fault := method_fault(site.policy, plan):  # before anything of a plug-in is imported
         raise PlanRefused("policy.methods", fault)
     try:
-        method = site_method(site.name, fields["plan"])
+        method = build_site_method_once(site.name, fields["plan"])
     except BadInput as error:
         raise PlanRefused("plan.method", first_fault(error.faults)) from None
     names, server_round = fields.get("class_names"), fields.get("round", 0)

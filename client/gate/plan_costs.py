@@ -19,7 +19,7 @@ from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from common.system.resources import physical_memory
 from strategies.local.site_method import SiteMethod
-from strategies.privacy.gradients import pack_size
+from strategies.privacy.gradients import choose_pack_size
 
 FLOAT32 = 4
 COPIES_AT_WORK = 5
@@ -152,7 +152,7 @@ def estimate_memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus:
     """
     size, training = estimate_cost(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
-    batch = pack_size(training.batch_size) if private else min(training.batch_size, images)
+    batch = choose_pack_size(training.batch_size) if private else min(training.batch_size, images)
     narrow = resolve_precision(device, training.precision) != "float32"
     of_batch = batch * size.activations // (2 if narrow else 1) // (1 if private else gpus)
     if private:

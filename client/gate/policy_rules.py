@@ -19,7 +19,7 @@ from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN,
 from common.system.plain_text import size
 from common.wire.records import UNKNOWN_COUNT, BenefitReply, EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from strategies.local.site_method import SiteMethod
-from strategies.local.updates import norm_of
+from strategies.local.updates import measure_length
 
 GB = 10**9
 PRIVACY_RANGES: Mapping[str, tuple[float, float]] = {
@@ -333,7 +333,7 @@ def _training_rules(policy: Policy, work: RequestedWork, reply: TrainReply) -> I
     yield "policy.statistics", _not_listed_fault(statistics, policy.statistics, "it does not have")
     bound = policy.maximum_update_norm
     if bound is not None and work.plan.privacy.level != "update":  # noise comes on top of what was clipped
-        length = norm_of(reply.update)
+        length = measure_length(reply.update)
         reason = f"it is {bound:g}, and the update has length {length:g}"
         yield "policy.maximum_update_norm", reason if length > bound * (1 + ROUNDING) else ""
     yield "policy.test_metrics", _test_fault(policy, work, reply)

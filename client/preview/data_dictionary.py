@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from common.wire.codec import field_names
 from common.wire.records import BenefitReply, EvaluateReply, Record, RefusalNoted, RollCallAnswer, TrainReply
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from strategies.registry import statistics_sent
+from strategies.registry import describe_statistics
 
 SENT = (
     RollCallAnswer,
@@ -44,7 +44,7 @@ def field_meanings(record: type[Record]) -> dict[str, str]:
 
 
 MEANING: Mapping[str, Mapping[str, str]] = {record.__name__: field_meanings(record) for record in SENT}
-STATISTICS: Mapping[str, str] = statistics_sent()
+STATISTICS: Mapping[str, str] = describe_statistics()
 
 
 def meaning_of_field(record: str, field: str) -> str:

@@ -35,7 +35,7 @@ from common.wire.flower_objects import set_identity, set_message_id
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import TooFewSites
 from strategies.engine.state import FederationState
-from strategies.registry import strategy_of
+from strategies.registry import build_experiment_strategy
 
 NODE = 2
 DEADLINE_S = 86_400.0
@@ -135,7 +135,7 @@ def make_round_records(site: Site, experiment: Experiment) -> tuple[list[RecordD
 def _lead_round(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
     """Send the site the requests of a roll call, one round and the test."""
     participation = ParticipationSection(round_deadline_s=DEADLINE_S)
-    coordinator = Coordinator(strategy_of(plan), plan, participation, "preview", frozen=frozen)
+    coordinator = Coordinator(build_experiment_strategy(plan), plan, participation, "preview", frozen=frozen)
     contract = coordinator.sites.roll_call(grid, 1)
     network = build(plan.model, contract.class_names, plan.run.seed)
     coordinator.settle_model(layout_of(network))

@@ -158,9 +158,9 @@ class Policy(Section):
         plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
         if plugins or not names:
             return names
-        from strategies.registry import statistics_sent  # here: only a file that names them waits for torch
+        from strategies.registry import describe_statistics  # here: only a file that names them waits for torch
 
-        return _check_names(names, statistics_sent(), "statistics")
+        return _check_names(names, describe_statistics(), "statistics")
 
 
 def _check_names(names: tuple[str, ...] | None, options: Iterable[str], noun: str) -> tuple[str, ...] | None:

@@ -26,8 +26,8 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, pixels_on_device
 from common.models.zoo.spec import Task
-from strategies.local.arithmetic import Arithmetic, chosen, in_arithmetic
-from strategies.privacy.secure_aggregation.site import Identity
+from strategies.local.arithmetic import Arithmetic, choose_arithmetic, set_arithmetic
+from strategies.privacy.secure_aggregation.site import SigningIdentity
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Site:
     gpus: int = 1
     policy: Policy = field(default_factory=Policy)
     durable: bool = True
-    identity: Identity | None = None
+    identity: SigningIdentity | None = None
     hidden: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     unsaid: Mapping[str, Few] = field(default_factory=lambda: MappingProxyType({}))
     simulated: bool = False
@@ -79,7 +79,7 @@ class Site:
 
     def in_its_arithmetic(self, plan: Plan) -> Plan:
         """Return the plan with its arithmetic set, where the plan leaves the choice to the site."""
-        return in_arithmetic(plan, self.arithmetic_for(plan))
+        return set_arithmetic(plan, self.arithmetic_for(plan))
 
     def computes_as(self, plan: Plan) -> str:
         """Describe for the coordinator in which arithmetic, and on how many GPUs, this site computes a round."""
@@ -89,7 +89,7 @@ class Site:
         """Return the arithmetic for a round of this plan."""
         if self.arithmetic is not None and plan.training.precision == "fastest":
             return self.arithmetic
-        return chosen(plan, self.device, self.folder, durable=self.durable)
+        return choose_arithmetic(plan, self.device, self.folder, durable=self.durable)
 
     @cached_property
     def train_samples(self) -> int:

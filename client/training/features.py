@@ -25,7 +25,7 @@ from common.data.base.spec import AugmentationSpec
 from common.data.images.pixels import Pixels
 from common.models.network import SplitNetwork, apply_with_single_doubled, autocast
 from common.system.files import write_atomically
-from strategies.local.arithmetic import arithmetic_in
+from strategies.local.arithmetic import read_arithmetic
 from strategies.local.site_method import SiteMethod
 
 NONCE_BYTES = 12
@@ -73,9 +73,8 @@ class FeatureCache:
             network: The whole network, its frozen part filled.
         """
         device = pixels.device.type
-        about = (
-            f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic_in(plan.training, device)} {device}"
-        )
+        arithmetic = read_arithmetic(plan.training, device)
+        about = f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic} {device}"
         if about != self._frozen:
             self._frozen, self._parts = about, {}
         if part not in self._parts:

@@ -20,8 +20,8 @@ from common.metrics.score_histograms import Floats, ScoreHistogram, score_histog
 from common.models.network import compute_scores, label_matrix
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.records import Request
-from strategies.local.objective import examples_of
-from strategies.local.training import Validation, validate
+from strategies.local.objective import pair_with_labels
+from strategies.local.training import ValidationFigures, validate
 
 if TYPE_CHECKING:
     from client.training.task import LocalTask
@@ -65,8 +65,8 @@ class ReceivedFigures:
         test_correct: How many of them the model puts into the right class; None where the plan does not ask.
     """
 
-    own: Validation = field(default_factory=Validation)
-    sent: Validation = field(default_factory=Validation)
+    own: ValidationFigures = field(default_factory=ValidationFigures)
+    sent: ValidationFigures = field(default_factory=ValidationFigures)
     test_images: int | None = None
     test_correct: int | None = None
 
@@ -85,7 +85,7 @@ class Figures:
         counts = (None, None) if task.method.sequential else self.test_counts(task)
         return ReceivedFigures(own, self.validation(task, own), *counts)
 
-    def validation(self, task: "LocalTask", own: Validation) -> Validation:
+    def validation(self, task: "LocalTask", own: ValidationFigures) -> ValidationFigures:
         """Return the validation figures that leave.
 
         Args:
@@ -156,15 +156,15 @@ class LimitedFigures(Figures):
         received = super().figures_of_received
         return self.compute_figures(task, lambda: received(task), ReceivedFigures())
 
-    def validation(self, task: "LocalTask", own: Validation) -> Validation:
+    def validation(self, task: "LocalTask", own: ValidationFigures) -> ValidationFigures:
         """Return the validation figures that leave, over classes that are not hidden."""
         site, network, plan = task.site, task.network, task.plan
         if not site.reports("validation") or not validation_figures_leave(task):
-            return Validation()
+            return ValidationFigures()
         if not site.hides("validation") or site.trained_on("validation", plan) is not site.validation:
             return own  # no label of a hidden class is in it
         images = site.without_hidden("validation", plan.model.task)
-        examples = examples_of(images, task.network_inputs("validation"), network.class_names)
+        examples = pair_with_labels(images, task.network_inputs("validation"), network.class_names)
         return validate(network, examples, task.method.loss, plan.training, site.hides("validation"))
 
     def test_counts(self, task: "LocalTask") -> tuple[int | None, int | None]:

@@ -22,10 +22,10 @@ from common.config import Plan, parse_plan
 from common.errors import BadInput, WireError
 from common.models.state import write_state
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Form, Request, TrainReply, TrainRequest
-from strategies.local.optimisation import optimizer_for
+from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clipped, compressed
-from strategies.registry import site_method
+from strategies.local.updates import clip_to_length, compress_trunk
+from strategies.registry import build_site_method_once
 
 
 def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
@@ -35,7 +35,7 @@ def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = N
         masks: Holds updates back until they are masked; None where no plan may ask for secure aggregation.
     """
     plan = parse_plan(request.plan)
-    layers = layers_for_plan(site, plan, site_method(site.name, request.plan), masks)
+    layers = layers_for_plan(site, plan, build_site_method_once(site.name, request.plan), masks)
     answer: Callable[[TrainRequest], TrainReply] = partial(answer_train_request, site, layers=layers)
     for layer in reversed(layers):
         answer = partial(layer.answer, answer)
@@ -46,7 +46,7 @@ def evaluate_round(site: Site, request: EvaluateRequest, masks: HeldUpdates | No
     """Answer a request to evaluate, through the same layers as :func:`train_round`."""
     plan = parse_plan(request.plan)
     return answer_evaluate_request(
-        site, request, layers_for_plan(site, plan, site_method(site.name, request.plan), masks)
+        site, request, layers_for_plan(site, plan, build_site_method_once(site.name, request.plan), masks)
     )
 
 
@@ -81,7 +81,7 @@ class Clipping(RoundLayer):
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Clip the update that training makes."""
         result = train(task, request)
-        return replace(result, update=clipped(result.update, self.longest))
+        return replace(result, update=clip_to_length(result.update, self.longest))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Compression(RoundLayer):
     def train(self, train: Train, task: LocalTask, request: TrainRequest) -> LocalResult:
         """Compress the update that training makes."""
         result = train(task, request)
-        update, unsent = compressed(result.update, task.memory.unsent, self.form)
+        update, unsent = compress_trunk(result.update, task.memory.unsent, self.form)
         return replace(result, update=update, unsent=unsent)
 
 
@@ -152,7 +152,7 @@ def _zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
         state=received,
         train_loss=0.0,
         epochs=plan.training.epochs,
-        optimizer=optimizer_for(network, plan.training, plan.training.lr),
+        optimizer=make_optimizer(network, plan.training, plan.training.lr),
         notes=task.memory.notes,
         statistics=statistics,
         update=compute_update(task, request, received),

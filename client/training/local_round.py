@@ -33,16 +33,21 @@ from common.wire.records import (
     no_scores,
 )
 from strategies.local.objective import ClientContext, Examples, LocalRound, plain
-from strategies.local.optimisation import optimizer_arrays, optimizer_for, rate_factor, restore_optimizer
+from strategies.local.optimisation import (
+    learning_rate_factor,
+    make_optimizer,
+    restore_optimizer_state,
+    save_optimizer_state,
+)
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
-    Frozen,
+    FrozenParts,
     StopCriterion,
-    Trained,
+    TrainingFigures,
     TrainingTask,
-    Validation,
-    refuse_diverged,
-    reproducible,
+    ValidationFigures,
+    check_not_diverged,
+    reproducible_training,
     train,
     train_epoch,
     train_until_settled,
@@ -58,7 +63,7 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Rou
     """
     began = time.monotonic()
     task = prepare_task(site, request, layers)
-    with reproducible(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
+    with reproducible_training(derive_seed(task.plan.run.seed, request.round, site.name), task.plan.training.threads):
         received = task.figures.figures_of_received(task)
     step: Train = train_locally
     for layer in reversed(layers):
@@ -92,7 +97,9 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         WireError: If the method makes a statistic that it does not declare.
     """
     plan, network = task.plan, task.network
-    with reproducible(derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads) as generator:
+    with reproducible_training(
+        derive_seed(plan.run.seed, request.round, task.site.name), plan.training.threads
+    ) as generator:
         validation = task.examples("validation") if task.validation_chooses else None  # see StopCriterion
         local = task.method.local_round(make_client_context(task, request))
         if task.warms_up:
@@ -100,7 +107,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         trained, optimizer = fine_tune(task, request, local, validation, generator)
         state = read_state(network)
         # Where noise is in each step, the loss says something of the images that no noise covers.
-        refuse_diverged(state, trained.last_loss if task.epoch is None else 0.0)
+        check_not_diverged(state, trained.last_loss if task.epoch is None else 0.0)
         statistics = local.statistics(network, trained.losses)
     if undeclared := statistics.keys() - set(task.method.traffic.names):
         raise WireError(f"{task.method.name} does not declare {quoted(sorted(undeclared))}.")
@@ -123,7 +130,7 @@ def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext
 
 def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
     """Collect the data and the settings that the training loop needs."""
-    frozen, plan = Frozen(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
+    frozen, plan = FrozenParts(norm=task.method.frozen_norm, backbone=backbone_frozen), task.plan
     return TrainingTask(task.examples("train"), local.objective, plan.training, plan.augmentation, frozen, task.epoch)
 
 
@@ -132,7 +139,7 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
     spec, method, network = task.plan.training, task.method, task.network
     if not method.warm_up.epochs:
         return
-    optimizer = optimizer_for(network, spec, method.warm_up.lr)
+    optimizer = make_optimizer(network, spec, method.warm_up.lr)
     minimised = method.training_loss(task.examples("train"), spec)
     exercise = make_training_task(task, LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_state(network), float("inf")
@@ -146,14 +153,14 @@ def warm_up(task: LocalTask, validation: Examples | None, generator: torch.Gener
 
 def fine_tune(
     task: LocalTask, request: TrainRequest, local: LocalRound, validation: Examples | None, generator: torch.Generator
-) -> tuple[Trained, torch.optim.Optimizer]:
+) -> tuple[TrainingFigures, torch.optim.Optimizer]:
     """Train the local epochs of a round: the plan's number, or until the loss settles, or one to rank sites."""
     spec, method, network = task.plan.training, task.method, task.network
     unfreeze(network)
-    factor = local.lr_factor * rate_factor(spec, request.round, task.plan.run.rounds)
-    optimizer = optimizer_for(network, spec, spec.lr * factor)
+    factor = local.lr_factor * learning_rate_factor(spec, request.round, task.plan.run.rounds)
+    optimizer = make_optimizer(network, spec, spec.lr * factor)
     if task.plan.keeps_optimizer:
-        restore_optimizer(network, optimizer, task.memory.optimizer)
+        restore_optimizer_state(network, optimizer, task.memory.optimizer)
     exercise = make_training_task(task, local)
     if request.ranks:
         exercise = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
@@ -202,12 +209,12 @@ def answer_evaluate_request(site: Site, request: EvaluateRequest, layers: Sequen
 def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate the received model; for a test, the best one that the site holds."""
     reply = task.figures.compute_figures(task, partial(_evaluate_and_reply, task, request), None)
-    return reply or _make_evaluate_reply(task, request, Validation(), {})
+    return reply or _make_evaluate_reply(task, request, ValidationFigures(), {})
 
 
 def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     site, plan, figures = task.site, task.plan, task.figures
-    with reproducible(derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
+    with reproducible_training(derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         own = task.validate()
         if not request.test:
             images, correct = figures.test_counts(task)
@@ -232,7 +239,7 @@ def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateRe
 
 
 def _make_evaluate_reply(
-    task: LocalTask, request: EvaluateRequest, validation: Validation, metrics: Mapping[str, ClassMetrics]
+    task: LocalTask, request: EvaluateRequest, validation: ValidationFigures, metrics: Mapping[str, ClassMetrics]
 ) -> EvaluateReply:
     """Return a reply with these figures; NaN for a metric that is not defined."""
     rows = metrics.values()
@@ -274,7 +281,9 @@ def select_local_parts(state: ModelState, method: SiteMethod) -> Groups:
     )
 
 
-def write_round_memory(task: LocalTask, request: TrainRequest, received: Validation, result: LocalResult) -> None:
+def write_round_memory(
+    task: LocalTask, request: TrainRequest, received: ValidationFigures, result: LocalResult
+) -> None:
     """Write the site's memory of this round, if the method or the optimiser has any.
 
     Args:
@@ -298,14 +307,14 @@ def write_round_memory(task: LocalTask, request: TrainRequest, received: Validat
             parts=select_local_parts(result.state, method),
             evaluated=before,
             evaluated_round=request.round - 1,
-            optimizer=optimizer_arrays(task.network, result.optimizer) if keeps_optimizer else {},
+            optimizer=save_optimizer_state(task.network, result.optimizer) if keeps_optimizer else {},
             notes=result.notes,
             unsent=result.unsent,
         )
     )
 
 
-def load_best_parts(task: LocalTask, request: Request, last: Validation) -> None:
+def load_best_parts(task: LocalTask, request: Request, last: ValidationFigures) -> None:
     """Put this site's own parts of the best round into the network.
 
     Args:
@@ -334,7 +343,7 @@ def parts_in_best_round(memory: SiteMemory, request: Request, now: Groups) -> Gr
     return {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated}.get(request.best)
 
 
-def selection_loss(task: LocalTask, validation: Validation) -> float | None:
+def selection_loss(task: LocalTask, validation: ValidationFigures) -> float | None:
     """Return the loss by which a site chooses its own best round; None without validation labels.
 
     The loss is 1 minus the AUROC where that is the run's criterion and the validation part defines it.

@@ -26,8 +26,8 @@ from common.system.files import write_atomically
 from common.system.hashing import derive_seed
 from common.wire.records import Arrays, Groups, Request, TrainReply, TrainRequest, arrays_under
 from strategies.local.site_method import SiteMethod
-from strategies.privacy.mechanism import Accountant, Protection, Steps, epsilon_of, protection_of
-from strategies.privacy.noise import NoiseSource, from_the_system, seeded
+from strategies.privacy.mechanism import Accountant, NoisySteps, SitePrivacy, compute_epsilon, make_site_privacy
+from strategies.privacy.noise import NoiseSource, make_secret_noise, make_seeded_noise
 
 FOLDER = "privacy"
 
@@ -48,9 +48,9 @@ class BudgetEntry:
     count: int
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> NoisySteps:
         """Return the noisy steps of the reply."""
-        return Steps(self.noise_multiplier, self.sample_rate, self.count)
+        return NoisySteps(self.noise_multiplier, self.sample_rate, self.count)
 
 
 def hash_request(request: TrainRequest) -> str:
@@ -88,14 +88,14 @@ class PrivacyBudgetLedger:
             return ()
         return tuple(BudgetEntry(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
 
-    def epsilon(self, delta: float, more: Sequence[Steps] = ()) -> float:
+    def epsilon(self, delta: float, more: Sequence[NoisySteps] = ()) -> float:
         """Return the epsilon that all runs together cost, with ``more`` steps added."""
-        return epsilon_of(_join_equal_steps([*(entry.steps for entry in self.entries), *more]), delta, "prv")
+        return compute_epsilon(_join_equal_steps([*(entry.steps for entry in self.entries), *more]), delta, "prv")
 
-    def epsilon_of_run(self, run: str, delta: float, accountant: Accountant, more: Sequence[Steps] = ()) -> float:
+    def epsilon_of_run(self, run: str, delta: float, accountant: Accountant, more: Sequence[NoisySteps] = ()) -> float:
         """Return the epsilon that one run costs, with ``more`` steps added."""
         steps = [*(entry.steps for entry in self.entries if entry.run == run), *more]
-        return epsilon_of(_join_equal_steps(steps), delta, accountant)
+        return compute_epsilon(_join_equal_steps(steps), delta, accountant)
 
     def reply_to(self, request: str) -> PaidReply | None:
         """Return the reply to this request, if it is the last one that was answered."""
@@ -136,13 +136,13 @@ class PrivacyBudgetLedger:
         return self._folder / "last-reply.safetensors"
 
 
-def _join_equal_steps(steps: Sequence[Steps]) -> list[Steps]:
+def _join_equal_steps(steps: Sequence[NoisySteps]) -> list[NoisySteps]:
     """Merge steps of equal noise and sample rate into one entry, which is faster to account for."""
     counts: dict[tuple[float, float], int] = {}
     for step in steps:
         kind = (step.noise_multiplier, step.sample_rate)
         counts[kind] = counts.get(kind, 0) + step.count
-    return [Steps(noise, rate, count) for (noise, rate), count in counts.items()]
+    return [NoisySteps(noise, rate, count) for (noise, rate), count in counts.items()]
 
 
 def _add_prefix(prefix: str, arrays: Arrays) -> Arrays:
@@ -183,7 +183,7 @@ def refuse_unaffordable(site: Site, plan: Plan, method: SiteMethod) -> None:
     Raises:
         BadInput: With the reason.
     """
-    protection, budget = protection_of(plan, method, site.train_samples), site.policy.epsilon
+    protection, budget = make_site_privacy(plan, method, site.train_samples), site.policy.epsilon
     if protection is None or budget is None:
         return
     after = open_ledger(site).epsilon(site.policy.delta, [protection.cost])
@@ -202,9 +202,9 @@ class PrivacyBudget(RoundLayer):
     method: SiteMethod
 
     @cached_property
-    def protection(self) -> Protection:
+    def protection(self) -> SitePrivacy:
         """Return the protection of every round of the run at this site."""
-        protection = protection_of(self.plan, self.method, self.site.train_samples)
+        protection = make_site_privacy(self.plan, self.method, self.site.train_samples)
         assert protection is not None, "this layer is on for plans with privacy only"
         return protection
 
@@ -262,7 +262,7 @@ class PrivacyBudget(RoundLayer):
     def _noise(self, request: Request) -> NoiseSource:
         site = self.site
         seed = derive_seed(self.plan.run.seed, request.round, site.name, "noise")
-        return seeded(seed) if site.simulated else from_the_system()
+        return make_seeded_noise(seed) if site.simulated else make_secret_noise()
 
     def _refuse_more_answers(self, ledger: PrivacyBudgetLedger, request: TrainRequest) -> None:
         """Raise if the site has already answered as many requests of the run as the plan's noise was computed for."""

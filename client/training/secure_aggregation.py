@@ -32,14 +32,14 @@ from common.wire.secure_aggregation import (
 )
 from strategies.local.site_method import SiteMethod
 from strategies.privacy.noise import KEY_BYTES
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
-from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundMemory
+from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, make_noise_shares
 from strategies.privacy.secure_aggregation.site import (
     MaskingRefused,
     ParticipationTerms,
     RequestDigest,
     SiteRound,
-    no_round,
+    make_no_round_refusal,
 )
 from strategies.privacy.secure_aggregation.vectors import ONE, max_update_value
 
@@ -107,7 +107,7 @@ class HeldUpdates:
 
     def _held_update(self, site: Site) -> HeldUpdate:
         if site.name not in self._updates:
-            raise no_round(site.name)
+            raise make_no_round_refusal(site.name)
         return self._updates[site.name]
 
 
@@ -132,7 +132,7 @@ class SecureAggregation(RoundLayer):
         verdict = reply_verdict(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
-        shares = shares_of(plan, method)
+        shares = make_noise_shares(plan, method)
         terms = replace(
             _make_participation_terms(site, request, method, shares),
             largest=max_update_value(plan, method),
@@ -201,11 +201,11 @@ def noise_share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str
     return lambda covered: hmac.digest(secret, covered.encode(), hashlib.sha256)
 
 
-def open_masked_rounds(site: Site, shares: NoiseShares | None = None) -> MaskedRounds:
+def open_masked_rounds(site: Site, shares: NoiseShares | None = None) -> MaskedRoundMemory:
     """Return the record of rounds that a site has masked; an empty one where its policy allows any difference."""
     if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
-        return MaskedRounds()
-    return MaskedRounds(site.folder / "masked", durable=site.durable)
+        return MaskedRoundMemory()
+    return MaskedRoundMemory(site.folder / "masked", durable=site.durable)
 
 
 def _previous_agreement(site: Site, request: TrainRequest | EvaluateRequest) -> str:

@@ -19,10 +19,10 @@ from common.models.network import MemoryFormat, SplitNetwork, build, make_dense_
 from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
-from strategies.local.objective import Examples, examples_of
+from strategies.local.objective import Examples, pair_with_labels
 from strategies.local.site_method import SiteMethod
-from strategies.local.training import Epoch, Validation, validate
-from strategies.registry import site_method
+from strategies.local.training import Epoch, ValidationFigures, validate
+from strategies.registry import build_site_method_once
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class LocalTask:
             images, inputs = self.site.trained_on(part, self.plan), self.network_inputs(part)
             if part == "train" and (rows := self.site.kept_rows(images)) is not None:
                 images, inputs = images.rows(rows), select_rows(inputs, rows)
-            self._examples[part] = examples_of(images, inputs, self.network.class_names)
+            self._examples[part] = pair_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
 
     def network_inputs(self, part: str) -> Tensor | Pixels:
@@ -72,7 +72,7 @@ class LocalTask:
             return pixels
         return feature_cache_of(self.site).features_of(self.whole, part, pixels, self.plan)
 
-    def validate(self) -> Validation:
+    def validate(self) -> ValidationFigures:
         """Validate the network in its present state; classes of few patients do not count in the AUROC."""
         validation, spec = self.examples("validation"), self.plan.training
         return validate(self.network, validation, self.method.loss, spec, self.site.hides("validation"))
@@ -141,7 +141,7 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
     """
     site.refuse_few()
     plan = site.in_its_arithmetic(parse_plan(request.plan))
-    method, own = site_method(site.name, request.plan), site.declaration.canonical
+    method, own = build_site_method_once(site.name, request.plan), site.declaration.canonical
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = site.memory(request.run)

@@ -47,7 +47,7 @@ class KeysRequest(_StepRecord):
 
 @dataclass(frozen=True)
 class KeysAnswer(_StepRecord):
-    """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.crypto.Statement`.
+    """Answer with public keys in a signed :class:`~strategies.privacy.secure_aggregation.crypto.SiteStatement`.
 
     Attributes:
         statement: Under secure aggregation, for the other sites too: two public keys made for this round, the classes

@@ -12,7 +12,7 @@ from common.wire.records import Arrays
 from polyclinic.flower.averaging import LabelledSites
 from polyclinic.flower.checks import explain_model_fault, get_metrics, get_model, require_usable_replies
 from polyclinic.flower.labels import shorten_error, site_name
-from strategies.aggregation.means import mixed
+from strategies.aggregation.means import mix_tensors
 from strategies.methods import unifed
 from strategies.methods.base import SequentialMethod
 
@@ -175,7 +175,7 @@ def mix_models(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRe
         if not np.issubdtype(values.dtype, np.floating):
             return array
         with np.errstate(invalid="ignore"):  # 0 times an infinity, which both hold
-            mean = mixed(values, server[key].numpy(), alpha).astype(values.dtype)
+            mean = mix_tensors(values, server[key].numpy(), alpha).astype(values.dtype)
         return Array(np.where(np.isinf(values), values, mean))
 
     return ArrayRecord({key: mixed_array(key, array) for key, array in sites.items()})

@@ -14,7 +14,7 @@ from common.security.identity import SiteKit, SiteRequest, check_name, checked_k
 from common.system.toml import Section, read_toml, validated
 from server.coordinator.authority import authority_certificate
 from server.coordinator.folder import Coordinator
-from strategies.engine.claims import Claims, ClaimsBySite
+from strategies.engine.claims import AdmissionLimits, ClaimsBySite
 
 MOST_CLASSES, LONGEST_NAME = 10_000, 100
 
@@ -123,14 +123,14 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
 
 def claims_of(coordinator: Coordinator) -> ClaimsBySite:
     """Return a function that reads the claims allowed to each site, or the last ones while a file is damaged."""
-    last = dict[str, Claims]()
+    last = dict[str, AdmissionLimits]()
 
-    def read() -> Mapping[str, Claims]:
+    def read() -> Mapping[str, AdmissionLimits]:
         try:
             sites = members(coordinator)
         except BadInput:
             return last
-        last.update({name: Claims(frozenset(site.classes), site.max_images) for name, site in sites.items()})
+        last.update({name: AdmissionLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()})
         return last
 
     return read

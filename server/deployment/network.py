@@ -35,9 +35,9 @@ from server.runs.live_status import Present, note_run
 from server.runs.reporter import Reporter
 from server.runs.tracking import Track
 from strategies.engine.events import RunStopped
-from strategies.method_list import in_file
-from strategies.methods.base import image_faults
-from strategies.registry import strategy_of
+from strategies.method_list import prefix_with_file
+from strategies.methods.base import find_image_faults
+from strategies.registry import build_experiment_strategy
 
 Tell = Callable[[str], None]
 
@@ -179,13 +179,13 @@ def _checked_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | Non
     except BadInput as error:
         faults += error.faults
     try:
-        method = strategy_of(experiment)
-        faults += image_faults(method, own) if not faults else []
+        method = build_experiment_strategy(experiment)
+        faults += find_image_faults(method, own) if not faults else []
         if method.site.pooled != "no":
             problem = f'"{experiment.run.method}" puts all images in one place; hospitals\' images stay where they are.'
             faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
     except BadInput as error:
         faults += error.faults
     faults += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
-    stop_on([in_file(file, fault) for fault in faults])
+    stop_on([prefix_with_file(file, fault) for fault in faults])
     return own, external

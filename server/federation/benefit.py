@@ -19,8 +19,8 @@ from common.wire.codec import encode
 from common.wire.records import BenefitReply, BenefitRequest, Groups
 from server.federation.recorder import RunTotals
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.exchange import Replies
-from strategies.engine.state import groups_for
+from strategies.engine.exchange import ExchangeReplies
+from strategies.engine.state import select_groups_to_send
 
 QUERY = f"{MessageType.QUERY}.benefit"
 
@@ -63,7 +63,7 @@ def deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> f
 
 def compared(
     coordinator: Coordinator, initial: ModelState, epochs: Mapping[str, int], seconds: float
-) -> Replies[BenefitReply]:
+) -> ExchangeReplies[BenefitReply]:
     """Have each site compare the run's final model with a model that it trains alone.
 
     Args:
@@ -76,7 +76,7 @@ def compared(
     requests = coordinator.new_requests(server_round)
     requests.deadline_s, messages = seconds, list[Message]()
     for site, count in sorted(epochs.items()):
-        own = groups_for(initial, requests.context.contract.sites[site])
+        own = select_groups_to_send(initial, requests.context.contract.sites[site])
         request = requests.request(partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result)
         requests.expected[site] = Groups()
         messages.append(requests.message(site, QUERY, encode(request, requests.written)))

@@ -17,7 +17,7 @@ from common.config import Experiment
 from common.errors import BadInput, Fault, quoted
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.system.files import Parts, write_atomically
-from strategies.engine.state import FederationState, of_bytes, to_parts
+from strategies.engine.state import FederationState, deserialize_state, serialize_state_in_parts
 
 VERSION = 3
 KEPT = 2
@@ -55,7 +55,7 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, and remove all but the last :data:`KEPT`."""
-        content, number = to_parts(checkpoint.state), checkpoint.state.round
+        content, number = serialize_state_in_parts(checkpoint.state), checkpoint.state.round
         facts = {
             "round": number,
             "run": checkpoint.run,
@@ -120,7 +120,7 @@ class CheckpointFolder:
         facts: Any = whole.get("facts")
         if _hash([content], facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
-        state = of_bytes(content)
+        state = deserialize_state(content)
         if not _describes(facts, state.round, number):
             raise ValueError("it is not what a run writes after this round")
         return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])

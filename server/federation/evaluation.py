@@ -40,8 +40,8 @@ from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models
 from server.runs.folder import RunFolder
 from strategies.engine.claims import ClaimsBySite
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import Arrival
-from strategies.engine.exchange import Replies
+from strategies.engine.events import ReplyArrival
+from strategies.engine.exchange import ExchangeReplies
 from strategies.engine.membership import Registered
 
 SITES_PARTS = "mean over the sites' own test parts"
@@ -92,7 +92,7 @@ class RunContext:
     registered: Registered | None = None
     key_of: Callable[[str], str] | None = None
     refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
-    left_replies: Callable[[str], Iterable[Arrival]] = lambda run: ()
+    left_replies: Callable[[str], Iterable[ReplyArrival]] = lambda run: ()
     claims: ClaimsBySite | None = None
     positives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     table_sha256: str | None = None
@@ -119,7 +119,7 @@ class Outcome:
 def outcome_of(
     network: SplitNetwork,
     coordinator: Coordinator,
-    replies: Replies[EvaluateReply],
+    replies: ExchangeReplies[EvaluateReply],
     setting: RunContext,
     sums: Mapping[str, SitesHistogram],
 ) -> Outcome:

@@ -6,7 +6,7 @@ from pathlib import Path
 from common.config import ExperimentFile
 from common.errors import Fault, stop_on
 from common.system.files import missing_file, missing_folder
-from strategies.method_list import in_file, read_with_faults
+from strategies.method_list import prefix_with_file, read_with_method_fault
 
 
 def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
@@ -15,8 +15,8 @@ def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
     Raises:
         BadInput: With every such fault: of the file and of the overrides; then an unknown method and missing files.
     """
-    file, faults = read_with_faults(path, overrides)
-    stop_on([*faults, *(in_file(file, fault) for fault in _missing(file))])
+    file, faults = read_with_method_fault(path, overrides)
+    stop_on([*faults, *(prefix_with_file(file, fault) for fault in _missing(file))])
     return file
 
 

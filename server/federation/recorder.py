@@ -20,16 +20,16 @@ from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
 from server.runs.folder import RunFolder
 from server.runs.receipt import experiment_sha256, write_receipt
-from strategies.aggregation.bounds import heavy_sites
+from strategies.aggregation.bounds import find_dominant_sites
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import (
-    Arrival,
     Callbacks,
     FederationValidation,
-    RolledBack,
+    ReplyArrival,
+    RollbackEvent,
     RoundRecord,
     RunStopped,
-    Waiting,
+    WaitingStatus,
 )
 from strategies.engine.state import FederationState
 
@@ -37,7 +37,7 @@ from strategies.engine.state import FederationState
 class Watcher(Protocol):
     """Shows a person how the run goes."""
 
-    def waiting(self, waiting: Waiting) -> None: ...
+    def waiting(self, waiting: WaitingStatus) -> None: ...
 
     def began(self, sites: Sequence[str], rounds: int) -> None: ...
 
@@ -49,7 +49,7 @@ class Watcher(Protocol):
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None: ...
 
-    def rolled_back(self, rolled_back: RolledBack) -> None: ...
+    def rolled_back(self, rolled_back: RollbackEvent) -> None: ...
 
     def excluded(self, server_round: int, site: str, reason: str) -> None: ...
 
@@ -285,7 +285,7 @@ class Recorder(Callbacks):
         """Note sites that have nearly all images, and sites without validation images."""
         members, folder = self.coordinator.sites.members, self.setting.folder
         images = {site: member.answer.train_samples for site, member in members.items()}
-        for site, share in heavy_sites(images).items():
+        for site, share in find_dominant_sites(images).items():
             folder.event("heavy_site", site=site, images=images[site], share=round(share, 6))
         if silent := [site for site, member in members.items() if not member.answer.validation_samples]:
             folder.event("no_validation_images", sites=silent)
@@ -308,7 +308,7 @@ class Recorder(Callbacks):
 
     # ------------------------------------------------------------------ callbacks
 
-    def on_wait(self, waiting: Waiting) -> None:
+    def on_wait(self, waiting: WaitingStatus) -> None:
         """Show the sites that are waited for."""
         for watcher in self.watchers:
             watcher.waiting(waiting)
@@ -322,7 +322,7 @@ class Recorder(Callbacks):
         for watcher in self.watchers:
             watcher.joined(server_round, site)
 
-    def on_reply(self, arrival: Arrival) -> None:
+    def on_reply(self, arrival: ReplyArrival) -> None:
         """Note the reply in the audit."""
         self.ledger.arrived(arrival)
 
@@ -350,7 +350,7 @@ class Recorder(Callbacks):
         for watcher in self.watchers:
             watcher.excluded(server_round, site, reason)
 
-    def on_rollback(self, rolled_back: RolledBack) -> FederationState | None:
+    def on_rollback(self, rolled_back: RollbackEvent) -> FederationState | None:
         """Return the state to go back to, where its checkpoint is still there; note that the model is taken back."""
         state = FederationState(0, self._initial)
         if rolled_back.to:

@@ -20,14 +20,14 @@ from common.models.state import FrozenPart, initial_frozen_part, layout_of, read
 from server.federation.benefit import asked_benefits
 from server.federation.evaluation import Outcome, RunContext, known_count, outcome_of
 from server.federation.recorder import Recorder, RunTotals, Watcher, versions
-from strategies.engine.claims import claim_faults
+from strategies.engine.claims import find_excess_claims
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
-from strategies.engine.secure_aggregation import summed_test
-from strategies.engine.sequential import coordinator_of
-from strategies.engine.state import array_record
-from strategies.privacy.mechanism import epsilon_of, protection_of
-from strategies.registry import strategy_of
+from strategies.engine.secure_aggregation import open_test_histograms
+from strategies.engine.sequential import make_coordinator
+from strategies.engine.state import make_array_record
+from strategies.privacy.mechanism import compute_epsilon, make_site_privacy
+from strategies.registry import build_experiment_strategy
 
 
 def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[Watcher]) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: 
     frozen = initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
     experiment = _naming(experiment, frozen, setting)
     recorder = Recorder(experiment, setting, watchers)
-    coordinator = coordinator_of(
-        strategy_of(experiment),
+    coordinator = make_coordinator(
+        build_experiment_strategy(experiment),
         make_plan(experiment),
         experiment.participation,
         setting.run,
         callbacks=recorder,
         registered=setting.registered,
-        admission=() if setting.claims is None else (partial(claim_faults, setting.claims),),
+        admission=() if setting.claims is None else (partial(find_excess_claims, setting.claims),),
         scratch=setting.folder.path,
         frozen=frozen,
     )
@@ -61,10 +61,10 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: 
     recorder.begin(coordinator, layout_of(network), initial)
     try:
         deadline_s = experiment.participation.round_deadline_s
-        coordinator.start(grid, array_record(initial), experiment.run.rounds, deadline_s)
+        coordinator.start(grid, make_array_record(initial), experiment.run.rounds, deadline_s)
         recorder.totals.finalize(coordinator.last_validation, coordinator.state)
         tested = coordinator.test(grid)
-        outcome = outcome_of(network, coordinator, tested, setting, summed_test(coordinator, tested))
+        outcome = outcome_of(network, coordinator, tested, setting, open_test_histograms(coordinator, tested))
         benefits = asked_benefits(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
         recorder.stopped(str(error))
@@ -181,9 +181,9 @@ def _privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals
     cost = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": epsilon}
     if section.noise == "local":
         return cost
-    protection = protection_of(coordinator.plan, coordinator.method.site, 1)
+    protection = make_site_privacy(coordinator.plan, coordinator.method.site, 1)
     assert protection is not None, "it has noise"
     round_alone = protection.cost_with(1)
     alone = replace(round_alone, count=round_alone.count * coordinator.plan.run.rounds)
-    of_one = epsilon_of([alone], section.delta, section.accountant)
+    of_one = compute_epsilon([alone], section.delta, section.accountant)
     return {**cost, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}

@@ -20,9 +20,9 @@ from common.system.plain_text import MOST_WORDS, printable
 from common.wire.canonical_bytes import canonical_pieces, record_sha256
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import TrainReply
-from strategies.engine.events import Arrival, RolledBack, RoundRecord, RunStopped
-from strategies.engine.membership import Member
-from strategies.engine.state import FederationState, to_bytes
+from strategies.engine.events import ReplyArrival, RollbackEvent, RoundRecord, RunStopped
+from strategies.engine.membership import RunMember
+from strategies.engine.state import FederationState, serialize_state
 
 UPDATES = "updates"
 FIGURES = ("summary.json", "rounds.jsonl", "model.json")
@@ -60,7 +60,7 @@ class RunAudit:
         sha256 = state_sha256(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)
         if self.keep:
-            write_atomically(self._updates / INITIAL, to_bytes(initial), durable=self.durable)
+            write_atomically(self._updates / INITIAL, serialize_state(initial), durable=self.durable)
 
     def resumed(self, state: FederationState, **facts: Any) -> None:
         """Check the models of a checkpoint, and record that the run goes on from the checkpoint.
@@ -88,7 +88,7 @@ class RunAudit:
                 raise RunStopped(f"resume: {problem} {remedy}")
         self.audit.append(event="resumed", round=state.round, **facts)
 
-    def rolled_back(self, rolled_back: RolledBack) -> None:
+    def rolled_back(self, rolled_back: RollbackEvent) -> None:
         """Record that a model collapsed, and that the run goes on from the model of an earlier round."""
         self.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
 
@@ -96,7 +96,7 @@ class RunAudit:
         """Record that a site is left out for the rest of the run."""
         self.audit.append(event="condemned", round=server_round, site=site, reason=reason)
 
-    def enrolled(self, server_round: int, site: str, member: Member) -> None:
+    def enrolled(self, server_round: int, site: str, member: RunMember) -> None:
         """Record that a site takes part from this round on, with its answer to the roll call."""
         content = encode(member.answer)
         sha256 = record_sha256(content)
@@ -111,7 +111,7 @@ class RunAudit:
         for site, reason in absent.items():
             self.audit.append(event="left_out", round=server_round, site=site, reason=printable(reason))
 
-    def arrived(self, arrival: Arrival) -> None:
+    def arrived(self, arrival: ReplyArrival) -> None:
         """Record the arrival of a reply, also of one that does not count."""
         facts: dict[str, Any] = {"counts": not arrival.reason}
         if arrival.reason:
@@ -124,7 +124,7 @@ class RunAudit:
             self._store(round_folder(arrival.round), arrival.site, content)
         self.audit.append(event="received", **about, **facts)
 
-    def arrived_before(self, arrival: Arrival) -> None:
+    def arrived_before(self, arrival: ReplyArrival) -> None:
         """Record a reply that came before the run was resumed, unless the audit has it."""
         signed = arrival.content and attached_signature(arrival.content)
         if signed and all(entry.get("signature") != signed.signature for entry in self.audit.entries()):

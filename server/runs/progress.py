@@ -14,7 +14,7 @@ from rich.text import Text
 
 from common.system.plain_text import counted, duration
 from common.system.terminal import PlainConsole, ProgressForm, event_printer, json_printer, progress_form
-from strategies.engine.events import RolledBack, RoundRecord, Waiting, exclusion_sentence
+from strategies.engine.events import RollbackEvent, RoundRecord, WaitingStatus, describe_exclusion
 from strategies.engine.state import FederationState
 
 DRAWN_A_SECOND = 2
@@ -40,7 +40,7 @@ class NullProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Show nothing at the end of the run."""
 
-    def waiting(self, waiting: Waiting) -> None:
+    def waiting(self, waiting: WaitingStatus) -> None:
         """Show nothing: in a simulation no site is waited for."""
 
     def enrolled(self, releases: Mapping[str, str]) -> None:
@@ -52,11 +52,11 @@ class NullProgress:
     def left_out(self, site: str, reason: str) -> None:
         """Show nothing: the run's events have the reason."""
 
-    def rolled_back(self, rolled_back: RolledBack) -> None:
+    def rolled_back(self, rolled_back: RollbackEvent) -> None:
         self.note(rolled_back.sentence)
 
     def excluded(self, server_round: int, site: str, reason: str) -> None:
-        self.note(exclusion_sentence(server_round, site, reason))
+        self.note(describe_exclusion(server_round, site, reason))
 
     def note(self, sentence: str) -> None:
         """Show a sentence about an event of the run."""

@@ -14,7 +14,7 @@ from common.system.files import write_atomically
 from common.system.plain_text import counted, shortened
 from server.runs.live_status import FILE, Present, stopped_at
 from server.runs.progress import NullProgress, facts_of
-from strategies.engine.events import RoundRecord, Waiting
+from strategies.engine.events import RoundRecord, WaitingStatus
 from strategies.engine.exchange import NOT_REGISTERED
 from strategies.engine.state import FederationState
 
@@ -59,7 +59,7 @@ class Reporter(NullProgress):
         self._write()
         self._note(present)
 
-    def waiting(self, waiting: Waiting) -> None:
+    def waiting(self, waiting: WaitingStatus) -> None:
         present = self._present
         if waiting.phase == "roll call" and waiting.sites:
             stopped = self._signed_off()

@@ -30,12 +30,12 @@ from common.wire.codec import R, decode
 from common.wire.records import Arrays, RollCallAnswer, TrainReply, no_arrays
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, read_receipt, receipt_of
-from strategies.aggregation.bounds import Lengths, bounded
+from strategies.aggregation.bounds import Lengths, shorten_long_updates
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import longest_update, merged_by, moved_by, visit
-from strategies.engine.state import of_bytes as state_of_bytes
+from strategies.engine.aggregator import merge_updates, pass_through_site, update_global_model, update_length_limit
+from strategies.engine.state import deserialize_state as state_of_bytes
 from strategies.methods.base import Method, RoundContext, SequentialMethod
-from strategies.registry import strategy_of
+from strategies.registry import build_experiment_strategy
 
 
 @dataclass
@@ -231,7 +231,7 @@ class AlteredFile(Exception):
 
 def reason_not_repeatable(receipt: Receipt, experiment: Experiment) -> str:
     """Return the reason why the rounds cannot be repeated, or an empty string."""
-    method = strategy_of(experiment)
+    method = build_experiment_strategy(experiment)
     if not receipt.updates_kept:
         return "the run did not keep its updates (run.keep_updates)"
     if experiment.privacy.secure_aggregation:
@@ -264,7 +264,7 @@ class Replay:
     @property
     def clip(self) -> float | None:
         """Return the length, in median lengths, above which updates were shortened; None without such a limit."""
-        return longest_update(self.method.site, self.experiment.participation, self.experiment.privacy)
+        return update_length_limit(self.method.site, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
     def of(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "Replay":
@@ -287,7 +287,7 @@ class Replay:
             )
         if initial.best is not None or initial.moments or initial.statistics:
             raise AlteredFile(Path(INITIAL), "holds more than a model to begin with: changed.")
-        replay = cls(updates, receipt, experiment, layout, strategy_of(experiment), model)
+        replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
         for name, site in receipt.sites.items():
             path = Path("roll-call") / record_file(name)
             replay.answers[name] = replay._record(path, site.answer_sha256, RollCallAnswer)
@@ -316,14 +316,14 @@ class Replay:
         if isinstance(self.method, SequentialMethod):
             passed, left = self.model, self.experiment.run.rounds - server_round
             for hops, reply in enumerate(replies.values(), start=1):
-                visited = visit(passed, reply, self.clip, self.lengths)
+                visited = pass_through_site(passed, reply, self.clip, self.lengths)
                 passed, self.lengths = visited.model, visited.lengths
                 self.model = self.method.after_hop(left, hops, self.model, passed)
             return
         if self.clip is not None:
-            replies, _ = bounded(replies, self.clip)
-        means = merged_by(self.method, context, self.model, replies).means
-        self.model, self.moments = moved_by(self.method, server_round, means, self.moments)
+            replies, _ = shorten_long_updates(replies, self.clip)
+        means = merge_updates(self.method, context, self.model, replies).means
+        self.model, self.moments = update_global_model(self.method, server_round, means, self.moments)
 
     def _context(self, server_round: int) -> RoundContext:
         """Return the coordinator's context at the start of a round."""

@@ -35,10 +35,10 @@ from server.runs.tracking import Track
 from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from server.simulation.backends.ray_process import RayProcess, ray_process_of
-from strategies.local.arithmetic import chosen, in_arithmetic
-from strategies.method_list import in_file
-from strategies.methods.base import Method, image_faults
-from strategies.registry import strategy_of
+from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
+from strategies.method_list import prefix_with_file
+from strategies.methods.base import Method, find_image_faults
+from strategies.registry import build_experiment_strategy
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
 """Key of a kind of data by which a person can say whose images they are."""
@@ -198,9 +198,9 @@ class Simulation:
         experiment = self.experiment
         if experiment.training.precision != "fastest":
             return experiment
-        arithmetic = chosen(make_plan(experiment), self._device, opening.folder.path, durable=False)
+        arithmetic = choose_arithmetic(make_plan(experiment), self._device, opening.folder.path, durable=False)
         self.tell(f"fastest on this machine: {arithmetic}")
-        return in_arithmetic(experiment, arithmetic)
+        return set_arithmetic(experiment, arithmetic)
 
     @property
     def _device(self) -> str:
@@ -216,7 +216,7 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     experiment = file.experiment
     faults: list[Fault] = []
     try:
-        method = strategy_of(experiment)
+        method = build_experiment_strategy(experiment)
     except BadInput as error:
         faults += error.faults
     faults += _section_faults(experiment)
@@ -228,15 +228,15 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     class_names = getattr(experiment.data, "keep", ()) or getattr(experiment.data, "classes", ())
     if class_names and experiment.partition is not None:
         faults += partition_faults(class_names, experiment.partition)
-    stop_on([in_file(file, fault) for fault in faults])
+    stop_on([prefix_with_file(file, fault) for fault in faults])
     try:
         data = simulated_data(experiment, file.base)
         contract = data.contract
-        stop_on(image_faults(method, data.server))
+        stop_on(find_image_faults(method, data.server))
         if method.site.pooled == "no":
             stop_on(method.contract_faults(contract))
     except BadInput as error:
-        raise BadInput(in_file(file, fault) for fault in error.faults) from None
+        raise BadInput(prefix_with_file(file, fault) for fault in error.faults) from None
     if method.site.pooled == "no":
         stop_on(_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
@@ -253,7 +253,7 @@ def checked_external(file: ExperimentFile, data: SimulatedData) -> ImageSet | No
         if images is not None:
             refuse_other_classes(images, data.contract.class_names)
     except BadInput as error:
-        raise BadInput(in_file(file, fault) for fault in error.faults) from None
+        raise BadInput(prefix_with_file(file, fault) for fault in error.faults) from None
     return images
 
 

@@ -44,18 +44,18 @@ Lengths = Mapping[str, float]
 """Part of an update -> its Euclidean length; of head rows, the longest."""
 
 
-def lengths_of(update: Groups) -> dict[str, float]:
+def measure_update_lengths(update: Groups) -> dict[str, float]:
     """Return the lengths of the parts that an update holds."""
     lengths = {}
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
         if values is not None:
-            lengths[part] = _length(values)
+            lengths[part] = _measure_length(values)
     if update.head is not None:
-        lengths[ROW] = float(_row_lengths(update.head).max(initial=0.0))
+        lengths[ROW] = float(_measure_row_lengths(update.head).max(initial=0.0))
     return lengths
 
 
-def medians_of(lengths: Iterable[Lengths]) -> dict[str, float]:
+def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
     """Return part -> median length over the sites that sent it, without parts that fewer than three sent."""
     sent: dict[str, list[float]] = {}
     for of_site in lengths:
@@ -64,22 +64,22 @@ def medians_of(lengths: Iterable[Lengths]) -> dict[str, float]:
     return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
 
 
-def shortened(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
+def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
     """Return the update with no part longer than ``clip`` medians, and a sentence on what was shortened, if any."""
-    long = {part: times for part, times in times_of(lengths, medians).items() if times > clip}
+    long = {part: times for part, times in compare_with_medians(lengths, medians).items() if times > clip}
     if not long:
         return update, ""
     if TRUNK in long and update.trunk is not None:
-        update = replace(update, trunk=_scaled(update.trunk, clip / long[TRUNK]))
+        update = replace(update, trunk=_scale_array(update.trunk, clip / long[TRUNK]))
     if NORM in long and update.norm is not None:
-        update = replace(update, norm=_scaled(update.norm, clip / long[NORM]))
+        update = replace(update, norm=_scale_array(update.norm, clip / long[NORM]))
     if ROW in long and update.head is not None:
-        update = replace(update, head=_shortened_rows(update.head, clip * medians[ROW]))
+        update = replace(update, head=_shorten_head_rows(update.head, clip * medians[ROW]))
     worst = max(sorted(long), key=long.__getitem__)
     return update, f"its {worst} was {long[worst]:.3g} times the median length, and was shortened to {clip:g} times"
 
 
-def bounded(
+def shorten_long_updates(
     replies: Mapping[str, TrainReply], clip: float, lengths: Mapping[str, Lengths] = MappingProxyType({})
 ) -> tuple[dict[str, TrainReply], dict[str, str]]:
     """Shorten the updates that are too long.
@@ -92,16 +92,16 @@ def bounded(
     Returns:
         The replies with bounded updates; and site -> a sentence that says what was shortened.
     """
-    measured = {site: lengths.get(site) or lengths_of(reply.update) for site, reply in replies.items()}
-    medians, result, done = medians_of(measured.values()), dict(replies), dict[str, str]()
+    measured = {site: lengths.get(site) or measure_update_lengths(reply.update) for site, reply in replies.items()}
+    medians, result, done = compute_median_lengths(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
-        update, sentence = shortened(reply.update, measured[site], medians, clip)
+        update, sentence = shorten_update(reply.update, measured[site], medians, clip)
         if sentence:
             result[site], done[site] = replace(reply, update=update), sentence
     return result, done
 
 
-def times_of(lengths: Lengths, medians: Lengths) -> dict[str, float]:
+def compare_with_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
     """Return part -> how many medians long it is, for parts that have a median."""
     return {
         part: length / medians[part] if medians[part] else (math.inf if length else 0.0)
@@ -110,26 +110,26 @@ def times_of(lengths: Lengths, medians: Lengths) -> dict[str, float]:
     }
 
 
-def _scaled(array: Float32, factor: float) -> Float32:
+def _scale_array(array: Float32, factor: float) -> Float32:
     """Return the product, computed in float64: as a float32 a very small factor is too coarse."""
     return (array * np.float64(factor)).astype(np.float32)
 
 
-def _shortened_rows(head: Head, bound: float) -> Head:
-    lengths = _row_lengths(head)  # (classes,)
+def _shorten_head_rows(head: Head, bound: float) -> Head:
+    lengths = _measure_row_lengths(head)  # (classes,)
     factors = np.minimum(1.0, bound / np.where(lengths > 0, lengths, 1.0))
     long = lengths > bound  # a row that is not long keeps its very bits
     weight = np.where(long[:, None], head.weight * factors[:, None], head.weight).astype(np.float32)
     return Head(head.class_names, weight, np.where(long, head.bias * factors, head.bias).astype(np.float32))
 
 
-def _row_lengths(head: Head) -> Float64:
+def _measure_row_lengths(head: Head) -> Float64:
     weight = head.weight.astype(np.float64)
     squares = np.einsum("cf,cf->c", weight, weight) + np.square(head.bias, dtype=np.float64)
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
 
 
-def _length(values: Float32) -> float:
+def _measure_length(values: Float32) -> float:
     total, starts = 0.0, range(0, len(values), BLOCK)
     with np.errstate(over="ignore"):
         for start in starts:
@@ -146,7 +146,7 @@ HEAVY = 0.9
 """Share of all images from which on a run is nearly one site's."""
 
 
-def counted_images(images: Mapping[str, int], largest_share: float) -> dict[str, int]:
+def cap_image_counts(images: Mapping[str, int], largest_share: float) -> dict[str, int]:
     """Return how many images of each site count, so that none has more than ``largest_share`` of all that count.
 
     Sites above the cap count as if they had as many images as the cap allows; the others stay as they are. Where even
@@ -168,7 +168,7 @@ def counted_images(images: Mapping[str, int], largest_share: float) -> dict[str,
     return dict.fromkeys(images, ordered[-1])
 
 
-def heavy_sites(images: Mapping[str, int]) -> dict[str, float]:
+def find_dominant_sites(images: Mapping[str, int]) -> dict[str, float]:
     """Return the share of all images of each site that has more than :data:`HEAVY` of them, among several sites."""
     total = sum(images.values())
     shares = {site: count / total for site, count in images.items()} if total and len(images) > 1 else {}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.aggregation.server_optimizer import Moments, ServerOptimizer, stepped
+from strategies.aggregation.server_optimizer import Moments, ServerOptimizer, compute_server_step
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -46,12 +46,12 @@ def running_sum(values: Iterable[float]) -> float:
     return total
 
 
-def moved(state: Float32, update: Float64) -> Float32:
+def add_update(state: Float32, update: Float64) -> Float32:
     """Return state plus update, rounded once to float32."""
     return (state.astype(np.float64) + update).astype(np.float32)
 
 
-def in_blocks(n: int, work: Callable[[slice], None]) -> None:
+def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
     """Call ``work`` for all of ``n`` numbers block by block, on a second thread too where there are many."""
 
     def stretch(begin: int) -> None:
@@ -90,7 +90,7 @@ class FlatMean(ABC):
         def fill(block: slice) -> None:
             result[block] = self.part(block)
 
-        in_blocks(self._size, fill)
+        run_in_blocks(self._size, fill)
         return result
 
     def moved(self, state: Float32) -> Float32:
@@ -100,13 +100,13 @@ class FlatMean(ABC):
         result = np.empty_like(state)
 
         def move(block: slice) -> None:
-            result[block] = moved(state[block], self.part(block))
+            result[block] = add_update(state[block], self.part(block))
 
-        in_blocks(self._size, move)
+        run_in_blocks(self._size, move)
         return result
 
 
-class GivenMean(FlatMean):
+class PrecomputedMean(FlatMean):
     """A mean that was computed elsewhere."""
 
     def __init__(self, values: Float64) -> None:
@@ -134,7 +134,7 @@ class RunningMean(FlatMean):
         def add(block: slice) -> None:
             self._sum[block] += times * array[block]
 
-        in_blocks(len(array), add)
+        run_in_blocks(len(array), add)
         self.weight += weight
 
     def part(self, block: slice) -> Float64:
@@ -142,7 +142,7 @@ class RunningMean(FlatMean):
         return self._sum[block] / np.float64(self.weight)
 
 
-class MeanOfAll(FlatMean):
+class BlockwiseMean(FlatMean):
     """The weighted mean of flat arrays, at least one, which are all there.
 
     The bits are those of :class:`RunningMean`. Each block is added up over all arrays while it is in the processor's
@@ -175,8 +175,8 @@ class MeanOfAll(FlatMean):
 # ---------------------------------------------------------------------- means of head rows
 
 
-class RowsMean(Protocol):
-    """A mean of head rows, class by class: the part of :class:`HeadSum` that moves a model."""
+class HeadRowsMean(Protocol):
+    """A mean of head rows, class by class: the part of :class:`RunningHeadMean` that moves a model."""
 
     @property
     def mean(self) -> HeadArrays: ...
@@ -184,18 +184,18 @@ class RowsMean(Protocol):
     def moved(self, head: Head) -> Head: ...
 
 
-class HeadSum(RowsMean, Protocol):
+class RunningHeadMean(HeadRowsMean, Protocol):
     """A mean of head rows to which sites' heads are added one by one."""
 
     def add(self, head: Head, share: float) -> None: ...
 
 
-HeadMean = Callable[[Sequence[str], int], HeadSum]
+HeadMean = Callable[[Sequence[str], int], RunningHeadMean]
 """Makes a mean of heads, given the rows of the result and their width."""
 
 
 @dataclass(frozen=True)
-class GivenRows:
+class PrecomputedHeadMean:
     """A mean of head rows that was computed elsewhere."""
 
     mean: HeadArrays
@@ -203,7 +203,7 @@ class GivenRows:
     def moved(self, head: Head) -> Head:
         """Move each row by its mean; a row that nobody sent stays as it was."""
         weight, bias, _ = self.mean
-        return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias))
+        return Head(head.class_names, add_update(head.weight, weight), add_update(head.bias, bias))
 
 
 class WholeHeadMean:
@@ -239,14 +239,14 @@ class WholeHeadMean:
 
     def moved(self, head: Head) -> Head:
         """Move each row by its mean."""
-        return GivenRows(self.mean).moved(head)
+        return PrecomputedHeadMean(self.mean).moved(head)
 
 
 # ---------------------------------------------------------------------- means of updates, group by group
 
 
 @dataclass(frozen=True)
-class Means:
+class UpdateMeans:
     """The means of sites' updates, group by group; None where nobody sent a group.
 
     Attributes:
@@ -256,7 +256,7 @@ class Means:
     model: ModelState
     trunk: FlatMean | None = None
     norm: FlatMean | None = None
-    head: RowsMean | None = None
+    head: HeadRowsMean | None = None
 
     def moved(self) -> ModelState:
         """Return the model, moved by the means; a group that nobody sent stays as it was."""
@@ -275,22 +275,22 @@ class Means:
         """
         trunk, norm, head = self.model.trunk, self.model.norm, self.model.head
         if self.trunk:
-            step, moments = stepped(optimizer, self.trunk.mean, moments, "trunk")
-            trunk = moved(trunk, step)
+            step, moments = compute_server_step(optimizer, self.trunk.mean, moments, "trunk")
+            trunk = add_update(trunk, step)
         if self.norm:
             norm = self.norm.moved(norm)
         if self.head:
             weight, bias, sent = self.head.mean
             for row in np.flatnonzero(sent):
                 update = np.append(weight[row], bias[row])  # (features + 1,)
-                step, moments = stepped(optimizer, update, moments, f"head {head.class_names[row]}")
+                step, moments = compute_server_step(optimizer, update, moments, f"head {head.class_names[row]}")
                 weight[row], bias[row] = step[:-1], step[-1]
-            head = Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias))
+            head = Head(head.class_names, add_update(head.weight, weight), add_update(head.bias, bias))
         return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedUpdates:
     """The means of a round, and the exceptions that were made.
 
     Attributes:
@@ -299,13 +299,13 @@ class Merged:
         shortened: Sites whose update was too long, with what was done.
     """
 
-    means: Means
+    means: UpdateMeans
     plain: tuple[str, ...] = ()
     shortened: Mapping[str, str] = field(default_factory=dict)
 
 
-class RunningMeans:
-    """:class:`Means` to which updates are added one by one.
+class RunningUpdateMeans:
+    """:class:`UpdateMeans` to which updates are added one by one.
 
     Args:
         model: The model that the sites started from.
@@ -316,7 +316,7 @@ class RunningMeans:
         self._model, self._head_mean = model, head_mean
         self._trunk: RunningMean | None = None
         self._norm: RunningMean | None = None
-        self._head: HeadSum | None = None
+        self._head: RunningHeadMean | None = None
 
     def add(self, update: Groups, weight: float) -> None:
         """Add the groups that a site sent; they are not kept."""
@@ -331,9 +331,9 @@ class RunningMeans:
             self._head.add(update.head, weight)
 
     @property
-    def means(self) -> Means:
+    def means(self) -> UpdateMeans:
         """Return the means of the updates added so far."""
-        return Means(self._model, self._trunk, self._norm, self._head)
+        return UpdateMeans(self._model, self._trunk, self._norm, self._head)
 
 
 def site_weight(reply: TrainReply, weighting: Weighting) -> float:
@@ -341,7 +341,9 @@ def site_weight(reply: TrainReply, weighting: Weighting) -> float:
     return float(reply.train_samples) if weighting == "samples" else 1.0
 
 
-def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean) -> Means:
+def average_updates(
+    model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean
+) -> UpdateMeans:
     """Return the means of the sites' updates.
 
     Args:
@@ -351,7 +353,7 @@ def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights,
         head_mean: Makes the mean of head rows.
     """
     trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
-    head: HeadSum | None = None
+    head: RunningHeadMean | None = None
     for reply, weight in zip(replies, weights, strict=True):
         update = reply.update
         if update.trunk is not None:
@@ -361,10 +363,10 @@ def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights,
         if update.head is not None:
             head = head or head_mean(model.head.class_names, model.head.features)
             head.add(update.head, weight)
-    return Means(model, MeanOfAll(trunks) if trunks else None, MeanOfAll(norms) if norms else None, head)
+    return UpdateMeans(model, BlockwiseMean(trunks) if trunks else None, BlockwiseMean(norms) if norms else None, head)
 
 
-def mixed(clients: Float32, server: Float32, alpha: float) -> Float32:
+def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
     """Mix two models' tensors, or flat groups of them, of one shape.
 
     Args:
@@ -376,12 +378,15 @@ def mixed(clients: Float32, server: Float32, alpha: float) -> Float32:
     return mixture.astype(np.float32)
 
 
-def mixture(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
+def mix_models(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
     """Mix all values of two models; head rows are matched by class name."""
     other = server.head.rows(hospitals.head.class_names)
-    weight, bias = mixed(hospitals.head.weight, other.weight, alpha), mixed(hospitals.head.bias, other.bias, alpha)
+    weight, bias = (
+        mix_tensors(hospitals.head.weight, other.weight, alpha),
+        mix_tensors(hospitals.head.bias, other.bias, alpha),
+    )
     return ModelState(
-        mixed(hospitals.trunk, server.trunk, alpha),
-        mixed(hospitals.norm, server.norm, alpha),
+        mix_tensors(hospitals.trunk, server.trunk, alpha),
+        mix_tensors(hospitals.norm, server.norm, alpha),
         Head(hospitals.head.class_names, np.asarray(weight), np.asarray(bias)),
     )

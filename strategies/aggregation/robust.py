@@ -25,15 +25,15 @@ from common.models.state import ModelState
 from common.wire.records import Groups
 from strategies.aggregation.means import (
     BLOCK,
+    BlockwiseMean,
     Float32,
     Float64,
-    GivenMean,
-    GivenRows,
-    MeanOfAll,
-    Means,
-    Merged,
+    MergedUpdates,
+    PrecomputedHeadMean,
+    PrecomputedMean,
+    UpdateMeans,
     Weights,
-    in_blocks,
+    run_in_blocks,
 )
 
 Kind = Literal["coordinate_median", "trimmed_mean", "krum"]
@@ -84,7 +84,7 @@ class RobustMean(BaseModel):
         return min(share, (sites - 1) // 2)
 
 
-def robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[Float64]:
+def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[Float64]:
     """Return the parts of the mean of the sites' vectors by a rule.
 
     Args:
@@ -94,17 +94,19 @@ def robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
     if rule.kind == "krum":
         chosen = krum(squared_distances(parts), rule.byzantine, rule.keep)
-        return [by_coordinate([part[site] for site in chosen], plain_mean) for part in parts]
+        return [apply_by_coordinate([part[site] for site in chosen], plain_mean) for part in parts]
     cut = rule.cut_off(len(vectors))
     of_block = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
-    return [by_coordinate(part, of_block) for part in parts]
+    return [apply_by_coordinate(part, of_block) for part in parts]
 
 
-def robust_means(model: ModelState, updates: Sequence[Groups], weights: Weights, rule: RobustMean) -> Merged:
+def average_updates_robustly(
+    model: ModelState, updates: Sequence[Groups], weights: Weights, rule: RobustMean
+) -> MergedUpdates:
     """Return the means of the sites' updates by a rule.
 
     Trunk and batch normalisation are one vector; each head row is a vector over its owners. Where fewer sites sent a
-    group or row than the rule needs, it gets their plain mean, and :class:`Merged` names it.
+    group or row than the rule needs, it gets their plain mean, and :class:`MergedUpdates` names it.
 
     Args:
         model: The model that the sites started from.
@@ -113,7 +115,7 @@ def robust_means(model: ModelState, updates: Sequence[Groups], weights: Weights,
         rule: The robust mean.
     """
     flat = [[array for array in (update.trunk, update.norm) if array is not None] for update in updates]
-    of_trunk = iter(map(GivenMean, _mean_or_plain(flat, weights, rule)))
+    of_trunk = iter(map(PrecomputedMean, _robust_or_plain_mean(flat, weights, rule)))
     trunk = None if updates[0].trunk is None else next(of_trunk)
     norm = None if updates[0].norm is None else next(of_trunk)
     few = ["trunk"] if flat[0] and len(updates) < rule.fewest else []
@@ -126,20 +128,20 @@ def robust_means(model: ModelState, updates: Sequence[Groups], weights: Weights,
     for row, (name, owners) in enumerate(rows.items()):
         if owners:
             shares = [weights[site] for site in owners]
-            (mean[row],) = _mean_or_plain([[array] for array in owners.values()], shares, rule)
+            (mean[row],) = _robust_or_plain_mean([[array] for array in owners.values()], shares, rule)
             sent[row] = True
             few += [name] if len(owners) < rule.fewest else []
-    head = None if updates[0].head is None else GivenRows((mean[:, :-1], mean[:, -1], sent))
-    return Merged(Means(model, trunk, norm, head), tuple(few))
+    head = None if updates[0].head is None else PrecomputedHeadMean((mean[:, :-1], mean[:, -1], sent))
+    return MergedUpdates(UpdateMeans(model, trunk, norm, head), tuple(few))
 
 
-def _mean_or_plain(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMean) -> list[Float64]:
+def _robust_or_plain_mean(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMean) -> list[Float64]:
     """Return the robust mean where there are enough sites, else the plain one."""
     if not vectors[0]:
         return []
     if len(vectors) >= rule.fewest:
-        return robust_mean(vectors, rule)
-    return [MeanOfAll(list(zip(part, weights, strict=True))).mean for part in zip(*vectors, strict=True)]
+        return compute_robust_mean(vectors, rule)
+    return [BlockwiseMean(list(zip(part, weights, strict=True))).mean for part in zip(*vectors, strict=True)]
 
 
 def plain_mean(values: Float64) -> Float64:
@@ -180,24 +182,24 @@ def squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
     total = np.zeros((sites, sites), np.float64)
     for part in parts:
         for start in range(0, len(part[0]), BLOCK):
-            values = _stacked(part, slice(start, start + BLOCK))
+            values = _stack_block(part, slice(start, start + BLOCK))
             for site in range(sites - 1):
                 total[site, site + 1 :] += np.square(values[site + 1 :] - values[site]).sum(axis=1)
     return total + total.T
 
 
-def by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float64]) -> Float64:
+def apply_by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float64]) -> Float64:
     """Apply a rule to all coordinates, block by block."""
     result = np.empty(part[0].shape, np.float64)
 
     def fill(block: slice) -> None:
-        result[block] = rule(_stacked(part, block))
+        result[block] = rule(_stack_block(part, block))
 
-    in_blocks(len(result), fill)
+    run_in_blocks(len(result), fill)
     return result
 
 
-def _stacked(part: Sequence[Float32], block: slice) -> Float64:
+def _stack_block(part: Sequence[Float32], block: slice) -> Float64:
     return np.stack([values[block] for values in part]).astype(np.float64)  # (sites, block)
 
 
@@ -222,14 +224,14 @@ def distances_from_mean(products: Float64, weights: Float64) -> Float64:
     """
     shares = weights / weights.sum()
     with_mean = products @ shares  # (sites,)
-    return _root(np.diag(products) - 2 * with_mean + shares @ with_mean)
+    return _square_root(np.diag(products) - 2 * with_mean + shares @ with_mean)
 
 
 def distances_between(products: Float64) -> Float64:
     """Return the distance of every two sites' models, ``(sites, sites)``."""
     squares = np.diag(products)
-    return _root(squares[:, None] + squares[None, :] - 2 * products)
+    return _square_root(squares[:, None] + squares[None, :] - 2 * products)
 
 
-def _root(squares: Float64) -> Float64:
+def _square_root(squares: Float64) -> Float64:
     return np.sqrt(np.maximum(squares, 0.0))  # rounding can take the square of a tiny distance below zero

@@ -38,7 +38,9 @@ class ServerOptimizer(BaseModel):
     tau: Annotated[float, Field(gt=0)] = 1e-3
 
 
-def stepped(spec: ServerOptimizer, update: Float64, moments: Moments, group: str) -> tuple[Float64, Moments]:
+def compute_server_step(
+    spec: ServerOptimizer, update: Float64, moments: Moments, group: str
+) -> tuple[Float64, Moments]:
     """Turn a mean update into the step to take; return it with the moments after it.
 
     Args:
@@ -56,12 +58,15 @@ def stepped(spec: ServerOptimizer, update: Float64, moments: Moments, group: str
     return step, {**moments, f"{group}.first": first, f"{group}.second": second}
 
 
-def _adam(second: Float64, update: Float64, beta2: float) -> Float64:
+def _adam_second_moment(second: Float64, update: Float64, beta2: float) -> Float64:
     return beta2 * second + (1 - beta2) * update**2
 
 
-def _yogi(second: Float64, update: Float64, beta2: float) -> Float64:
+def _yogi_second_moment(second: Float64, update: Float64, beta2: float) -> Float64:
     return second - (1 - beta2) * update**2 * np.sign(second - update**2)
 
 
-SECOND: Mapping[Kind, Callable[[Float64, Float64, float], Float64]] = {"adam": _adam, "yogi": _yogi}
+SECOND: Mapping[Kind, Callable[[Float64, Float64, float], Float64]] = {
+    "adam": _adam_second_moment,
+    "yogi": _yogi_second_moment,
+}

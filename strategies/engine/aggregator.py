@@ -19,18 +19,24 @@ import numpy as np
 from common.config import ParticipationSection, PrivacySection
 from common.models.state import Array, ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.aggregation.bounds import Lengths, lengths_of, medians_of, shortened, times_of
+from strategies.aggregation.bounds import (
+    Lengths,
+    compare_with_medians,
+    compute_median_lengths,
+    measure_update_lengths,
+    shorten_update,
+)
 from strategies.aggregation.means import (
     HeadMean,
-    Means,
-    Merged,
-    RunningMeans,
+    MergedUpdates,
+    RunningUpdateMeans,
+    UpdateMeans,
     Weighting,
     WholeHeadMean,
-    means_of,
+    average_updates,
     site_weight,
 )
-from strategies.aggregation.robust import robust_means
+from strategies.aggregation.robust import average_updates_robustly
 from strategies.aggregation.server_optimizer import Moments
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method, RoundContext
@@ -48,11 +54,11 @@ class Aggregator(Protocol):
     def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
         """Return the replies with their updates, as far as the aggregator still has them."""
 
-    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Merged:
+    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of replies with their updates, in the order of site names."""
 
 
-def aggregator_for(
+def make_aggregator(
     method: Method, model: ModelState, sites: Collection[str], folder: Path | None, *, buffered: bool
 ) -> Aggregator:
     """Return an aggregator that adds updates up as they come, or keeps them until all are there.
@@ -88,7 +94,7 @@ class StreamingAggregator:
         head_mean: HeadMean,
         folder: Path | None = None,
     ) -> None:
-        self._means, self._weighting = RunningMeans(model, head_mean), weighting
+        self._means, self._weighting = RunningUpdateMeans(model, head_mean), weighting
         self._next, self._waiting = deque(sorted(sites)), WaitingUpdates(folder)
         self._weights: dict[str, float] = {}
 
@@ -108,11 +114,11 @@ class StreamingAggregator:
         """Return the replies without updates: those that were added are not kept."""
         return replies
 
-    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Merged:
+    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means of all updates that were taken."""
-        return Merged(self.means())
+        return MergedUpdates(self.means())
 
-    def means(self) -> Means:
+    def means(self) -> UpdateMeans:
         """Return the means of all updates that were taken."""
         self._next = deque(sorted(self._waiting))
         self._add()
@@ -152,21 +158,25 @@ class BufferedAggregator:
         """Return the replies with their updates."""
         return {site: replace(reply, update=self._waiting[site]) for site, reply in replies.items()}
 
-    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> Merged:
+    def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
         """Return the means by the method's own weights, or its robust mean."""
-        return merged_by(self._method, context, self._model, replies)
+        return merge_updates(self._method, context, self._model, replies)
 
 
 # ---------------------------------------------------------------------- the rules
 
 
-def longest_update(method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection) -> float | None:
+def update_length_limit(
+    method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection
+) -> float | None:
     """Return the longest update that counts as it is, in median lengths; None for any, or where none is averaged."""
     averaged = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
     return participation.clip if averaged and participation.clip != "off" else None
 
 
-def merged_by(method: Method, context: RoundContext, model: ModelState, replies: Mapping[str, TrainReply]) -> Merged:
+def merge_updates(
+    method: Method, context: RoundContext, model: ModelState, replies: Mapping[str, TrainReply]
+) -> MergedUpdates:
     """Return the means of a round's updates, by this method's weights or its robust mean.
 
     Args:
@@ -178,12 +188,14 @@ def merged_by(method: Method, context: RoundContext, model: ModelState, replies:
     parameters = method.site.parameters
     weights = [site_weight(reply, parameters.weighting) for reply in replies.values()]
     if parameters.mean is not None:
-        return robust_means(model, [reply.update for reply in replies.values()], weights, parameters.mean)
+        return average_updates_robustly(model, [reply.update for reply in replies.values()], weights, parameters.mean)
     weighted = method.site_weights(context, replies, weights)
-    return Merged(means_of(model, list(replies.values()), weighted, method.head_mean))
+    return MergedUpdates(average_updates(model, list(replies.values()), weighted, method.head_mean))
 
 
-def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:
+def update_global_model(
+    method: Method, server_round: int, means: UpdateMeans, moments: Moments
+) -> tuple[ModelState, Moments]:
     """Return the global model and the moments after the round."""
     optimizer = method.site.parameters.server_optimizer
     stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
@@ -195,7 +207,7 @@ UNTRAINED = 10.0
 
 
 @dataclass(frozen=True)
-class Visit:
+class SiteVisit:
     """A model that has passed through one site.
 
     Attributes:
@@ -211,23 +223,27 @@ class Visit:
     reason: str = ""
 
 
-def visit(model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]) -> Visit:
+def pass_through_site(
+    model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]
+) -> SiteVisit:
     """Pass a model through one site, whose update may be ``clip`` times as long as the median of those before.
 
     Until three sites were visited there is no such median; then no part may be longer than the model's own.
     """
     done = ""
     if clip is not None:
-        own, usual = lengths_of(reply.update), medians_of(lengths.values())
+        own, usual = measure_update_lengths(reply.update), compute_median_lengths(lengths.values())
         if not usual:
-            usual = {part: length / clip for part, length in lengths_of(Groups.of_model(model)).items() if length}
-        if (times := max(times_of(own, usual).values(), default=0.0)) > UNTRAINED * clip:
+            usual = {
+                part: length / clip for part, length in measure_update_lengths(Groups.of_model(model)).items() if length
+            }
+        if (times := max(compare_with_medians(own, usual).values(), default=0.0)) > UNTRAINED * clip:
             reason = f"its update is {times:.3g} times as long as usual: no training moves so far"
-            return Visit(model, lengths, reason=reason)
-        update, done = shortened(reply.update, own, usual, clip)
+            return SiteVisit(model, lengths, reason=reason)
+        update, done = shorten_update(reply.update, own, usual, clip)
         reply = replace(reply, update=update)
-        lengths = MappingProxyType({**lengths, reply.site: lengths_of(update)})
-    return Visit(means_of(model, [reply], [1.0], WholeHeadMean).moved(), lengths, done)
+        lengths = MappingProxyType({**lengths, reply.site: measure_update_lengths(update)})
+    return SiteVisit(average_updates(model, [reply], [1.0], WholeHeadMean).moved(), lengths, done)
 
 
 IN_MEMORY = 2**29
@@ -255,12 +271,12 @@ class WaitingUpdates(Mapping[str, Groups]):
             if place is not None:
                 self._places[site], update = place, replace(update, trunk=None)
         self._updates[site] = update
-        self._bytes += _trunk_bytes(update)
+        self._bytes += _count_trunk_bytes(update)
 
     def take(self, site: str) -> Groups:
         """Return a site's update, and forget it."""
         update = self[site]
-        self._bytes -= _trunk_bytes(self._updates.pop(site))
+        self._bytes -= _count_trunk_bytes(self._updates.pop(site))
         self._places.pop(site, None)
         if not self._places:
             self._file = TrunkFile(self._folder)  # the old one goes with the last look at it
@@ -277,7 +293,7 @@ class WaitingUpdates(Mapping[str, Groups]):
         return len(self._updates)
 
 
-def _trunk_bytes(update: Groups) -> int:
+def _count_trunk_bytes(update: Groups) -> int:
     """Return the bytes of the trunk, where it is in memory: the rest is small, and stays there."""
     return 0 if update.trunk is None else update.trunk.nbytes
 

@@ -8,11 +8,11 @@ from common.errors import Fault, quoted
 
 # For its type alone: commands that admit a site do not wait for torch.
 if TYPE_CHECKING:
-    from strategies.engine.membership import Member
+    from strategies.engine.membership import RunMember
 
 
 @dataclass(frozen=True)
-class Claims:
+class AdmissionLimits:
     """The most that a site may claim.
 
     Attributes:
@@ -24,12 +24,12 @@ class Claims:
     images: int = 0
 
 
-ClaimsBySite = Callable[[], Mapping[str, Claims]]
+ClaimsBySite = Callable[[], Mapping[str, AdmissionLimits]]
 """Looks the lists up; a site may be admitted with another one while a run goes on."""
-ANYTHING = Claims()
+ANYTHING = AdmissionLimits()
 
 
-def claim_faults(claims: ClaimsBySite, members: Iterable["Member"]) -> list[Fault]:
+def find_excess_claims(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
     """Return a fault for each site that claims more than it was admitted for."""
     faults, limits = list[Fault](), claims()
     for member in members:

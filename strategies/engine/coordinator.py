@@ -21,32 +21,40 @@ from common.data.base.image_set import Splits
 from common.models.network import build
 from common.models.state import FrozenPart, Layout, ModelState, layout_of
 from common.wire.records import EvaluateReply, TrainReply
-from strategies.aggregation.means import Means
+from strategies.aggregation.means import UpdateMeans
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import Aggregator, aggregator_for, longest_update, moved_by
-from strategies.engine.events import Callbacks, FederationValidation, RoundRecord, Waiting
-from strategies.engine.exchange import FrozenSupply, Replies, Reply, Requests, exchange, received, too_few
+from strategies.engine.aggregator import Aggregator, make_aggregator, update_global_model, update_length_limit
+from strategies.engine.events import Callbacks, FederationValidation, RoundRecord, WaitingStatus
+from strategies.engine.exchange import (
+    ExchangeReplies,
+    ExchangeRequests,
+    FrozenPartDelivery,
+    Reply,
+    check_replies,
+    make_too_few_sites_error,
+    send_and_receive,
+)
 from strategies.engine.layers import (
-    LargestShare,
-    Layer,
+    ImageShareCapLayer,
     Merge,
     ModelCollapse,
-    NormBound,
-    PositiveVariances,
-    Rollback,
+    NormBoundLayer,
+    RollbackLayer,
+    RoundLayer,
     RoundOutcome,
+    VarianceCheckLayer,
 )
 from strategies.engine.membership import AdmissionRule, Membership, Registered
-from strategies.engine.secure_aggregation import SecureAggregation
+from strategies.engine.secure_aggregation import SecureAggregationLayer
 from strategies.engine.state import (
     FederationState,
-    after_round,
-    array_record,
     is_state_dict,
-    model_of,
-    state_dict_record,
-    with_absent,
-    with_judgement,
+    make_array_record,
+    make_state_after_round,
+    make_state_dict_record,
+    read_model,
+    record_absent_sites,
+    record_validation,
 )
 from strategies.methods.base import Method, RoundContext
 
@@ -93,35 +101,35 @@ class Coordinator:
         self.callbacks, self._scratch = callbacks or Callbacks(), scratch
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
-        self.frozen = None if frozen is None else FrozenSupply(frozen)
+        self.frozen = None if frozen is None else FrozenPartDelivery(frozen)
         self.sites = Membership(
             method, plan, participation, run, callbacks=self.callbacks, registered=registered, admission=admission
         )
         self.state: FederationState
         self.last_validation = FederationValidation()
-        self.requests: Requests
+        self.requests: ExchangeRequests
         self.grid: Grid
         self._switch_on(self._layers())
         self._resumed: FederationState | None = None
         self._plan_json = plan.model_dump_json()
 
-    def _layers(self, variances: Sequence[slice] = ()) -> Iterator[Layer]:
+    def _layers(self, variances: Sequence[slice] = ()) -> Iterator[RoundLayer]:
         """Yield the layers that this run switches on; no other line of a round names any of them."""
         privacy = self.plan.privacy
         if variances and privacy.level == "none":  # noise may make one negative
-            yield PositiveVariances(variances)
+            yield VarianceCheckLayer(variances)
         if self.participation.largest_share < 1:
-            yield LargestShare(self)
+            yield ImageShareCapLayer(self)
         if privacy.secure_aggregation:
-            yield SecureAggregation(self)
-        clip = longest_update(self.method.site, self.participation, privacy)
+            yield SecureAggregationLayer(self)
+        clip = update_length_limit(self.method.site, self.participation, privacy)
         if clip is not None and not self.method.site.sequential:
-            bound = NormBound(clip)
+            bound = NormBoundLayer(clip)
             if privacy.level == "none":
-                yield Rollback(self, bound)
+                yield RollbackLayer(self, bound)
             yield bound
 
-    def _switch_on(self, layers: Iterable[Layer]) -> None:
+    def _switch_on(self, layers: Iterable[RoundLayer]) -> None:
         self.layers = tuple(layers)
         self._updates_in_replies = all(layer.updates_in_replies for layer in self.layers)
         self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
@@ -167,7 +175,7 @@ class Coordinator:
 
         Args:
             grid: Flower's connection to the sites.
-            initial_arrays: The plan's first model, which hospitals compare: of :func:`array_record`, or the
+            initial_arrays: The plan's first model, which hospitals compare: of :func:`make_array_record`, or the
                 ``state_dict`` of a network that :func:`common.models.network.build` made for the run's classes.
             num_rounds: Rounds in all, those before a resumed state included.
             timeout: Seconds for each exchange.
@@ -186,7 +194,7 @@ class Coordinator:
             contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
             self.settle_model(layout_of(build(self.plan.model, contract.class_names, self.plan.run.seed)))
         self.state = self._resumed or FederationState(
-            0, model_of(initial_arrays, self.sites.contract.class_names, self.plan)
+            0, read_model(initial_arrays, self.sites.contract.class_names, self.plan)
         )
         result = Result()
         if not self.state.round:
@@ -203,7 +211,7 @@ class Coordinator:
                 continue
             break
         flat = not is_state_dict(initial_arrays)
-        result.arrays = array_record(self.result) if flat else state_dict_record(self.result, self.plan)
+        result.arrays = make_array_record(self.result) if flat else make_state_dict_record(self.result, self.plan)
         return result
 
     def _before_rounds(self, timeout: float) -> None:
@@ -249,7 +257,7 @@ class Coordinator:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
         context, site_method = self.requests.context, self.method.site
-        aggregator = aggregator_for(
+        aggregator = make_aggregator(
             self.method, self.state.model, self.requests.expected, self._scratch, buffered=self._buffered
         )
         received = self.received(replies, TrainReply, aggregator)
@@ -261,8 +269,8 @@ class Coordinator:
         accepted, absent = outcome.received.accepted, outcome.received.absent
         validation = FederationValidation.of_replies(accepted)
         model, moments = self.moved(server_round, outcome.merged.means)
-        state = after_round(
-            with_judgement(self.state, validation, site_method.chosen_by(self.plan.evaluation)),
+        state = make_state_after_round(
+            record_validation(self.state, validation, site_method.chosen_by(self.plan.evaluation)),
             server_round,
             accepted,
             absent,
@@ -289,11 +297,13 @@ class Coordinator:
         self.callbacks.on_round(record, state)
         return record
 
-    def _merged(self, received: Replies[TrainReply], aggregator: Aggregator, context: RoundContext) -> RoundOutcome:
+    def _merged(
+        self, received: ExchangeReplies[TrainReply], aggregator: Aggregator, context: RoundContext
+    ) -> RoundOutcome:
         """Merge the updates by the method's own mean, with all layers around it."""
         arrived = time.monotonic()
 
-        def plain(replies: Replies[TrainReply]) -> RoundOutcome:
+        def plain(replies: ExchangeReplies[TrainReply]) -> RoundOutcome:
             return RoundOutcome(replies, aggregator.merged(context, replies.accepted), arrived)
 
         merge: Merge = plain
@@ -301,16 +311,16 @@ class Coordinator:
             merge = layer.around(merge)
         return merge(received)
 
-    def moved(self, server_round: int, means: Means) -> tuple[ModelState, Moments]:
+    def moved(self, server_round: int, means: UpdateMeans) -> tuple[ModelState, Moments]:
         """Return the global model after these updates."""
-        return moved_by(self.method, server_round, means, self.state.moments)
+        return update_global_model(self.method, server_round, means, self.state.moments)
 
-    def refuse_too_few(self, server_round: int, received: Replies[TrainReply]) -> None:
+    def refuse_too_few(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` where fewer replies than needed count."""
         if len(received.accepted) < self._needed(received):
-            raise too_few(f"round {server_round}", received, len(self.requests.expected))
+            raise make_too_few_sites_error(f"round {server_round}", received, len(self.requests.expected))
 
-    def _needed(self, received: Replies[Reply]) -> int:
+    def _needed(self, received: ExchangeReplies[Reply]) -> int:
         """Return how many replies an exchange needs to count.
 
         With ``min_sites = 0`` that is every site but those that sent what cannot count, which must not end the run for
@@ -331,10 +341,10 @@ class Coordinator:
         self.last_validation = FederationValidation.of_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(self.last_validation, received.absent)
-        judged = with_judgement(self.state, self.last_validation, self.method.site.chosen_by(self.plan.evaluation))
-        self.state = with_absent(judged, "evaluation", received.accepted, received.absent)
+        judged = record_validation(self.state, self.last_validation, self.method.site.chosen_by(self.plan.evaluation))
+        self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
-    def test(self, grid: Grid) -> Replies[EvaluateReply]:
+    def test(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
         """Have sites test the best model, with their own parts of it where they keep any, on their own test parts.
 
         Raises:
@@ -347,7 +357,7 @@ class Coordinator:
         received = self.received(replies, EvaluateReply)
         needed = self._needed(received)
         if not self.method.site.has_global_model and len(received.accepted) < needed:
-            raise too_few("test", received, needed)
+            raise make_too_few_sites_error("test", received, needed)
         return received
 
     @property
@@ -384,9 +394,9 @@ class Coordinator:
 
     # ------------------------------------------------------------------ one exchange
 
-    def new_requests(self, server_round: int) -> Requests:
+    def new_requests(self, server_round: int) -> ExchangeRequests:
         """Begin a new exchange, and return its requests."""
-        self.requests = Requests(
+        self.requests = ExchangeRequests(
             method=self.method,
             plan=self.plan,
             plan_json=self._plan_json,
@@ -432,14 +442,14 @@ class Coordinator:
         def waiting(silent: Collection[int], lost: Collection[int]) -> None:
             waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
             sites, gone = (tuple(sorted(map(names.__getitem__, nodes))) for nodes in (waited_for, lost))
-            self.callbacks.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
+            self.callbacks.on_wait(WaitingStatus(phase, server_round, sites, gone, ends - time.monotonic()))
 
         registered = self.sites.registered
-        return exchange(self.grid, sent, waiting, deadline_s=deadline_s, enough=good, registered=registered)
+        return send_and_receive(self.grid, sent, waiting, deadline_s=deadline_s, enough=good, registered=registered)
 
     def received(
         self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None
-    ) -> Replies[Reply]:
+    ) -> ExchangeReplies[Reply]:
         """Check the replies to the present requests as they come, and count their bytes.
 
         Args:
@@ -464,6 +474,8 @@ class Coordinator:
                 aggregator.leave_out(site)
 
         on_reply = self.callbacks.on_reply
-        result = received(self.requests, replies, expected, on_reply=on_reply, check=check, keep=keep, refuse=refuse)
+        result = check_replies(
+            self.requests, replies, expected, on_reply=on_reply, check=check, keep=keep, refuse=refuse
+        )
         self.sites.bytes_up.update(result.bytes_up)
         return result

@@ -126,7 +126,7 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class ReplyArrival:
     """A site's reply as it came.
 
     Attributes:
@@ -143,7 +143,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingStatus:
     """The sites that a run waits for, shown to anyone who watches the run.
 
     Attributes:
@@ -163,7 +163,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class RolledBack:
+class RollbackEvent:
     """A model was taken back.
 
     Attributes:
@@ -185,7 +185,7 @@ class RolledBack:
         )
 
 
-def exclusion_sentence(server_round: int, site: str, reason: str) -> str:
+def describe_exclusion(server_round: int, site: str, reason: str) -> str:
     """Return a sentence for a person that a site is left out for the rest of the run."""
     return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"
 
@@ -193,13 +193,13 @@ def exclusion_sentence(server_round: int, site: str, reason: str) -> str:
 class Callbacks:
     """Receives the events of a run; a method that is not overridden does nothing."""
 
-    def on_wait(self, waiting: Waiting) -> None:
+    def on_wait(self, waiting: WaitingStatus) -> None:
         """Receive the sites that are waited for, whenever these change."""
 
     def on_join(self, server_round: int, site: str) -> None:
         """Receive the name of a site that joined after the roll call."""
 
-    def on_reply(self, arrival: Arrival) -> None:
+    def on_reply(self, arrival: ReplyArrival) -> None:
         """Receive every reply of a site that was asked, as it comes."""
 
     def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
@@ -211,7 +211,7 @@ class Callbacks:
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Receive the site that is left out for the rest of the run."""
 
-    def on_rollback(self, rolled_back: RolledBack) -> "FederationState | None":
+    def on_rollback(self, rolled_back: RollbackEvent) -> "FederationState | None":
         """Return the state after the round to go back to; None where there is none, and nothing is taken back."""
         return None
 

@@ -38,9 +38,9 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from strategies.engine.events import Arrival, TooFewSites
-from strategies.engine.state import FederationState, groups_expected, groups_for
-from strategies.local.site_method import most_epochs
+from strategies.engine.events import ReplyArrival, TooFewSites
+from strategies.engine.state import FederationState, select_groups_expected, select_groups_to_send
+from strategies.local.site_method import largest_epoch_count
 from strategies.methods.base import Method, RoundContext
 
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
@@ -69,7 +69,7 @@ Waiting = Callable[[Collection[int], Collection[int]], None]
 
 
 @dataclass
-class FrozenSupply:
+class FrozenPartDelivery:
     """The frozen part of a model, and the sites that have it.
 
     Attributes:
@@ -107,7 +107,7 @@ class FrozenSupply:
 
 
 @dataclass(frozen=True)
-class SentAt:
+class SendTime:
     """Time when a request was sent, by two clocks: one stands still while a machine sleeps, the other may be set."""
 
     monotonic: float = field(default_factory=time.monotonic)
@@ -120,7 +120,7 @@ class SentAt:
 
 
 @dataclass
-class Requests:
+class ExchangeRequests:
     """The requests of one exchange.
 
     Attributes:
@@ -147,9 +147,9 @@ class Requests:
     best: int
     nodes: Mapping[str, int]
     total_down: Counter[str]
-    frozen: FrozenSupply | None = None
+    frozen: FrozenPartDelivery | None = None
     expected: dict[str, Groups] = field(default_factory=dict)
-    sent_at: dict[str, SentAt] = field(default_factory=dict)
+    sent_at: dict[str, SendTime] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     written: WrittenArrays = field(default_factory=dict)  # the arrays as they travel, written once for all sites
 
@@ -164,7 +164,7 @@ class Requests:
         """
         request = self.request(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
-        self.expected[site] = groups_expected(request.model, self.method.site, annotated) if update else Groups()
+        self.expected[site] = select_groups_expected(request.model, self.method.site, annotated) if update else Groups()
         return self.message(site, MessageType.TRAIN, encode(request, self.written))
 
     def evaluate(self, site: str, model: ModelState, *, test: bool) -> Message:
@@ -178,7 +178,7 @@ class Requests:
         size = payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
-        self.sent_at[site] = SentAt()
+        self.sent_at[site] = SendTime()
         return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
     def request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
@@ -194,7 +194,7 @@ class Requests:
             counted=self.state.counted.get(site, 0),
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
-            model=groups_for(model, rows),
+            model=select_groups_to_send(model, rows),
             frozen=Groups() if self.frozen is None else self.frozen.for_site(site, held_before=held_before),
         )
 
@@ -202,7 +202,7 @@ class Requests:
 # ---------------------------------------------------------------------- sending, and waiting for replies
 
 
-def exchange(
+def send_and_receive(
     grid: Grid,
     messages: Sequence[Message],
     waiting: Waiting,
@@ -224,7 +224,7 @@ def exchange(
         enough: Good replies that make it worth not waiting for sites that are *lost*; sites at work are waited for.
         registered: Nodes of the sites that may take part, connected or not; None for all.
     """
-    unanswered = Outstanding(grid, time.monotonic() + deadline_s)
+    unanswered = OutstandingMessages(grid, time.monotonic() + deadline_s)
     unanswered.send(messages)
     pause_s = FIRST_POLL_S
     waiting(*unanswered.nodes)
@@ -243,16 +243,16 @@ def exchange(
             pause_s = FIRST_POLL_S  # more may be on its way
         elif unanswered.pending or unanswered.lost:
             time.sleep(pause_s)
-            pause_s = next_pause(pause_s)
+            pause_s = next_polling_pause_s(pause_s)
     yield from unanswered.errors.values()
 
 
-def next_pause(pause_s: float) -> float:
+def next_polling_pause_s(pause_s: float) -> float:
     """Return the seconds to the next look for replies, after a pause in which none came."""
     return min(pause_s * 1.3, MAX_POLL_S)
 
 
-class Outstanding:
+class OutstandingMessages:
     """The messages of an exchange that have no good reply yet.
 
     Attributes:
@@ -275,7 +275,7 @@ class Outstanding:
 
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages; one to a site that is no longer registered is answered by an error at once."""
-        accepted = pushed(self._grid, messages)
+        accepted = push_messages(self._grid, messages)
         self.pending |= accepted
         for message in messages:
             if message.metadata.message_id not in accepted:
@@ -326,7 +326,7 @@ class Outstanding:
         return bool(revoked or back)
 
 
-def pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
+def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
     """Send messages; return those that were accepted, by id.
 
     A message to a site that is no longer registered is not accepted, and has no reply.
@@ -339,7 +339,7 @@ def pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
 
 
 @dataclass(frozen=True)
-class Replies(Generic[Reply]):
+class ExchangeReplies(Generic[Reply]):
     """The replies of one exchange.
 
     Attributes:
@@ -354,19 +354,19 @@ class Replies(Generic[Reply]):
     bytes_up: Mapping[str, int]
     unfit: frozenset[str] = frozenset()
 
-    def without(self, dropped: Mapping[str, str]) -> "Replies[Reply]":
+    def without(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
         """Return the replies without those of some sites, which are absent now, each with its reason."""
         accepted = {site: reply for site, reply in self.accepted.items() if site not in dropped}
         return replace(self, accepted=accepted, absent={**self.absent, **dropped})
 
 
-def too_few(what: str, replies: Replies[Reply], expected: int) -> TooFewSites:
+def make_too_few_sites_error(what: str, replies: ExchangeReplies[Reply], expected: int) -> TooFewSites:
     """Return an error that names the sites that did not reply, each with its reason."""
     reasons = "; ".join(f"{site}: {why}" for site, why in replies.absent.items())
     return TooFewSites(f"{what}: {len(replies.accepted)} of {expected} sites replied. {reasons}")
 
 
-def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
+def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
     """Return the typed reply, or the reason why there is none.
 
     Here words of a site enter, those of an error reply and those that an error of ours repeats; from here on they are
@@ -387,16 +387,16 @@ def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
         return None, printable(str(error))
 
 
-def received(
-    requests: Requests,
+def check_replies(
+    requests: ExchangeRequests,
     replies: Iterable[Message],
     expected: type[Reply],
     *,
-    on_reply: Callable[[Arrival], None],
+    on_reply: Callable[[ReplyArrival], None],
     check: Callable[[Reply], str],
     keep: Callable[[Reply], Reply],
     refuse: Callable[[str], None],
-) -> Replies[Reply]:
+) -> ExchangeReplies[Reply]:
     """Decode, match and check replies as they come; each site whose reply does not count has a reason.
 
     Args:
@@ -417,14 +417,14 @@ def received(
         site = names.get(message.metadata.src_node_id, "")
         if site not in requests.expected:
             continue
-        record, reason = decoded(message, expected)
+        record, reason = decode_reply(message, expected)
         if record is not None:
-            reason = printable(mismatch(requests, record, site) or check(record))
+            reason = printable(find_reply_mismatch(requests, record, site) or check(record))
             sizes[site] = payload_bytes(message.content)
         content = message.content if message.has_content() else None
         if requests.frozen is not None:
             requests.frozen.note(site, reason)
-        on_reply(Arrival(expected.__name__, requests.context.round, site, content, reason))
+        on_reply(ReplyArrival(expected.__name__, requests.context.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)
             accepted[site] = keep(record)
@@ -434,10 +434,12 @@ def received(
         # Any other error is an honest site's way to say that it cannot go on, and a lost site's silence.
         if message.has_content() or message.error.code == REFUSED_REPLY:
             unfit.add(site)
-    return Replies({site: accepted[site] for site in sorted(accepted)}, absent, sizes, frozenset(unfit))
+    return ExchangeReplies({site: accepted[site] for site in sorted(accepted)}, absent, sizes, frozenset(unfit))
 
 
-def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitReply, site: str) -> str:
+def find_reply_mismatch(
+    requests: ExchangeRequests, record: TrainReply | EvaluateReply | BenefitReply, site: str
+) -> str:
     """Return why a well-formed reply does not belong to this exchange, or an empty string."""
     context, method = requests.context, requests.method
     origin, expected = (record.run, record.round, record.site), (requests.run, context.round, site)
@@ -446,13 +448,13 @@ def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitRep
     if isinstance(record, TrainReply):
         if record.train_samples != (stated := context.answers[site].train_samples):
             return f"trained on {record.train_samples} images, said {stated} at the roll call"
-        if fault := fault_in(record.update, requests.expected[site]):
+        if fault := find_update_fault(record.update, requests.expected[site]):
             return fault
         shapes = {name: array.shape for name, array in record.statistics.items()}
         # NaN in a statistic is "nothing to say".
         if shapes != (due := dict(method.statistics_shape(context, site, requests.state.model.head.features))):
             return f"statistics are {shapes}, expected {due}"
-        if record.epochs > (most := most_epochs(method.site, requests.plan)):
+        if record.epochs > (most := largest_epoch_count(method.site, requests.plan)):
             return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
         if record.seconds > (longest := requests.sent_at[site].longest_s):
             return f"says that it trained for {record.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"
@@ -466,14 +468,16 @@ def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitRep
     return f"sent the metrics {quoted(extra)}, which the plan does not ask for" if extra else ""
 
 
-def fault_in(update: Groups, sent: Groups) -> str:
+def find_update_fault(update: Groups, sent: Groups) -> str:
     """Return why an update cannot count, or an empty string.
 
     Args:
         update: The groups that came.
         sent: The groups expected back, as they went out.
     """
-    if fault := _array_fault("trunk", update.trunk, sent.trunk) or _array_fault("norm", update.norm, sent.norm):
+    if fault := _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault(
+        "norm", update.norm, sent.norm
+    ):
         return fault
     if update.form != sent.form:
         return f"trunk travels as {update.form}, expected {sent.form}"
@@ -481,12 +485,12 @@ def fault_in(update: Groups, sent: Groups) -> str:
         return "" if update.head is sent.head else f"head was {'not ' if sent.head is None else ''}expected"
     if update.head.class_names != sent.head.class_names:
         return f"head rows are {list(update.head.class_names)}, expected {list(sent.head.class_names)}"
-    return _array_fault("head.weight", update.head.weight, sent.head.weight) or _array_fault(
+    return _find_array_fault("head.weight", update.head.weight, sent.head.weight) or _find_array_fault(
         "head.bias", update.head.bias, sent.head.bias
     )
 
 
-def _array_fault(name: str, array: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:
+def _find_array_fault(name: str, array: NDArray[np.float32] | None, expected: NDArray[np.float32] | None) -> str:
     if array is None or expected is None:
         return "" if array is expected else f"{name} was {'not ' if expected is None else ''}expected"
     if array.shape != expected.shape:

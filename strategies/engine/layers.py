@@ -15,10 +15,17 @@ import numpy as np
 
 from common.models.state import ModelState
 from common.wire.records import EvaluateReply, Groups, TrainReply
-from strategies.aggregation.bounds import Lengths, bounded, counted_images, lengths_of, medians_of, times_of
-from strategies.aggregation.means import Merged
-from strategies.engine.events import FederationValidation, RolledBack
-from strategies.engine.exchange import Replies
+from strategies.aggregation.bounds import (
+    Lengths,
+    cap_image_counts,
+    compare_with_medians,
+    compute_median_lengths,
+    measure_update_lengths,
+    shorten_long_updates,
+)
+from strategies.aggregation.means import MergedUpdates
+from strategies.engine.events import FederationValidation, RollbackEvent
+from strategies.engine.exchange import ExchangeReplies
 from strategies.engine.state import FederationState
 
 if TYPE_CHECKING:
@@ -34,17 +41,17 @@ class RoundOutcome:
         closed_rows: Head rows that stayed masked.
     """
 
-    received: Replies[TrainReply]
-    merged: Merged
+    received: ExchangeReplies[TrainReply]
+    merged: MergedUpdates
     arrived: float
     closed_rows: tuple[str, ...] = ()
 
 
-Merge = Callable[[Replies[TrainReply]], RoundOutcome]
+Merge = Callable[[ExchangeReplies[TrainReply]], RoundOutcome]
 """Merges the updates of replies that count."""
 
 
-class Layer:
+class RoundLayer:
     """One concern around the rounds; a layer overrides what it changes.
 
     Attributes:
@@ -80,7 +87,7 @@ class Layer:
 
 
 @dataclass
-class PositiveVariances(Layer):
+class VarianceCheckLayer(RoundLayer):
     """No update makes a running variance of batch normalisation negative.
 
     Attributes:
@@ -101,7 +108,7 @@ class PositiveVariances(Layer):
 
 
 @dataclass
-class LargestShare(Layer):
+class ImageShareCapLayer(RoundLayer):
     """No site counts for more than a share of all images of a round (:mod:`strategies.aggregation.bounds`)."""
 
     coordinator: "Coordinator"
@@ -110,10 +117,10 @@ class LargestShare(Layer):
         """Lower the number of images that the reply counts for."""
         requests, share = self.coordinator.requests, self.coordinator.participation.largest_share
         images = {site: requests.context.answers[site].train_samples for site in requests.expected}
-        return replace(reply, train_samples=counted_images(images, share)[reply.site])
+        return replace(reply, train_samples=cap_image_counts(images, share)[reply.site])
 
 
-class NormBound(Layer):
+class NormBoundLayer(RoundLayer):
     """No update moves the model by more than a multiple of the usual length (:mod:`strategies.aggregation.bounds`).
 
     Args:
@@ -128,19 +135,22 @@ class NormBound(Layer):
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
         """Measure the length of an update while others are on their way."""
-        self._lengths[reply.site] = lengths_of(reply.update)
+        self._lengths[reply.site] = measure_update_lengths(reply.update)
         return reply
 
     def shortens(self, replies: Mapping[str, TrainReply]) -> bool:
         """Return whether any update is longer than the bound."""
-        medians = medians_of([self._lengths[site] for site in replies])
-        return any(max(times_of(self._lengths[site], medians).values(), default=0.0) > self.clip for site in replies)
+        medians = compute_median_lengths([self._lengths[site] for site in replies])
+        return any(
+            max(compare_with_medians(self._lengths[site], medians).values(), default=0.0) > self.clip
+            for site in replies
+        )
 
     def around(self, merge: Merge) -> Merge:
         """Shorten updates that are too long before they are merged."""
 
-        def bound(received: Replies[TrainReply]) -> RoundOutcome:
-            replies, shortened = bounded(received.accepted, self.clip, self._lengths)
+        def bound(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
+            replies, shortened = shorten_long_updates(received.accepted, self.clip, self._lengths)
             outcome = merge(replace(received, accepted=replies))
             return replace(outcome, received=received, merged=replace(outcome.merged, shortened=shortened))
 
@@ -198,7 +208,7 @@ def stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
     return 2 * no_better > len(judges) > 0
 
 
-def culprit(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
+def find_harmful_site(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
     """Return the site whose update harms most, with the reason; two empty strings where none does.
 
     More than half of the other sites that state figures, at least :data:`FEWEST_JUDGES`, must have a loss :data:`HARM`
@@ -209,7 +219,7 @@ def culprit(whole: FederationValidation, without: Mapping[str, FederationValidat
         whole: What the sites say of the model of all updates; a loss that is not finite is missing.
         without: Site -> the same of the model without its update.
     """
-    harm = {site: _harm(site, whole, validation) for site, validation in without.items()}
+    harm = {site: _measure_harm(site, whole, validation) for site, validation in without.items()}
     site = max(sorted(harm), key=lambda name: harm[name])
     times, drop = harm[site]
     if times < HARM and drop < HARM_AUROC:
@@ -218,16 +228,16 @@ def culprit(whole: FederationValidation, without: Mapping[str, FederationValidat
     return site, f"more than half of the other sites have {much}, or more, with its update, and {drop:.2f} less AUROC"
 
 
-def _harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
+def _measure_harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
     """Return by what factor an update raises the loss of most other sites, and by how much it lowers their AUROC."""
     judges = sorted((whole.loss.keys() | without.loss.keys()) - {site})
     times = sorted(_loss_ratio(whole.loss.get(judge, math.inf), without.loss.get(judge, math.inf)) for judge in judges)
     tested = sorted((whole.auroc.keys() & without.auroc.keys()) - {site})
     drops = sorted(without.auroc[judge] - whole.auroc[judge] for judge in tested)
-    return _majority(times, 1.0), _majority(drops, 0.0)
+    return _majority_bound(times, 1.0), _majority_bound(drops, 0.0)
 
 
-def _majority(values: list[float], none: float) -> float:
+def _majority_bound(values: list[float], none: float) -> float:
     """Return the value that more than half of all reach or exceed; ``none`` for too few judges."""
     return values[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
 
@@ -238,7 +248,7 @@ def _loss_ratio(loss: float, other: float) -> float:
     return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf
 
 
-class Rollback(Layer):
+class RollbackLayer(RoundLayer):
     """Takes back a model that collapses, and finds the site whose update harms by leaving one out.
 
     A model has *collapsed* where more than half of the sites have three times the validation loss of the model before,
@@ -257,7 +267,7 @@ class Rollback(Layer):
 
     buffered = True
 
-    def __init__(self, coordinator: "Coordinator", bound: NormBound) -> None:
+    def __init__(self, coordinator: "Coordinator", bound: NormBoundLayer) -> None:
         self._coordinator, self._bound = coordinator, bound
 
     def due(self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool) -> bool:
@@ -284,7 +294,7 @@ class Rollback(Layer):
         if len(self._coordinator.sites.members) not in SITES or state.round <= state.repeated:
             return
         if because := collapse(validation.loss, absent, state.sound_losses):
-            earlier = self._coordinator.callbacks.on_rollback(RolledBack(state.round, state.round - 1, because))
+            earlier = self._coordinator.callbacks.on_rollback(RollbackEvent(state.round, state.round - 1, because))
             if earlier is not None:
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
 
@@ -295,7 +305,7 @@ class Rollback(Layer):
     def around(self, merge: Merge) -> Merge:
         """Try models without each site before the updates count, where a trial is due."""
 
-        def tried(received: Replies[TrainReply]) -> RoundOutcome:
+        def tried(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.of_replies(received.accepted).loss
             too_long = self._bound.shortens(received.accepted)
             if self.due(self._coordinator.state, losses, len(received.accepted), too_long=too_long):
@@ -304,7 +314,7 @@ class Rollback(Layer):
 
         return tried
 
-    def _without_culprit(self, merge: Merge, received: Replies[TrainReply]) -> Replies[TrainReply]:
+    def _without_culprit(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
         """Return the replies without the site whose update harms, if any; it is left out for the rest of the run."""
         coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
         sites = sorted(received.accepted)
@@ -314,7 +324,7 @@ class Rollback(Layer):
             means = merge(replace(received, accepted=some)).merged.means
             return self._judged(server_round, sites, coordinator.moved(server_round, means)[0])
 
-        site, reason = culprit(judged(), {site: judged(out=site) for site in sites})
+        site, reason = find_harmful_site(judged(), {site: judged(out=site) for site in sites})
         state = coordinator.state
         if not site:  # each pause is longer: a run of 100 rounds has a dozen trials in vain at most
             coordinator.state = replace(state, next_trial=server_round + max(server_round // 2, 1))

@@ -23,15 +23,15 @@ from common.system.timers import JOIN_DEADLINE_S, REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import NO_ARRAYS, Arrays, Refusal, RollCall, RollCallAnswer
-from strategies.engine.events import Callbacks, TooFewSites, Waiting
+from strategies.engine.events import Callbacks, TooFewSites, WaitingStatus
 from strategies.engine.exchange import (
     FIRST_POLL_S,
     NODE_UNAVAILABLE,
     REVOKED,
-    decoded,
-    exchange,
-    next_pause,
-    pushed,
+    decode_reply,
+    next_polling_pause_s,
+    push_messages,
+    send_and_receive,
 )
 from strategies.methods.base import Method, RoundContext
 
@@ -43,7 +43,7 @@ EVALUATION = 1
 """Added to the seed of an evaluation, so that it does not draw the sites of a round."""
 
 
-def evaluated(configured: int | None, sites_per_round: int) -> int:
+def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
     """Return how many sites are asked how good a model is; 0 stands for all.
 
     Args:
@@ -54,7 +54,7 @@ def evaluated(configured: int | None, sites_per_round: int) -> int:
     return max(FEW, sites_per_round) if sites_per_round else 0
 
 
-def drawn(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
+def draw_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
     """Draw ``size`` of the names, sorted, each set as likely as any other; all where ``size`` is 0 or not smaller."""
     ordered = sorted(names)
     if not 0 < size < len(ordered):
@@ -62,7 +62,7 @@ def drawn(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
     return sorted(np.random.default_rng(seed).choice(ordered, size, replace=False).tolist())
 
 
-def drawn_to_cover(
+def draw_covering_sites(
     annotated: Mapping[str, Collection[str]], size: int, seed: Sequence[int], excluded: Collection[str] = ()
 ) -> list[str]:
     """Draw ``size`` sites, sorted, so that each class is annotated by at least one of them, where that is possible.
@@ -95,7 +95,7 @@ Registered = Callable[[], Mapping[int, str]]
 
 
 @dataclass(frozen=True)
-class Member:
+class RunMember:
     """A site that answered the roll call; bytes are those of the call and of the answer.
 
     Attributes:
@@ -115,12 +115,12 @@ class Member:
         return Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
 
 
-AdmissionRule = Callable[[Iterable[Member]], list[Fault]]
+AdmissionRule = Callable[[Iterable[RunMember]], list[Fault]]
 """Returns a fault for each site that may not take part as it answered."""
 
 
 @dataclass
-class Roll:
+class SiteRoll:
     """The sites that were called, with their answers.
 
     Attributes:
@@ -131,7 +131,7 @@ class Roll:
     grid: Grid
     call: RollCall
     registered: Registered | None = None
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, RunMember] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     _away: set[int] = field(default_factory=set)  # of the refused, those that have left since
     _asked: dict[str, int] = field(default_factory=dict)  # message -> node that has not answered it yet
@@ -156,14 +156,14 @@ class Roll:
         known_nodes = self.members.keys() | self.refused.keys()
         return tuple(sorted(name for node, name in names.items() if node not in known_nodes))
 
-    def ask_newcomers(self, timeout_s: float) -> list[Member]:
+    def ask_newcomers(self, timeout_s: float) -> list[RunMember]:
         """Ask every connected site that has not been asked; return those that are now members."""
-        deadline, pause_s, new = time.monotonic() + timeout_s, FIRST_POLL_S, list[Member]()
+        deadline, pause_s, new = time.monotonic() + timeout_s, FIRST_POLL_S, list[RunMember]()
         self.ask(timeout_s)
         while self._asked and time.monotonic() < deadline:
             if not (members := self.answered()) and self._asked:
                 time.sleep(pause_s)
-                pause_s = next_pause(pause_s)
+                pause_s = next_polling_pause_s(pause_s)
             new += members
         self.give_up(timeout_s)
         return new
@@ -180,10 +180,10 @@ class Roll:
         self._away = set(self.refused) - online
         nodes = sorted(online - set(self.members) - set(self.refused) - set(self._asked.values()))
         messages = [Message(self._content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
-        for name, message in pushed(self.grid, messages).items():
+        for name, message in push_messages(self.grid, messages).items():
             self._asked[name] = message.metadata.dst_node_id
 
-    def answered(self) -> list[Member]:
+    def answered(self) -> list[RunMember]:
         """Return the sites that have answered and become members since the last look."""
         new = []
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
@@ -191,7 +191,7 @@ class Roll:
                 continue
             if reply.has_error() and reply.error.code in (NODE_UNAVAILABLE, REVOKED):
                 continue  # it is asked again when it is connected, if it is registered then
-            answer, reason = decoded(reply, RollCallAnswer)
+            answer, reason = decode_reply(reply, RollCallAnswer)
             if answer is None:
                 self.refused[node] = reason
             elif answer.run != self.call.run:
@@ -200,7 +200,7 @@ class Roll:
                 self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
             else:
                 sizes = payload_bytes(self._content), payload_bytes(reply.content)
-                self.members[node] = Member(node, answer, *sizes, attached_signature(reply.content))
+                self.members[node] = RunMember(node, answer, *sizes, attached_signature(reply.content))
                 new.append(self.members[node])
         return new
 
@@ -224,7 +224,7 @@ class Roll:
         self.refused[node] = reason
         record = Refusal(self.call.run, kind, reason)
         message = Message(encode(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
-        noted = exchange(self.grid, [message], lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
+        noted = send_and_receive(self.grid, [message], lambda at_work, lost: None, deadline_s=REFUSAL_NOTED_S, enough=0)
         list(noted)
 
     def refuse_faulty(self, faults: Iterable[Fault], kind: str) -> None:
@@ -239,7 +239,7 @@ class Roll:
 
 
 def call_the_roll(
-    roll: Roll, expected: int, needed: int, deadline_s: float, on_wait: Callable[[Waiting], None]
+    roll: SiteRoll, expected: int, needed: int, deadline_s: float, on_wait: Callable[[WaitingStatus], None]
 ) -> None:
     """Ask every site who it is and which classes it annotates.
 
@@ -264,11 +264,11 @@ def call_the_roll(
             roll.leave_unanswered()
             break
         if deadline_s - left >= SHOWN_AFTER_S and shown != (missing := roll.missing):
-            on_wait(Waiting("roll call", 0, missing, (), left))
+            on_wait(WaitingStatus("roll call", 0, missing, (), left))
             shown = missing
         if not members:
             time.sleep(pause_s)
-            pause_s = next_pause(pause_s)
+            pause_s = next_polling_pause_s(pause_s)
     roll.give_up(deadline_s)
     if len(roll.members) < needed:
         reasons = "; ".join(f"{roll.name_of(node)}: {why}" for node, why in sorted(roll.refused.items()))
@@ -281,7 +281,7 @@ def call_the_roll(
     stop_on([Fault(f"site {name}", "two sites use this name.", remedy) for name, n in sorted(names.items()) if n > 1])
 
 
-def model_faults(members: Iterable[Member], layout: str) -> list[Fault]:
+def find_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
     """Return a fault, with its release, for each site that would train a model of another layout."""
     return [
         Fault(
@@ -300,12 +300,12 @@ def model_faults(members: Iterable[Member], layout: str) -> list[Fault]:
 Choice = TypeVar("Choice")
 
 
-def own_faults(declarations: Iterable[Declaration]) -> list[Fault]:
+def find_label_faults(declarations: Iterable[Declaration]) -> list[Fault]:
     """Return the faults in each site's own labels: none at all, one twice, or two spellings of one class."""
     faults = list[Fault]()
     for declaration in declarations:
         faults += [replace(fault, site=declaration.site) for fault in declaration_faults(declaration)]
-        for spellings in _spellings([declaration]).values():
+        for spellings in _count_spellings([declaration]).values():
             if len(spellings) > 1:
                 problem = f"{quoted(sorted(spellings))} look like one class."
                 where = f"site.toml of {declaration.site}: data.annotates"
@@ -313,10 +313,10 @@ def own_faults(declarations: Iterable[Declaration]) -> list[Fault]:
     return faults
 
 
-def minority_faults(declarations: Sequence[Declaration]) -> list[Fault]:
+def find_minority_spellings(declarations: Sequence[Declaration]) -> list[Fault]:
     """Return a fault for each site that spells a class otherwise than most sites that annotate it."""
     faults = list[Fault]()
-    for spellings in _spellings(declarations).values():
+    for spellings in _count_spellings(declarations).values():
         usual = _strict_majority(spellings)
         for declaration in declarations if usual else ():
             for local, name in zip(declaration.names, declaration.canonical, strict=True):
@@ -329,7 +329,7 @@ def minority_faults(declarations: Sequence[Declaration]) -> list[Fault]:
     return faults
 
 
-def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list[Fault]:
+def find_coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list[Fault]:
     """Return the sites whose classes are not those of most, for a method that needs every class everywhere."""
     usual = _strict_majority(Counter(frozenset(declaration.canonical) for declaration in declarations))
     if not method.site.full_coverage or usual is None:
@@ -347,7 +347,7 @@ def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list
     ]
 
 
-def _spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[str]]:
+def _count_spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[str]]:
     """Return folded name -> by how many sites each spelling of it is used."""
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
@@ -389,9 +389,9 @@ class Membership:
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
         self.callbacks, self.registered, self.admission = callbacks or Callbacks(), registered, admission
         self.contract = LabelContract((), MappingProxyType({}))
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, RunMember] = {}
         self.bytes_down, self.bytes_up = Counter[str](), Counter[str]()
-        self._roll: Roll
+        self._roll: SiteRoll
         self._layout = ""
 
     def needed(self, requests: int) -> int:
@@ -410,15 +410,15 @@ class Membership:
             BadInput: If the declarations contradict one another or the method does not fit them.
         """
         section = self.participation
-        self._roll = roll = Roll(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
+        self._roll = roll = SiteRoll(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
         needed = section.min_sites or expected
         call_the_roll(roll, expected, needed, section.roll_call_deadline_s, self.callbacks.on_wait)
         for rule in self.admission:
             self._leave_out(rule(roll.members.values()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
-            self._leave_out(own_faults(roll.declarations), "labels")
-            self._leave_out(minority_faults(roll.declarations), "labels")
-            self._leave_out(coverage_faults(self.method, roll.declarations), "labels")
+            self._leave_out(find_label_faults(roll.declarations), "labels")
+            self._leave_out(find_minority_spellings(roll.declarations), "labels")
+            self._leave_out(find_coverage_faults(self.method, roll.declarations), "labels")
         return self._settle_labels()
 
     def _leave_out(self, faults: Sequence[Fault], kind: str) -> None:
@@ -448,7 +448,7 @@ class Membership:
         stop_on(self.method.roll_call_faults(self.context(0, NO_ARRAYS)))
         return self.contract
 
-    def _enrol(self, member: Member) -> None:
+    def _enrol(self, member: RunMember) -> None:
         site = member.answer.site
         self.members[site] = member
         self.bytes_down[site] += member.bytes_down
@@ -477,14 +477,14 @@ class Membership:
             BadInput: Naming every such site with its release, if too few others are left.
         """
         self._layout = layout
-        faults = model_faults(self.members.values(), layout)
+        faults = find_layout_faults(self.members.values(), layout)
         self._leave_out(faults, "version")
         return self._settle_labels() if faults else self.contract
 
     def admit_late_joiners(self, server_round: int) -> None:
         """Call the roll for sites that have connected since; a site that fits the run's classes and model is in."""
         for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
-            if faults := model_faults([member], self._layout):
+            if faults := find_layout_faults([member], self._layout):
                 self._roll.refuse_faulty(faults, "version")
             elif faults := [fault for rule in self.admission for fault in rule([member])] or self._joining(member):
                 self._roll.refuse_faulty([replace(fault, site=member.answer.site) for fault in faults], "labels")
@@ -492,7 +492,7 @@ class Membership:
                 self._enrol(member)
                 self.callbacks.on_join(server_round, member.answer.site)
 
-    def _joining(self, member: Member) -> list[Fault]:
+    def _joining(self, member: RunMember) -> list[Fault]:
         """Add a late joiner to the contract, whose classes are settled; or return the faults that prevent it."""
         declarations = [other.declaration for other in self.members.values()] + [member.declaration]
         try:
@@ -506,7 +506,7 @@ class Membership:
     def drawn(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites of a round: all, or ``sites_per_round`` drawn from (seed, round), but for the excluded."""
         names = set(self.members) - set(excluded)
-        return drawn(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
+        return draw_names(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
 
     @property
     def samples(self) -> bool:
@@ -515,7 +515,7 @@ class Membership:
 
     @property
     def _evaluated(self) -> int:
-        return evaluated(self.plan.evaluation.sites, self.participation.sites_per_round)
+        return count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def drawn_to_evaluate(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """Return the sites that are asked how good a model is, but for the excluded.
@@ -526,4 +526,4 @@ class Membership:
             return sorted(set(self.members) - set(excluded))
         annotated = {site: self.contract.sites[site] for site in self.members}
         seed = [self.plan.run.seed, server_round, EVALUATION]
-        return drawn_to_cover(annotated, self._evaluated, seed, excluded)
+        return draw_covering_sites(annotated, self._evaluated, seed, excluded)

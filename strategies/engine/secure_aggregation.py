@@ -14,12 +14,12 @@ from common.system.plain_text import printable
 from common.wire.codec import R, encode, payload_bytes
 from common.wire.records import EvaluateReply, Record, TrainReply
 from common.wire.secure_aggregation import STAGES, TEST_ROUND, KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from strategies.aggregation.means import GivenMean, GivenRows, Means, Merged, running_sum
+from strategies.aggregation.means import MergedUpdates, PrecomputedHeadMean, PrecomputedMean, UpdateMeans, running_sum
 from strategies.engine.events import TooFewSites
-from strategies.engine.exchange import Replies, decoded
-from strategies.engine.layers import Layer, Merge, RoundOutcome
-from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.noise_shares import shares_of
+from strategies.engine.exchange import ExchangeReplies, decode_reply
+from strategies.engine.layers import Merge, RoundLayer, RoundOutcome
+from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskingFailed, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.noise_shares import make_noise_shares
 from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, max_update_value, split_vector
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ OTHER_PAST = "it missed a round that the others go on from, and masked updates m
 Answer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
 
 
-class Queries:
+class MaskingQueries:
     """Sends the queries of one masked sum in the present exchange; notes who did not answer, and bytes received.
 
     Attributes:
@@ -60,7 +60,7 @@ class Queries:
         deadline_s, server_round = coordinator.participation.round_deadline_s, exchange.context.round
         for message in coordinator.exchanged(messages, "masking", server_round, deadline_s, enough):
             site = names[message.metadata.src_node_id]
-            record, reason = decoded(message, expected)
+            record, reason = decode_reply(message, expected)
             if message.has_content():
                 self.bytes_up[site] = self.bytes_up.get(site, 0) + payload_bytes(message.content)
             if record is not None:
@@ -75,7 +75,7 @@ class Queries:
             yield site, record
 
 
-class SecureAggregation(Layer):
+class SecureAggregationLayer(RoundLayer):
     """Updates come masked, apart from the replies, and only their sum is opened."""
 
     updates_in_replies = False
@@ -103,7 +103,7 @@ class SecureAggregation(Layer):
         """Open the sum of the updates in the place of merging them."""
         return self._opened
 
-    def _opened(self, received: Replies[TrainReply]) -> RoundOutcome:
+    def _opened(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
         """Return the mean of the updates of the sites that have just trained, and stay to the end.
 
         Raises:
@@ -111,7 +111,7 @@ class SecureAggregation(Layer):
         """
         coordinator, method = self._coordinator, self._coordinator.method.site
         model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
-        queries = Queries(coordinator, coordinator.requests.context.round)
+        queries = MaskingQueries(coordinator, coordinator.requests.context.round)
         layout = SegmentLayout(
             len(model.trunk) if method.traffic.trunk else 0,
             len(model.norm) if method.sends_norm else 0,
@@ -120,10 +120,10 @@ class SecureAggregation(Layer):
         rows = {site: method.rows_sent(method.rows_of(site, contract), contract.sites[site]) for site in replies}
         sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
         classes = tuple(sorted({name for names in sent.values() for name in names}))
-        bound, shares = max_update_value(coordinator.plan, method), shares_of(coordinator.plan, method)
+        bound, shares = max_update_value(coordinator.plan, method), make_noise_shares(coordinator.plan, method)
         request = SumRequest(queries.run, queries.round, sent, classes, layout, bound, shares)
         try:
-            opened = Summing(request, queries).opened()
+            opened = MaskedSummation(request, queries).opened()
         except MaskingFailed as error:
             reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **queries.absent}.items())
             raise TooFewSites(f"round {queries.round}, secure aggregation: {error} {reasons}".strip()) from None
@@ -131,12 +131,14 @@ class SecureAggregation(Layer):
         summed_replies = {site: reply for site, reply in replies.items() if site in opened.survivors}
         sizes = {site: size + queries.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
         coordinator.sites.bytes_up.update(queries.bytes_up)
-        summed = Replies(summed_replies, {**received.absent, **gone}, sizes)
+        summed = ExchangeReplies(summed_replies, {**received.absent, **gone}, sizes)
         coordinator.refuse_too_few(queries.round, summed)
-        return RoundOutcome(summed, Merged(means_of_sum(opened, model)), time.monotonic(), opened.closed)
+        return RoundOutcome(summed, MergedUpdates(convert_sum_to_means(opened, model)), time.monotonic(), opened.closed)
 
 
-def summed_test(coordinator: "Coordinator", tested: Replies[EvaluateReply]) -> dict[str, SitesHistogram]:
+def open_test_histograms(
+    coordinator: "Coordinator", tested: ExchangeReplies[EvaluateReply]
+) -> dict[str, SitesHistogram]:
     """Return the sum of the score histograms that the sites hold back, by class; without classes that stay masked.
 
     It is empty in a run without secure aggregation, and where the sum cannot be opened: the callbacks receive why.
@@ -147,11 +149,13 @@ def summed_test(coordinator: "Coordinator", tested: Replies[EvaluateReply]) -> d
     rows = {site: reply.masked_classes for site, reply in tested.accepted.items() if reply.masked_classes}
     if not rows:
         return {}
-    queries = Queries(coordinator, TEST_ROUND)
+    queries = MaskingQueries(coordinator, TEST_ROUND)
     classes = tuple(sorted({name for names in rows.values() for name in names}))
     layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
     try:
-        opened = Summing(SumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries).opened()
+        opened = MaskedSummation(
+            SumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE)), queries
+        ).opened()
         counts = opened.vector.reshape(len(classes), 2, BINS).astype(np.int64)
         sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
     except (MaskingFailed, ValueError) as error:  # counts below 0 are no sum of histograms
@@ -163,7 +167,7 @@ def summed_test(coordinator: "Coordinator", tested: Replies[EvaluateReply]) -> d
     return {name: SitesHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
 
 
-def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
+def convert_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
     """Return the means of the updates that are in a sum."""
     request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_vector(request.layout, request.classes, opened.vector)
@@ -174,9 +178,9 @@ def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
     rows = [names.index(name) for name in request.classes]
     mean = np.zeros((len(names), request.layout.features)), np.zeros(len(names)), np.zeros(len(names), np.bool_)
     mean[0][rows], mean[1][rows], mean[2][rows] = weight / divisor[:, None], bias / divisor, totals > 0
-    return Means(
+    return UpdateMeans(
         model,
-        trunk=GivenMean(trunk / whole) if len(trunk) else None,
-        norm=GivenMean(norm / whole) if len(norm) else None,
-        head=GivenRows(mean) if rows else None,
+        trunk=PrecomputedMean(trunk / whole) if len(trunk) else None,
+        norm=PrecomputedMean(norm / whole) if len(norm) else None,
+        head=PrecomputedHeadMean(mean) if rows else None,
     )

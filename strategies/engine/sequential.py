@@ -19,22 +19,22 @@ from common.models.state import FrozenPart, ModelState, read_state, write_state
 from common.system.hashing import derive_seed
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.aggregation.bounds import Lengths
-from strategies.aggregation.means import mixture
+from strategies.aggregation.means import mix_models
 from strategies.aggregation.server_optimizer import Moments
-from strategies.engine.aggregator import longest_update, visit
+from strategies.engine.aggregator import pass_through_site, update_length_limit
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
-from strategies.engine.exchange import Replies, too_few
-from strategies.engine.state import after_round, with_judgement
-from strategies.local.objective import Examples, examples_of, plain
-from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
+from strategies.engine.exchange import ExchangeReplies, make_too_few_sites_error
+from strategies.engine.state import make_state_after_round, record_validation
+from strategies.local.objective import Examples, pair_with_labels, plain
+from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import (
-    Frozen,
+    FrozenParts,
     StopCriterion,
     TrainingTask,
-    refuse_diverged,
-    reproducible,
+    check_not_diverged,
+    reproducible_training,
     train_until_settled,
     validate,
 )
@@ -45,7 +45,7 @@ COORDINATOR = "coordinator"
 
 
 @dataclass
-class OwnTraining:
+class CoordinatorTraining:
     """The coordinator's images and the network it trains on them."""
 
     images: Splits
@@ -65,7 +65,7 @@ class OwnTraining:
         self.validation = self._examples(self.images.validation)
 
     def _examples(self, images: ImageSet) -> Examples:
-        return examples_of(images, pixels_on_device(images, self.device), self.class_names)
+        return pair_with_labels(images, pixels_on_device(images, self.device), self.class_names)
 
     def put(self, model: ModelState) -> None:
         """Load a model into the network."""
@@ -82,24 +82,26 @@ class OwnTraining:
         began, spec = time.monotonic(), self.plan.training
         self.put(model)
         unfreeze(self.network)
-        optimizer = optimizer_for(self.network, spec, spec.lr)
+        optimizer = make_optimizer(self.network, spec, spec.lr)
         if not spec.reset_optimizer:
-            restore_optimizer(self.network, optimizer, optimizer_state)
-        frozen = Frozen(norm=self.method.frozen_norm)
+            restore_optimizer_state(self.network, optimizer, optimizer_state)
+        frozen = FrozenParts(norm=self.method.frozen_norm)
         objective = plain(self.method.training_loss(self.train, spec))
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen)
         criterion = StopCriterion(self.validation, self.method.loss, server.settling)
-        with reproducible(derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads) as generator:
+        with reproducible_training(
+            derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads
+        ) as generator:
             done = train_until_settled(self.network, task, optimizer, generator, criterion)
         record = CoordinatorRound(done.last_loss, done.epochs, time.monotonic() - began)
         state = read_state(self.network)
-        refuse_diverged(state, done.last_loss)
-        return state, {} if spec.reset_optimizer else optimizer_arrays(self.network, optimizer), record
+        check_not_diverged(state, done.last_loss)
+        return state, {} if spec.reset_optimizer else save_optimizer_state(self.network, optimizer), record
 
     def judged(self, model: ModelState) -> FederationValidation:
         """Return the figures of a model on the coordinator's validation part."""
         self.put(model)
-        with reproducible(0, self.plan.training.threads):
+        with reproducible_training(0, self.plan.training.threads):
             validation = validate(self.network, self.validation, self.method.loss, self.plan.training)
         loss, auroc = (
             {} if value is None or not math.isfinite(value) else {COORDINATOR: value}
@@ -109,7 +111,7 @@ class OwnTraining:
 
 
 @dataclass
-class Pass:
+class ModelPass:
     """One pass of the model through the sites of a round, as it goes.
 
     Attributes:
@@ -135,12 +137,12 @@ class SequentialCoordinator(Coordinator):
     """Passes one model on from hospital to hospital, round by round; trains on images of its own where it has any."""
 
     method: SequentialMethod
-    _own: OwnTraining | None = None
+    _own: CoordinatorTraining | None = None
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; they validate, and train where the method says how."""
         frozen = self.frozen.part if self.frozen else None
-        self._own = OwnTraining(own, self.plan, self.method.site, class_names, device, frozen)
+        self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
 
     def _is_over(self) -> bool:
         """Return whether too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
@@ -157,7 +159,7 @@ class SequentialCoordinator(Coordinator):
         received = self.received(self.exchanged(messages, "train", 0, timeout), TrainReply)
         needed = self._needed(received)
         if len(received.accepted) < needed:
-            raise too_few("ranking the sites", received, needed)
+            raise make_too_few_sites_error("ranking the sites", received, needed)
         self.callbacks.on_absent("ranking", received.absent)
         ranking = self.method.aggregate_statistics(requests.context, received.accepted)
         self.state = replace(self.state, statistics=ranking)
@@ -178,7 +180,7 @@ class SequentialCoordinator(Coordinator):
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._with_own_training(done.result, server_round)
         statistics = self.method.aggregate_statistics(self.sites.context(server_round, before.statistics), done.replies)
-        state = after_round(
+        state = make_state_after_round(
             before, server_round, done.replies, done.absent, model=model, moments=moments, statistics=statistics
         )
         self.state = replace(state, lengths=done.lengths)
@@ -200,7 +202,7 @@ class SequentialCoordinator(Coordinator):
         self.callbacks.on_round(record, self.state)
         return record
 
-    def _passed(self, server_round: int, timeout: float) -> Pass:
+    def _passed(self, server_round: int, timeout: float) -> ModelPass:
         """Pass the model from site to site.
 
         Raises:
@@ -209,7 +211,7 @@ class SequentialCoordinator(Coordinator):
         context = self.sites.context(server_round, self.state.statistics)
         order = self.method.order(context, self.sites.drawn(server_round, self.state.excluded))
         statistics = self.method.statistics_for(context)
-        done = Pass(self.state.model, self.state.model, self.state.lengths)
+        done = ModelPass(self.state.model, self.state.model, self.state.lengths)
         needed, unfit = self.sites.needed(len(order)), set[str]()
         for place, site in enumerate(order):
             message = self.new_requests(server_round).train(site, done.model, statistics(site), update=True)
@@ -221,17 +223,19 @@ class SequentialCoordinator(Coordinator):
                 unfit.add(site)
                 needed = max(self.sites.needed(len(order) - len(unfit)), 1)
             if len(done.replies) + len(order) - place - 1 < needed:
-                raise too_few(f"round {server_round}", Replies(done.replies, done.absent, {}), len(order))
+                raise make_too_few_sites_error(
+                    f"round {server_round}", ExchangeReplies(done.replies, done.absent, {}), len(order)
+                )
         return done
 
-    def _note_hop(self, done: Pass, site: str, received: Replies[TrainReply]) -> None:
+    def _note_hop(self, done: ModelPass, site: str, received: ExchangeReplies[TrainReply]) -> None:
         """Note a site's reply, and move the model by its update if the update counts."""
         done.absent.update(received.absent)
         done.bytes_down.update(self.requests.bytes_down)
         done.bytes_up.update(received.bytes_up)
-        clip = longest_update(self.method.site, self.participation, self.plan.privacy)
+        clip = update_length_limit(self.method.site, self.participation, self.plan.privacy)
         for reply in received.accepted.values():
-            passed = visit(done.model, reply, clip, done.lengths)
+            passed = pass_through_site(done.model, reply, clip, done.lengths)
             if passed.reason:
                 done.absent[site] = passed.reason
                 continue
@@ -254,7 +258,7 @@ class SequentialCoordinator(Coordinator):
             trained, moments, record = self._own.trained(state.model, server_round, server, state.moments)
         except FloatingPointError as error:
             raise RunStopped(f"round {server_round}, the coordinator's own training: {error}") from error
-        return mixture(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
+        return mix_models(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
 
     def _judge(self, server_round: int, timeout: float) -> None:
         """Validate the model as it stands: on the coordinator's images, or else, and where asked, at the sites."""
@@ -266,10 +270,10 @@ class SequentialCoordinator(Coordinator):
         if self._own and self._own.validation.any_known:
             validation = replace(self._own.judged(self.state.model), tallies=validation.tallies)
         self.last_validation = validation
-        self.state = with_judgement(self.state, validation, self.method.site.chosen_by(self.plan.evaluation))
+        self.state = record_validation(self.state, validation, self.method.site.chosen_by(self.plan.evaluation))
 
 
-def coordinator_of(
+def make_coordinator(
     method: Method, plan: Plan, participation: ParticipationSection, run: str, **options: Any
 ) -> Coordinator:
     """Return the coordinator for a run of a method; the arguments are those of :class:`Coordinator`."""

@@ -110,7 +110,7 @@ class FederationState:
         return self.model if self.best is None else self.best
 
 
-def groups_for(model: ModelState, rows: Sequence[str]) -> Groups:
+def select_groups_to_send(model: ModelState, rows: Sequence[str]) -> Groups:
     """Return the groups of the global model that a site with these head rows receives.
 
     A group that never travels up still goes down: a site takes it as its starting point in its first round, and a site
@@ -119,7 +119,7 @@ def groups_for(model: ModelState, rows: Sequence[str]) -> Groups:
     return Groups(model.trunk, model.norm, model.head.rows(tuple(rows)))
 
 
-def groups_expected(sent: Groups, method: SiteMethod, annotated: Collection[str]) -> Groups:
+def select_groups_expected(sent: Groups, method: SiteMethod, annotated: Collection[str]) -> Groups:
     """Return the groups that a site with these classes sends back: those that the method averages."""
     head = sent.head.rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
     return Groups(
@@ -133,7 +133,7 @@ def groups_expected(sent: Groups, method: SiteMethod, annotated: Collection[str]
 # ---------------------------------------------------------------------- from one round to the next
 
 
-def with_absent(
+def record_absent_sites(
     state: FederationState, where: str, counted: Collection[str], absent: Mapping[str, str]
 ) -> FederationState:
     """Return the state with the reasons why replies did not count, which their sites receive with the next request.
@@ -150,7 +150,7 @@ def with_absent(
     return replace(state, left_out=MappingProxyType(left_out))
 
 
-def after_round(
+def make_state_after_round(
     state: FederationState,
     server_round: int,
     counted: Collection[str],
@@ -160,9 +160,9 @@ def after_round(
     moments: Moments,
     statistics: Arrays,
 ) -> FederationState:
-    """Return the state after a round; sites as in :func:`with_absent`."""
+    """Return the state after a round; sites as in :func:`record_absent_sites`."""
     return replace(
-        with_absent(state, f"round {server_round}", counted, absent),
+        record_absent_sites(state, f"round {server_round}", counted, absent),
         round=server_round,
         model=model,
         counted=MappingProxyType({**state.counted, **dict.fromkeys(counted, server_round)}),
@@ -171,7 +171,9 @@ def after_round(
     )
 
 
-def with_judgement(state: FederationState, validation: FederationValidation, criterion: Criterion) -> FederationState:
+def record_validation(
+    state: FederationState, validation: FederationValidation, criterion: Criterion
+) -> FederationState:
     """Return the state with the sites' figures of the current model, by the run's criterion.
 
     The first judged model settles the criterion, so that all rounds of a run are compared by one. It is ``loss`` where
@@ -189,11 +191,11 @@ def with_judgement(state: FederationState, validation: FederationValidation, cri
         with_auroc = validation.auroc.keys() & validation.loss.keys()
         state = replace(state, criterion=criterion if 2 * len(with_auroc) > len(validation.loss) else "loss")
     if state.criterion == "loss":
-        return with_validation(state, validation.loss)
-    return with_validation(state, {site: 1 - auroc for site, auroc in validation.auroc.items()})
+        return record_losses(state, validation.loss)
+    return record_losses(state, {site: 1 - auroc for site, auroc in validation.auroc.items()})
 
 
-def with_validation(state: FederationState, losses: Losses) -> FederationState:
+def record_losses(state: FederationState, losses: Losses) -> FederationState:
     """Return the state with the losses of the current model by site, which becomes the best model if it is better.
 
     The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Where
@@ -206,12 +208,12 @@ def with_validation(state: FederationState, losses: Losses) -> FederationState:
     for site, loss in losses.items():
         lowest[site] = min(loss, lowest.get(site, loss))
     judged = replace(state, lowest_losses=MappingProxyType(lowest))
-    if state.best is not None and not is_better(losses, state.best_losses, lowest):
+    if state.best is not None and not is_better_model(losses, state.best_losses, lowest):
         return judged
     return replace(judged, best=state.model, best_round=state.round, best_losses=MappingProxyType(dict(losses)))
 
 
-def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:
+def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     """Return whether the model of ``now`` is better than that of ``before``, over the sites that judged both.
 
     Args:
@@ -221,13 +223,13 @@ def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:
     """
     judges = sorted(now.keys() & before.keys())
     now, before = {site: now[site] for site in judges}, {site: before[site] for site in judges}
-    regrets = regret(now, lowest), regret(before, lowest)
+    regrets = compute_regret(now, lowest), compute_regret(before, lowest)
     if len(judges) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
     return running_sum(now.values()) < running_sum(before.values())
 
 
-def regret(losses: Losses, lowest: Losses) -> float:
+def compute_regret(losses: Losses, lowest: Losses) -> float:
     """Return the smallest ratio of loss to lowest loss that more than half of the sites stay within."""
     ratios = sorted([(loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items()])
     return ratios[len(ratios) // 2] if ratios else 1.0
@@ -243,7 +245,7 @@ _DTYPES = {
 """NumPy's names of number types -> safetensors', the widest first, so that each lies at a multiple of its width."""
 
 
-class _Facts(Section):
+class _StateHeader(Section):
     """The fields of a state that are no tensors, and the class names of its head rows."""
 
     round: int
@@ -261,18 +263,18 @@ class _Facts(Section):
     lengths: dict[str, dict[str, float]]
 
 
-def to_bytes(state: FederationState) -> bytes:
+def serialize_state(state: FederationState) -> bytes:
     """Write a state as safetensors."""
-    return b"".join(to_parts(state))
+    return b"".join(serialize_state_in_parts(state))
 
 
-def to_parts(state: FederationState) -> Parts:
-    """Return what :func:`to_bytes` joins: parts that hold the arrays themselves.
+def serialize_state_in_parts(state: FederationState) -> Parts:
+    """Return what :func:`serialize_state` joins: parts that hold the arrays themselves.
 
     To copy a large model takes as long as to write it.
     """
     facts: dict[str, Any] = {}
-    for name in _Facts.model_fields:
+    for name in _StateHeader.model_fields:
         fact = state.model.head.class_names if name == "class_names" else getattr(state, name)
         facts[name] = dict(fact) if isinstance(fact, Mapping) else fact
     facts["sound_losses"] = dict(sorted(state.sound_losses.items()))  # the same bytes no matter who replied first
@@ -285,10 +287,10 @@ def to_parts(state: FederationState) -> Parts:
         for name, array in arrays.items():
             tensors[f"{prefix}/{name}"] = array
     tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    return _parts({name: np.asarray(array, order="C") for name, array in tensors.items()})
+    return _lay_out_safetensors({name: np.asarray(array, order="C") for name, array in tensors.items()})
 
 
-def _parts(tensors: Mapping[str, NDArray[Any]]) -> Parts:
+def _lay_out_safetensors(tensors: Mapping[str, NDArray[Any]]) -> Parts:
     """Lay tensors out as safetensors has them: the length of the header (8 bytes), the header as JSON, the tensors."""
     widest_first = list(_DTYPES)
     ordered = sorted((widest_first.index(array.dtype.str), name) for name, array in tensors.items())
@@ -304,15 +306,15 @@ def _parts(tensors: Mapping[str, NDArray[Any]]) -> Parts:
     return [len(written).to_bytes(8, "little"), written, *data]
 
 
-def of_bytes(content: bytes) -> FederationState:
-    """Read a state that :func:`to_bytes` wrote.
+def deserialize_state(content: bytes) -> FederationState:
+    """Read a state that :func:`serialize_state` wrote.
 
     Raises:
         ValueError: If the bytes are no state.
     """
     try:
         tensors = load(content)
-        facts: dict[str, Any] = dict(_Facts.model_validate_json(tensors[_FACTS].tobytes()))
+        facts: dict[str, Any] = dict(_StateHeader.model_validate_json(tensors[_FACTS].tobytes()))
         if unknown := sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS):
             raise ValueError(f"it holds {quoted(unknown)}, which no state has")
         names = facts.pop("class_names")
@@ -332,7 +334,7 @@ def of_bytes(content: bytes) -> FederationState:
 # ---------------------------------------------------------------------- the model as Flower carries it
 
 
-def array_record(model: ModelState) -> ArrayRecord:
+def make_array_record(model: ModelState) -> ArrayRecord:
     """Return the global model as Flower's loop carries it."""
     return ArrayRecord({name: Array(array) for name, array in Groups.of_model(model).named().items()})
 
@@ -342,8 +344,8 @@ def is_state_dict(arrays: ArrayRecord) -> bool:
     return "trunk" not in arrays
 
 
-def model_of(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> ModelState:
-    """Return the global model from :func:`array_record`, or from a network's ``state_dict``.
+def read_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> ModelState:
+    """Return the global model from :func:`make_array_record`, or from a network's ``state_dict``.
 
     Raises:
         BadInput: If a ``state_dict`` is not of the plan's network with a head row for each class.
@@ -360,7 +362,7 @@ def model_of(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> M
     return read_state(network)
 
 
-def state_dict_record(model: ModelState, plan: Plan) -> ArrayRecord:
+def make_state_dict_record(model: ModelState, plan: Plan) -> ArrayRecord:
     """Return the global model as the ``state_dict`` of the plan's network."""
     network = build(plan.model, model.head.class_names, plan.run.seed)
     write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)

@@ -29,7 +29,7 @@ from common.models.network import (
     unfreeze,
 )
 from common.system.files import write_atomically
-from strategies.local.training import reproducible
+from strategies.local.training import reproducible_training
 
 Request = TypeVar("Request", Plan, Experiment)
 FILE = "arithmetic.json"
@@ -56,12 +56,12 @@ class Arithmetic:
 DEFAULT = Arithmetic("float32", "channels_last")
 
 
-def arithmetic_in(training: TrainingSection, device: str) -> Arithmetic:
+def read_arithmetic(training: TrainingSection, device: str) -> Arithmetic:
     """Return the arithmetic of these settings on ``cpu`` or ``cuda``, without a measurement for ``fastest``."""
     return Arithmetic(resolve_precision(device, training.precision), training.memory_format)
 
 
-def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmetic:
+def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmetic:
     """Return the arithmetic of a plan on ``cpu`` or ``cuda``; on a CPU ``fastest`` is measured, once for a network.
 
     Args:
@@ -69,41 +69,41 @@ def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmeti
         durable: Whether the choice must outlive a power cut.
     """
     if plan.training.precision != "fastest" or device != "cpu":
-        return arithmetic_in(plan.training, device)
-    stored, about = _kept(folder / FILE), _about(plan)
+        return read_arithmetic(plan.training, device)
+    stored, about = _read_stored_choices(folder / FILE), _hash_circumstances(plan)
     if about not in stored:
-        stored[about] = fastest(step_seconds(plan, choices()))
+        stored[about] = find_fastest(time_training_steps(plan, list_arithmetics()))
         newest = dict(list(stored.items())[-MOST_KEPT:])
         text = json.dumps({name: vars(arithmetic) for name, arithmetic in newest.items()}, indent=1)
         write_atomically(folder / FILE, text.encode(), durable=durable)
     return stored[about]
 
 
-def in_arithmetic(request: Request, arithmetic: Arithmetic) -> Request:
+def set_arithmetic(request: Request, arithmetic: Arithmetic) -> Request:
     """Return a copy of a plan or an experiment with this arithmetic."""
     return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 
 
-def choices() -> Sequence[Arithmetic]:
+def list_arithmetics() -> Sequence[Arithmetic]:
     """Return all choices of this CPU, the default first."""
     precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_has_bf16() else ("float32",)
     formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")
     return [Arithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
 
 
-def fastest(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
+def find_fastest(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
     """Return the fastest choice, or the default where none is clearly faster."""
     best = min(seconds, key=lambda arithmetic: seconds[arithmetic])
     return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT
 
 
-def step_seconds(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[Arithmetic, float]:
+def time_training_steps(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[Arithmetic, float]:
     """Time a step forward and back of each choice: the shortest of :data:`STEPS`, in CPU seconds of this process.
 
     Choices take turns, so that what else runs on the machine slows all of them.
     """
     spec, training = plan.model, plan.training
-    with reproducible(0, training.threads) as generator:
+    with reproducible_training(0, training.threads) as generator:
         shape = (min(training.batch_size, MOST_IMAGES), spec.channels, spec.image_size, spec.image_size)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         formats = dict.fromkeys(arithmetic.memory_format for arithmetic in arithmetics)
@@ -111,13 +111,16 @@ def step_seconds(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[Arithmet
         for network in networks.values():
             unfreeze(network)
         turns = [
-            {arithmetic: _step(networks[arithmetic.memory_format], images, arithmetic) for arithmetic in arithmetics}
+            {
+                arithmetic: _run_training_step(networks[arithmetic.memory_format], images, arithmetic)
+                for arithmetic in arithmetics
+            }
             for _ in range(1 + STEPS)
         ]
     return {arithmetic: min(turn[arithmetic] for turn in turns[1:]) for arithmetic in arithmetics}
 
 
-def _step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -> float:
+def _run_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -> float:
     began = time.process_time()
     with autocast(images.device, arithmetic.precision):
         logits = network(images.float())
@@ -126,7 +129,7 @@ def _step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -
     return time.process_time() - began
 
 
-def _kept(path: Path) -> dict[str, Arithmetic]:
+def _read_stored_choices(path: Path) -> dict[str, Arithmetic]:
     """Read earlier choices; none where the file is damaged, for they can be measured again."""
     try:
         return {name: Arithmetic(**fields) for name, fields in json.loads(path.read_bytes()).items()}
@@ -134,7 +137,7 @@ def _kept(path: Path) -> dict[str, Arithmetic]:
         return {}
 
 
-def _about(plan: Plan) -> str:
+def _hash_circumstances(plan: Plan) -> str:
     """Return a hash of all that a choice depends on: the network, the batch, the threads, torch and the CPU."""
     training, (name, flags) = plan.training, cpu_name_and_flags()
     spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})

@@ -30,12 +30,12 @@ class Loss(Protocol):
     def __call__(self, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor: ...
 
 
-def loss_for(task: Task, missing: Missing) -> Loss:
+def choose_plain_loss(task: Task, missing: Missing) -> Loss:
     """Return the plain loss of a task."""
     return LOSSES[task, missing]
 
 
-def known_entries(logits: Tensor, labels: Tensor, annotated: Tensor, positive_weight: Tensor | None = None) -> Tensor:
+def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_weight: Tensor | None = None) -> Tensor:
     """Return the binary cross-entropy as a mean over the known entries (specs 1.4; 1.6 "partial loss").
 
     With no uncertain labels this is the mean over the batch of ``(1/|C_k|) sum over the site's classes``. A batch
@@ -51,12 +51,12 @@ def known_entries(logits: Tensor, labels: Tensor, annotated: Tensor, positive_we
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
 
 
-def filled(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
+def fill_missing_labels(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
     """Return the labels ``(batch, rows)``; where missing counts as negative, rows that are not annotated are 0."""
     return torch.where(annotated, labels, 0.0) if missing == "negative" else labels
 
 
-def positive_weights(labels: Tensor) -> Tensor:
+def compute_positive_weights(labels: Tensor) -> Tensor:
     """Return the known entries of each class over its positives, ``(rows,)``; 1 where there is no positive.
 
     FedMLP's authors weigh positives so in all their baselines (specs 3.6).
@@ -68,25 +68,25 @@ def positive_weights(labels: Tensor) -> Tensor:
     return torch.where(positives > 0, is_known / positives.clamp(min=1), 1.0)
 
 
-def missing_as_negative(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+def missing_as_negative_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the binary cross-entropy with each class absent that the site does not annotate (specs 1.6 "vanilla FL").
 
     An uncertain label of a class that the site does annotate stays unknown.
     """
-    return known_entries(logits, filled(labels, annotated, "negative"), annotated)
+    return partial_loss(logits, fill_missing_labels(labels, annotated, "negative"), annotated)
 
 
-def among_all(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+def softmax_over_all_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the mean cross-entropy of images of known class, with a softmax over all rows."""
-    return mean_where(class_of_known(labels), image_losses(logits, labels))
+    return mean_of_chosen(is_class_known(labels), image_losses(logits, labels))
 
 
-def among_known(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+def softmax_over_known_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the mean cross-entropy of images of known class, with a softmax over the classes known of an image."""
-    return among_all(only_known(logits, labels), labels, annotated)
+    return softmax_over_all_loss(mask_unknown_logits(logits, labels), labels, annotated)
 
 
-def only_known(logits: Tensor, labels: Tensor) -> Tensor:
+def mask_unknown_logits(logits: Tensor, labels: Tensor) -> Tensor:
     """Set the logits of unknown entries to minus infinity, except of images without any known entry."""
     unknown = labels.isnan()
     return logits.masked_fill(unknown & ~unknown.all(dim=1, keepdim=True), -torch.inf)
@@ -97,25 +97,25 @@ def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, labels.nan_to_num().argmax(dim=1), reduction="none")
 
 
-def class_of_known(labels: Tensor) -> Tensor:
+def is_class_known(labels: Tensor) -> Tensor:
     """Return whether each image's class is known, bool ``(batch,)``."""
     return (labels == 1).any(dim=1)
 
 
-def mean_where(chosen: Tensor, values: Tensor) -> Tensor:
+def mean_of_chosen(chosen: Tensor, values: Tensor) -> Tensor:
     """Return the mean of the chosen values; 0 without gradient where none is chosen."""
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
 
 LOSSES: Mapping[tuple[Task, Missing], Loss] = {
-    ("multi_label", "masked"): known_entries,
-    ("multi_label", "negative"): missing_as_negative,
-    ("multi_class", "masked"): among_known,
-    ("multi_class", "negative"): among_all,
+    ("multi_label", "masked"): partial_loss,
+    ("multi_label", "negative"): missing_as_negative_loss,
+    ("multi_class", "masked"): softmax_over_known_loss,
+    ("multi_class", "negative"): softmax_over_all_loss,
 }
 
 
-def chosen_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing, labels: Tensor) -> Loss:
+def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing, labels: Tensor) -> Loss:
     """Return the loss that a site minimises.
 
     Args:
@@ -129,13 +129,15 @@ def chosen_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing
     if spec.loss == "plain" and not spec.class_weights:
         return plain
     if spec.loss.startswith(PLUGIN):
-        return partial(_of_plugin, spec.loss, load_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN)), missing)
+        return partial(
+            _plugin_loss, spec.loss, load_entry_point(plugins.LOSSES, spec.loss.removeprefix(PLUGIN)), missing
+        )
     if task == "multi_class":
-        return partial(_among_classes, spec, missing, class_weights(labels) if spec.class_weights else None)
-    return partial(_by_entry, spec, missing, positive_weights(labels) if spec.class_weights else None)
+        return partial(_multi_class_loss, spec, missing, compute_class_weights(labels) if spec.class_weights else None)
+    return partial(_multi_label_loss, spec, missing, compute_positive_weights(labels) if spec.class_weights else None)
 
 
-def loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
+def find_loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
     """Return the faults of a chosen loss or of class weights that make no sense in this run.
 
     Args:
@@ -163,7 +165,7 @@ def loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level
     return faults
 
 
-def class_weights(labels: Tensor) -> Tensor:
+def compute_class_weights(labels: Tensor) -> Tensor:
     """Return images of known class over present classes and over each class's images, ``(rows,)``; 1 where absent.
 
     The weights of all images of a site then add up to their number.
@@ -176,7 +178,7 @@ def class_weights(labels: Tensor) -> Tensor:
     return torch.where(images > 0, images.sum() / (present * images.clamp(min=1)), 1.0)
 
 
-def _by_entry(
+def _multi_label_loss(
     spec: TrainingSection,
     missing: Missing,
     positive_weight: Tensor | None,
@@ -185,21 +187,25 @@ def _by_entry(
     annotated: Tensor,
 ) -> Tensor:
     """Return the mean loss over the known entries of a multi-label task; 0 without gradient where there are none."""
-    targets = filled(labels, annotated, missing)
+    targets = fill_missing_labels(labels, annotated, missing)
     is_known, present = ~targets.isnan(), targets.nan_to_num()
-    entries = _asymmetric(spec, logits, present) if spec.loss == "asymmetric" else _binary(spec, logits, present)
+    entries = (
+        _asymmetric_loss(spec, logits, present)
+        if spec.loss == "asymmetric"
+        else _binary_focal_loss(spec, logits, present)
+    )
     if positive_weight is not None:
         entries = entries * torch.where(present > 0, positive_weight, 1.0)
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
 
 
-def _binary(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
+def _binary_focal_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
     """Return the binary cross-entropy; with ``focal``, times ``(1 - p_t) ** gamma`` (Lin et al., ICCV 2017, eq. 4)."""
     entries = binary_cross_entropy_with_logits(logits, present, reduction="none")
     return entries * (1 - torch.exp(-entries)) ** spec.focal_gamma if spec.loss == "focal" else entries
 
 
-def _asymmetric(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
+def _asymmetric_loss(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tensor:
     """Return a focal loss with two exponents, for positives and for negatives of a probability lowered by a margin.
 
     Ridnik et al., ICCV 2021, eq. 7; ``p_m = max(p - margin, 0)``.
@@ -212,22 +218,22 @@ def _asymmetric(spec: TrainingSection, logits: Tensor, present: Tensor) -> Tenso
     return torch.where(present > 0, positive, negative)
 
 
-def _among_classes(
+def _multi_class_loss(
     spec: TrainingSection, missing: Missing, weights: Tensor | None, logits: Tensor, labels: Tensor, annotated: Tensor
 ) -> Tensor:
     """Return the weighted mean of cross-entropy or focal loss over the images whose class is known."""
-    losses = image_losses(only_known(logits, labels) if missing == "masked" else logits, labels)
+    losses = image_losses(mask_unknown_logits(logits, labels) if missing == "masked" else logits, labels)
     if spec.loss == "focal":
         losses = losses * (1 - torch.exp(-losses)) ** spec.focal_gamma
-    is_known = class_of_known(labels)
+    is_known = is_class_known(labels)
     weighs = (
         is_known.float() if weights is None else torch.where(is_known, weights[labels.nan_to_num().argmax(dim=1)], 0.0)
     )
     return torch.where(is_known, losses * weighs, 0.0).sum() / weighs.sum().clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def _of_plugin(name: str, loss: Loss, missing: Missing, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    value = loss(logits, filled(labels, annotated, missing), annotated)
+def _plugin_loss(name: str, loss: Loss, missing: Missing, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    value = loss(logits, fill_missing_labels(labels, annotated, missing), annotated)
     if not isinstance(value, Tensor) or value.ndim != 0:
         kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise BadInput([Fault("training.loss", f'"{name}" returned {kind}, not a scalar tensor.')])

@@ -84,7 +84,7 @@ class Examples:
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
 
-def examples_of(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
+def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
     """Pair pixels with the labels of their images for these head rows, on the device of the pixels."""
     annotated = torch.tensor([name in images.class_names for name in class_names])
     labels = label_matrix(images, class_names)
@@ -133,7 +133,7 @@ class LocalRound:
 LocalHalf = Callable[[ClientContext], LocalRound]
 
 
-def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf:
+def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf:
     """Add ``mu / 2`` times the squared distance from the received model (FedProx, Li et al., MLSys 2020, eq. 2).
 
     Args:
@@ -166,18 +166,18 @@ def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf
 # ---------------------------------------------------------------------- teachers
 
 
-def fixed_copy(model: AnyModel) -> AnyModel:
+def copy_as_teacher(model: AnyModel) -> AnyModel:
     """Return a copy that stays as the model is now, in evaluation mode: a teacher."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
-def decay_after(steps: int, decay: float) -> float:
+def teacher_decay(steps: int, decay: float) -> float:
     """Return the decay that makes a teacher the plain mean of all students, until that would be above ``decay``."""
     return min(1 - 1 / (steps + 1), decay)
 
 
 @torch.no_grad()
-def follow(teacher: Model, student: Model, decay: float) -> None:
+def move_teacher(teacher: Model, student: Model, decay: float) -> None:
     """Move a teacher's parameters and running statistics towards the student's by ``1 - decay``."""
     now = student.state_dict()
     for name, mean in teacher.state_dict().items():

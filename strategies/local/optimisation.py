@@ -22,7 +22,7 @@ FIRST_SCALE = 1024.0
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
-def _never_compiled(kind: type[Kind]) -> type[Kind]:
+def _make_uncompiled_optimizer(kind: type[Kind]) -> type[Kind]:
     """Return a subclass that steps to the same bits and does not import ``torch._dynamo``.
 
     Torch wraps three methods so that ``torch.compile`` leaves them out of what it compiles, and the wrappers import it:
@@ -32,12 +32,12 @@ def _never_compiled(kind: type[Kind]) -> type[Kind]:
     return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(unwrap(kind.step))})
 
 
-_SGD = _never_compiled(torch.optim.SGD)
-_ADAM = _never_compiled(torch.optim.Adam)
-_ADAMW = _never_compiled(torch.optim.AdamW)
+_SGD = _make_uncompiled_optimizer(torch.optim.SGD)
+_ADAM = _make_uncompiled_optimizer(torch.optim.Adam)
+_ADAMW = _make_uncompiled_optimizer(torch.optim.AdamW)
 
 
-def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
+def make_optimizer(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
     """Return an optimiser of the parameters that are trained; Adam has Keras' epsilon, as in specs 1.4.
 
     A step is fused into one pass over each tensor. A plug-in's factory gets parameters, ``lr`` and ``weight_decay``.
@@ -47,14 +47,14 @@ def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> to
     """
     learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
     if spec.optimizer.startswith(PLUGIN):
-        return _of_plugin(spec, learning, lr)
+        return _make_plugin_optimizer(spec, learning, lr)
     if spec.optimizer != "sgd":
         kind = _ADAM if spec.optimizer == "adam" else _ADAMW
         return kind(learning, lr=lr, eps=1e-7, weight_decay=spec.weight_decay, fused=True)
     return _SGD(learning, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
 
 
-def rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
+def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
     """Return the schedule's factor of a round's learning rate; ours above 0 and at most 1, a plug-in's 0 or more.
 
     Args:
@@ -68,13 +68,13 @@ def rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
     if server_round <= rising:
         return server_round / (rising + 1)
     if spec.schedule.startswith(PLUGIN):
-        return _scheduled(spec.schedule, server_round, rounds)
+        return _schedule_factor(spec.schedule, server_round, rounds)
     if spec.schedule == "constant" or rounds <= rising:
         return 1.0
     return 0.5 * (1 + math.cos(math.pi * min(server_round - 1 - rising, rounds - 1 - rising) / (rounds - rising)))
 
 
-def gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
+def make_gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
     """Return the scaler that keeps small gradients of float16 from being rounded to 0; else it does nothing.
 
     A step whose gradients overflow is left out, and the scale is halved.
@@ -83,7 +83,7 @@ def gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.Gra
     return torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, enabled=enabled)
 
 
-def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
+def save_optimizer_state(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
     """Return the optimiser's state as ``parameter/key`` arrays, for the site's memory.
 
     A parameter is left out if its state is not all scalars and tensors of its own shape, as a plug-in's may be: half a
@@ -100,10 +100,10 @@ def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) ->
     return arrays
 
 
-def restore_optimizer(
+def restore_optimizer_state(
     network: SplitNetwork, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[np.float32]]
 ) -> None:
-    """Restore the state of :func:`optimizer_arrays`, for the parameters that still exist in the same shape."""
+    """Restore the state of :func:`save_optimizer_state`, for the parameters that still exist in the same shape."""
     parameters = dict(network.named_parameters())
     for path, array in arrays.items():
         name, _, key = path.rpartition("/")
@@ -115,7 +115,7 @@ def restore_optimizer(
         optimizer.state[parameter][key] = restored.copy_(torch.from_numpy(array.copy()))
 
 
-def _of_plugin(spec: TrainingSection, learning: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+def _make_plugin_optimizer(spec: TrainingSection, learning: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     factory = load_entry_point(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
     optimizer = factory(learning, lr=lr, weight_decay=spec.weight_decay)
     if isinstance(optimizer, torch.optim.Optimizer):
@@ -124,7 +124,7 @@ def _of_plugin(spec: TrainingSection, learning: Sequence[nn.Parameter], lr: floa
     raise BadInput([Fault("training.optimizer", problem)])
 
 
-def _scheduled(name: str, server_round: int, rounds: int) -> float:
+def _schedule_factor(name: str, server_round: int, rounds: int) -> float:
     factor = load_entry_point(SCHEDULES, name.removeprefix(PLUGIN))(server_round, rounds)
     try:
         value = float(factor)

@@ -19,8 +19,8 @@ from strategies.aggregation.means import Weighting
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import Loss, Missing, chosen_loss, loss_for
-from strategies.local.objective import ClientContext, Examples, LocalRound, plain, proximal
+from strategies.local.losses import Loss, Missing, choose_plain_loss, make_training_loss
+from strategies.local.objective import ClientContext, Examples, LocalRound, add_proximal_term, plain
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -199,7 +199,7 @@ class SiteMethod:
     @property
     def loss(self) -> Loss:
         """Return the loss that validation measures, and that a plain client minimises by default."""
-        return loss_for(self.task, self.counts_missing_as)
+        return choose_plain_loss(self.task, self.counts_missing_as)
 
     def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
         """Return the loss that a plain client minimises, as ``[training]`` chooses it.
@@ -207,7 +207,7 @@ class SiteMethod:
         Raises:
             BadInput: If a plug-in is named that is not installed.
         """
-        return chosen_loss(spec, self.loss, self.task, self.counts_missing_as, examples.labels)
+        return make_training_loss(spec, self.loss, self.task, self.counts_missing_as, examples.labels)
 
     @property
     def criterion(self) -> Criterion:
@@ -291,7 +291,7 @@ class SiteMethod:
         mu = self.parameters.proximal_mu
         if not mu:
             return self.client(context)
-        return proximal(self.client, mu, head=self.traffic.head, norm=self.sends_norm)(context)
+        return add_proximal_term(self.client, mu, head=self.traffic.head, norm=self.sends_norm)(context)
 
     # ------------------------------------------------------------------ what does not fit
 
@@ -348,6 +348,6 @@ class SequentialSite(SiteMethod):
         return faults
 
 
-def most_epochs(method: SiteMethod, plan: Plan) -> int:
+def largest_epoch_count(method: SiteMethod, plan: Plan) -> int:
     """Return the largest number of local epochs of a round, which is the cap where training stops by itself."""
     return max(plan.training.epochs, method.settling.cap if method.settling else 0, 1)

@@ -23,13 +23,13 @@ from common.plugins import PLUGIN
 from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Loss
 from strategies.local.objective import Examples, Losses, Objective
-from strategies.local.optimisation import gradient_scaler
+from strategies.local.optimisation import make_gradient_scaler
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenParts:
     """The parts that are not trained: batch normalisation, or the backbone during warm-up."""
 
     norm: bool = False
@@ -73,7 +73,7 @@ class TrainingTask:
     objective: Objective
     spec: TrainingSection
     augmentation: AugmentationSpec
-    frozen: Frozen
+    frozen: FrozenParts
     epoch: "Epoch | None" = None
 
 
@@ -101,8 +101,8 @@ def train_epoch(
     train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     augmented = partial(augment, spec=exercise.augmentation, generator=generator)
     device = examples.images.device
-    losses, parts = [], batches(len(examples), spec.batch_size, generator, device)
-    scaler = gradient_scaler(device, spec.precision)
+    losses, parts = [], shuffle_into_batches(len(examples), spec.batch_size, generator, device)
+    scaler = make_gradient_scaler(device, spec.precision)
     # The graph of an outside network would repeat what its Python code decided once; and gradients that are summed
     # over batches, or kept by an optimiser that is not ours, may lie where the next batch's graph writes.
     ours = not is_external(network.spec.architecture) and not spec.optimizer.startswith(PLUGIN)
@@ -128,7 +128,7 @@ def train_epoch(
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingFigures:
     """Figures of a round's local training.
 
     Attributes:
@@ -144,11 +144,11 @@ class Trained:
 
 def train(
     network: SplitNetwork, exercise: TrainingTask, optimizer: torch.optim.Optimizer, generator: torch.Generator
-) -> Trained:
+) -> TrainingFigures:
     """Train the experiment's number of epochs."""
     epoch = exercise.epoch or train_epoch
     every = [epoch(network, exercise, optimizer, generator) for _ in range(exercise.spec.epochs)]
-    return Trained(np.concatenate(every), float(every[-1].mean()), len(every))
+    return TrainingFigures(np.concatenate(every), float(every[-1].mean()), len(every))
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def train_until_settled(
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
     criterion: StopCriterion,
-) -> Trained:
+) -> TrainingFigures:
     """Train until the loss settles, and restore the weights of its lowest point (specs 2.4, step 4).
 
     Without validation labels the training lasts the experiment's number of epochs.
@@ -201,10 +201,10 @@ def train_until_settled(
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
     if not np.isfinite(every[-1]).all():  # diverged after its best point: momentum would never be finite again
         optimizer.state.clear()
-    return Trained(np.concatenate(every), float(every[settling.best_epoch].mean()), len(every))
+    return TrainingFigures(np.concatenate(every), float(every[settling.best_epoch].mean()), len(every))
 
 
-def batches(n: int, size: int, generator: torch.Generator, device: torch.device = CPU) -> Sequence[Tensor]:
+def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: torch.device = CPU) -> Sequence[Tensor]:
     """Return shuffled rows in batches; a last batch of one joins its neighbour, for batch normalisation needs two."""
     parts = list(torch.split(torch.randperm(n, generator=generator), size))
     if len(parts) > 1 and len(parts[-1]) == 1:
@@ -216,7 +216,7 @@ def batches(n: int, size: int, generator: torch.Generator, device: torch.device 
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationFigures:
     """Loss and mean AUROC of a network on the validation part; None where no labels define them."""
 
     loss: float | None = None
@@ -229,22 +229,22 @@ def validate(
     loss: Loss,
     spec: TrainingSection,
     but: Collection[str] = (),
-) -> Validation:
+) -> ValidationFigures:
     """Return the loss over all examples, and the mean AUROC over the annotated classes without those in ``but``."""
     if not examples.any_known:
-        return Validation()
+        return ValidationFigures()
     logits = compute_logits(network, examples.images, spec.precision)
     value = float(loss(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
-        return Validation(value)
+        return ValidationFigures(value)
     counted = torch.tensor([name not in but for name in network.class_names], device=logits.device)
     rows = (examples.annotated & counted).nonzero().flatten()
     scores = probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
-    return Validation(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
+    return ValidationFigures(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
 
 
 @contextlib.contextmanager
-def reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
+def reproducible_training(seed: int, threads: int) -> Iterator[torch.Generator]:
     """Fix threads and seeds inside, and restore the process's state after; yield a CPU generator."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -260,7 +260,7 @@ def reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
         torch.set_num_threads(before)
 
 
-def refuse_diverged(trained: ModelState, loss: float) -> None:
+def check_not_diverged(trained: ModelState, loss: float) -> None:
     """Raise if training left values that are not finite: such a round must not be stored at the site.
 
     Raises:

@@ -17,27 +17,27 @@ from common.wire.codec import round_to_form
 from common.wire.records import Form, Groups
 
 
-def norm_of(update: Groups) -> float:
+def measure_length(update: Groups) -> float:
     """Return the Euclidean length of all groups together."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.named().values())))
 
 
-def clipped(update: Groups, bound: float) -> Groups:
+def clip_to_length(update: Groups, bound: float) -> Groups:
     """Return the update, shortened to the length ``bound`` where it is longer; its direction stays."""
-    length = norm_of(update)
+    length = measure_length(update)
     if length <= bound:
         return update
-    return update.changed(lambda array: times(array, bound / length))
+    return update.changed(lambda array: multiply(array, bound / length))
 
 
-def times(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+def multiply(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
     """Return the product; a tiny factor stays float64, for rounding to float32 could make the result too long."""
     if factor < np.finfo(np.float32).tiny:
         return (array * np.float64(factor)).astype(np.float32)
     return array * np.float32(factor)
 
 
-def compressed(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, Groups]:
+def compress_trunk(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, Groups]:
     """Return the rounded update, and the rounding error, which is added to the next update.
 
     Args:

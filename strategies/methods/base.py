@@ -169,9 +169,9 @@ class Method(Strategy):
             run: Identifier of the run.
             options: Options of :class:`strategies.engine.coordinator.Coordinator`.
         """
-        from strategies.engine.sequential import coordinator_of  # here: a hospital's process loads no engine
+        from strategies.engine.sequential import make_coordinator  # here: a hospital's process loads no engine
 
-        self._coordinator = coordinator_of(self, plan, participation, run, **options)
+        self._coordinator = make_coordinator(self, plan, participation, run, **options)
         return self
 
     def start(
@@ -257,13 +257,13 @@ class SequentialMethod(Method):
         return passed
 
 
-def finite_by_name(values: Mapping[str, NDArray[np.floating]]) -> dict[str, float | None]:
+def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[str, float | None]:
     """Return arrays of one number each as numbers for JSON: None for NaN and infinity."""
     numbers = {name: float(value.item()) for name, value in values.items()}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
-def image_faults(method: Method, own: Splits | None) -> list[Fault]:
+def find_image_faults(method: Method, own: Splits | None) -> list[Fault]:
     """Return the fault of a method that trains at the coordinator without training and validation images there."""
     if not isinstance(method, SequentialMethod) or method.server_training is None:
         return []

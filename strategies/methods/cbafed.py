@@ -41,12 +41,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.models.network import Model, compute_logits
 from common.models.state import ModelState
 from common.wire.records import Arrays, Groups, arrays_under
-from strategies.aggregation.means import Weighting, Weights, mixed
+from strategies.aggregation.means import Weighting, Weights, mix_tensors
 from strategies.aggregation.server_optimizer import Moments
-from strategies.local.losses import known_entries, positive_weights
+from strategies.local.losses import compute_positive_weights, partial_loss
 from strategies.local.objective import Batch, ClientContext, LocalRound, Losses
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.methods.base import Method, RoundContext, SiteReply, finite_by_name
+from strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 
 Floats = NDArray[np.floating]
 Float64 = NDArray[np.float64]
@@ -83,7 +83,7 @@ class CBAFedParameters(Parameters):
 # ---------------------------------------------------------------------- maths
 
 
-def thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
+def compute_thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
     """Return ``tau_c = p_c + base - std(p)``, with the standard deviation of a sample; ``(classes,)``.
 
     Args:
@@ -94,19 +94,21 @@ def thresholds(entries: Floats, base: float, lowest: float, highest: float) -> F
     return np.asarray(np.clip(share + base - spread, lowest, highest), np.float64)
 
 
-def entries_of(reply: SiteReply) -> Float64:
+def count_trained_entries(reply: SiteReply) -> Float64:
     """Return the number of entries of each class that a site trained on, at most its images; ``(classes,)``."""
     return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
 
 
-def mixture(model: ModelState, earlier: Groups, share: float) -> ModelState:
+def mix_with_earlier_model(model: ModelState, earlier: Groups, share: float) -> ModelState:
     """Return the mean of two models, in which the earlier one has weight ``share``."""
     now = Groups.of_model(model).named()
-    values = {name: mixed(array, now[name], share) for name, array in earlier.named().items()}
+    values = {name: mix_tensors(array, now[name], share) for name, array in earlier.named().items()}
     return Groups.of_named(values, model.head.class_names).model()
 
 
-def labels_and_tags(logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None) -> Tensor:
+def loss_over_labels_and_tags(
+    logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None
+) -> Tensor:
     """Return the mean cross-entropy over labels, plus for each class without labels the mean over its tags.
 
     Args:
@@ -123,7 +125,7 @@ def labels_and_tags(logits: Tensor, targets: Tensor, annotated: Tensor, positive
     return labelled + (sums[~annotated] / counts[~annotated].clamp(min=1)).sum()
 
 
-def pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
+def assign_pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
     """Return 1 above the class's threshold, 0 below one minus the threshold, NaN between; ``(n, classes)``.
 
     Args:
@@ -153,12 +155,12 @@ class CBAFedSite(SiteMethod):
     def client(self, context: ClientContext) -> LocalRound:
         """Return a round on the cross-entropy of labels and tags."""
         parameters, targets = self.parameters, self.targets(context)
-        positive_weight = positive_weights(targets) if parameters.balanced else None
+        positive_weight = compute_positive_weights(targets) if parameters.balanced else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
             logits = batch.logits(model, batch.view())
             entries = parameters.pseudo_label_reduction == "entries" or batch.annotated.all()
-            loss = known_entries if entries else labels_and_tags
+            loss = partial_loss if entries else loss_over_labels_and_tags
             return loss(logits, targets[batch.rows], batch.annotated, positive_weight)
 
         def statistics(model: Model, losses: Losses) -> Arrays:
@@ -175,7 +177,7 @@ class CBAFedSite(SiteMethod):
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
             return examples.labels
         logits = compute_logits(context.network, examples.images, context.spec.precision)
-        tags = pseudo_labels(logits.sigmoid(), torch.tensor(statistics["thresholds"], device=logits.device))
+        tags = assign_pseudo_labels(logits.sigmoid(), torch.tensor(statistics["thresholds"], device=logits.device))
         return torch.where(examples.annotated, examples.labels, tags)
 
 
@@ -203,15 +205,15 @@ class CBAFed(Method):
         parameters = self.site.parameters
         if context.round < parameters.stage_one_rounds:
             return context.statistics
-        entries = np.sum([entries_of(reply) for reply in replies.values()], axis=0)  # (classes,)
+        entries = np.sum([count_trained_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
         low, high = parameters.threshold_lowest, parameters.threshold_highest
-        return {"thresholds": thresholds(entries, parameters.threshold_base, low, high).astype(np.float32)}
+        return {"thresholds": compute_thresholds(entries, parameters.threshold_base, low, high).astype(np.float32)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return in stage 2 each plain weight times the entries per image that the site trained on."""
         if context.round <= self.site.parameters.stage_one_rounds:
             return weights
-        sizes = [float(entries_of(reply).sum()) / reply.train_samples for reply in replies.values()]
+        sizes = [float(count_trained_entries(reply).sum()) / reply.train_samples for reply in replies.values()]
         scaled = [weight * size for weight, size in zip(weights, sizes, strict=True)]
         return scaled if sum(scaled) > 0 else weights
 
@@ -224,7 +226,9 @@ class CBAFed(Method):
             return model, moments
         if finished:
             earlier = Groups.of_named(arrays_under("earlier", moments), model.head.class_names)
-            model = mixture(model, earlier, parameters.residual_stage_one if first else parameters.residual)
+            model = mix_with_earlier_model(
+                model, earlier, parameters.residual_stage_one if first else parameters.residual
+            )
         named = Groups.of_model(model).named()
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 
@@ -233,4 +237,4 @@ class CBAFed(Method):
         if "thresholds" not in context.statistics:
             return {}
         named = zip(context.contract.class_names, context.statistics["thresholds"], strict=True)
-        return {"thresholds": finite_by_name(dict(named))}
+        return {"thresholds": convert_to_json_numbers(dict(named))}

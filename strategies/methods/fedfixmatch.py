@@ -26,7 +26,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.data.images.augmentation import augment_strongly
 from common.models.network import Model
 from strategies.aggregation.means import Weighting
-from strategies.local.losses import known_entries, positive_weights
+from strategies.local.losses import compute_positive_weights, partial_loss
 from strategies.local.objective import Batch, ClientContext, LocalRound
 from strategies.local.site_method import Parameters, SiteMethod
 from strategies.methods.base import Method
@@ -48,7 +48,7 @@ class FedFixMatchParameters(Parameters):
     balanced: bool = True
 
 
-def pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
+def assign_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
     """Return 1 or 0 for entries of which the model is sure, NaN for the others; no gradient goes through them.
 
     Args:
@@ -77,15 +77,15 @@ class FedFixMatchSite(SiteMethod):
     def client(self, context: ClientContext) -> LocalRound:
         """Return a round that trains labels on the weak view, and sure pseudo-labels on the strong view."""
         parameters = self.parameters
-        weight = positive_weights(context.examples.labels) if parameters.balanced else None
+        weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
             weak = batch.logits(model, batch.view())
-            labelled = known_entries(weak, batch.labels, batch.annotated, weight)
+            labelled = partial_loss(weak, batch.labels, batch.annotated, weight)
             if batch.annotated.all():
                 return labelled
             strong = batch.logits(model, augment_strongly(batch.view(), batch.generator))
-            pseudo = pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
+            pseudo = assign_pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
             return labelled + parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)
 
         return LocalRound(objective)

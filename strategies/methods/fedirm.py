@@ -45,11 +45,20 @@ from torch import Tensor, nn
 from common.models.network import Model, compute_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import Weighting
-from strategies.local.losses import known_entries, positive_weights
-from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, decay_after, fixed_copy, follow, plain
+from strategies.local.losses import compute_positive_weights, partial_loss
+from strategies.local.objective import (
+    Batch,
+    ClientContext,
+    LocalRound,
+    Losses,
+    copy_as_teacher,
+    move_teacher,
+    plain,
+    teacher_decay,
+)
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import consistency
+from strategies.methods.fedmlp import consistency_loss
 
 Floats = NDArray[np.floating]
 
@@ -83,7 +92,7 @@ class FedIRMParameters(Parameters):
 # Shapes: logits (n, classes); members (n, rows) says which images show the class of which row.
 
 
-def log_relations(logits: Tensor, members: Tensor, temperature: float) -> Tensor:
+def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -> Tensor:
     """Return the logarithm of each row's relation: softmax of the members' mean logits over a temperature.
 
     Returns:
@@ -94,19 +103,19 @@ def log_relations(logits: Tensor, members: Tensor, temperature: float) -> Tensor
     return torch.log_softmax(means / temperature, dim=1)
 
 
-def surely_shown(probabilities: Tensor, entropy_below: float) -> Tensor:
+def is_surely_present(probabilities: Tensor, entropy_below: float) -> Tensor:
     """Return which entries are more likely present than absent, with an entropy below a bound in nats."""
     entropy: Tensor = torch.special.entr(probabilities) + torch.special.entr(1 - probabilities)
     return (probabilities > 0.5) & (entropy < entropy_below)
 
 
-def mismatch(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
+def relation_divergence(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
     """Return the Kullback-Leibler divergence both ways, ``sum (p - q)(log p - log q)``, as a mean over common rows.
 
     The result is 0 without a gradient where no row is common.
 
     Args:
-        own: The site's :func:`log_relations`.
+        own: The site's :func:`compute_log_relations`.
         members: Members of the site's rows; a row without members is left out.
         federation: Relations ``(rows, classes)``, which get no gradient; a row that no site sent is NaN.
     """
@@ -116,7 +125,7 @@ def mismatch(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
     return torch.where(both, divergences, 0.0).sum() / both.sum().clamp(min=1)
 
 
-def mean_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
+def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
     """Return the mean of each row over the sites that sent it, each with the same weight; NaN where none did.
 
     Args:
@@ -130,14 +139,14 @@ def mean_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def ramp_up(finished: int, rounds: int) -> float:
+def ramp_up_share(finished: int, rounds: int) -> float:
     """Return the part of the unlabelled terms' weight: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
 
-def teacher_of(model: Model) -> Model:
+def make_teacher(model: Model) -> Model:
     """Return a copy that is not trained: batch normalisation as in evaluation, dropout as in training."""
-    teacher = fixed_copy(model)
+    teacher = copy_as_teacher(model)
     for module in teacher.modules():
         if isinstance(module, nn.Dropout):
             module.train()
@@ -178,12 +187,12 @@ class FedIRMRound:
     def __init__(self, context: ClientContext, parameters: FedIRMParameters) -> None:
         self.context, self.parameters = context, parameters
         self.missing = ~context.examples.annotated
-        self.weight = parameters.unlabelled_weight * ramp_up(context.round - 1, parameters.ramp_rounds)
-        positives = positive_weights(context.examples.labels) if parameters.balanced else None
-        self.supervised = partial(known_entries, positive_weight=positives)
+        self.weight = parameters.unlabelled_weight * ramp_up_share(context.round - 1, parameters.ramp_rounds)
+        positives = compute_positive_weights(context.examples.labels) if parameters.balanced else None
+        self.supervised = partial(partial_loss, positive_weight=positives)
         self.matches = bool(context.round > parameters.supervised_rounds and self.missing.any())
         if self.matches:
-            self.steps, self.teacher = 0, teacher_of(context.network)
+            self.steps, self.teacher = 0, make_teacher(context.network)
         nothing = np.full((len(self.missing), len(self.missing)), np.nan, np.float32)
         relations = context.statistics.get("relations", nothing)
         self.federation = torch.from_numpy(relations.copy()).to(self.missing.device)[self.missing]
@@ -191,15 +200,17 @@ class FedIRMRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return partial loss, consistency and mismatch, of one view for the student and several for the teacher."""
         if self.steps:  # the teacher follows the step that the student has made since the last batch
-            follow(self.teacher, model, decay_after(self.steps, self.parameters.teacher_decay))
+            move_teacher(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
         self.steps += 1
         student = batch.logits(model, batch.view())
         with torch.no_grad():
             teachers = [batch.logits(self.teacher, batch.view()) for _ in range(self.parameters.passes)]
         likely = torch.stack([logits.sigmoid() for logits in teachers]).mean(dim=0)[:, self.missing]
-        members = surely_shown(likely, self.parameters.entropy_below)
-        own = log_relations(student, members, self.parameters.temperature)
-        unlabelled = consistency([student], teachers[:1], batch.annotated) + mismatch(own, members, self.federation)
+        members = is_surely_present(likely, self.parameters.entropy_below)
+        own = compute_log_relations(student, members, self.parameters.temperature)
+        unlabelled = consistency_loss([student], teachers[:1], batch.annotated) + relation_divergence(
+            own, members, self.federation
+        )
         return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
@@ -210,7 +221,7 @@ class FedIRMRound:
         logits = compute_logits(model, examples.images, self.context.spec.precision)
         members = (examples.labels == 1) & examples.annotated
         with torch.no_grad():
-            relations = log_relations(logits, members, self.parameters.temperature).exp()
+            relations = compute_log_relations(logits, members, self.parameters.temperature).exp()
         return {"relations": torch.where(members.any(dim=0)[:, None], relations, torch.nan).cpu().numpy()}
 
 
@@ -241,6 +252,6 @@ class FedIRM(Method):
         }
         if not relations:
             return context.statistics
-        now = mean_relations(relations)
+        now = average_relations(relations)
         before = context.statistics.get("relations", now)
         return {"relations": np.where(np.isnan(now), before, now).astype(np.float32)}

@@ -29,7 +29,7 @@ from torch.nn.functional import logsigmoid
 
 from common.models.network import Model
 from strategies.aggregation.means import Weighting
-from strategies.local.losses import Missing, filled, known_entries, positive_weights
+from strategies.local.losses import Missing, compute_positive_weights, fill_missing_labels, partial_loss
 from strategies.local.objective import Batch, ClientContext, LocalRound
 from strategies.local.site_method import Parameters, SiteMethod
 from strategies.methods.base import Method
@@ -58,7 +58,7 @@ class FedLSRParameters(Parameters):
     balanced: bool = True
 
 
-def mixed(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
+def mix_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
     """Return the logits of ``share`` times the first probabilities plus ``1 - share`` times the second; any shape."""
     first, second = share.log(), (1 - share).log()
     present = torch.logaddexp(logsigmoid(first_logits) + first, logsigmoid(second_logits) + second)
@@ -66,7 +66,7 @@ def mixed(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
     return present - absent
 
 
-def distance(first: Tensor, second: Tensor) -> Tensor:
+def jensen_shannon_divergence(first: Tensor, second: Tensor) -> Tensor:
     """Return the Jensen-Shannon divergence of two predictions of each entry, in nats, as a mean over the entries.
 
     Args:
@@ -81,12 +81,12 @@ def distance(first: Tensor, second: Tensor) -> Tensor:
     return divergence
 
 
-def entropy(logits: Tensor) -> Tensor:
+def mean_entropy(logits: Tensor) -> Tensor:
     """Return the mean entropy of the entries, in nats."""
     return -sum((logsigmoid(side).exp() * logsigmoid(side)).mean() for side in (logits, -logits))  # type: ignore[return-value]
 
 
-def grown(finished: int, rounds: int) -> float:
+def ramp_up_share(finished: int, rounds: int) -> float:
     """Return the part of gamma's highest value: 0 in round 1, 1 after so many finished rounds."""
     return min(1.0, finished / rounds) if rounds else 1.0
 
@@ -103,19 +103,19 @@ class FedLSRSite(SiteMethod):
     def client(self, context: ClientContext) -> LocalRound:
         """Return a round on the cross-entropy of the sharpened mixture and the distance of both views."""
         parameters = self.parameters
-        weight = positive_weights(context.examples.labels) if parameters.balanced else None
-        gamma = parameters.distance_weight * grown(context.round - 1, parameters.ramp_rounds)
+        weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
+        gamma = parameters.distance_weight * ramp_up_share(context.round - 1, parameters.ramp_rounds)
 
         def objective(model: Model, batch: Batch) -> Tensor:
             original = batch.logits(model, batch.images.float())
             augmented = batch.logits(model, batch.view())
             share = torch.rand((), generator=batch.generator).to(original)  # Beta(1, 1)
-            sharpened = mixed(original, augmented, share) / parameters.sharpening_temperature
+            sharpened = mix_predictions(original, augmented, share) / parameters.sharpening_temperature
             cooled = [view / parameters.distillation_temperature for view in (original, augmented)]
-            disorder = (entropy(original) + entropy(augmented)) / 2
-            targets = filled(batch.labels, batch.annotated, parameters.missing)
-            supervised = known_entries(sharpened, targets, batch.annotated, weight)
-            return supervised + gamma * distance(*cooled) + parameters.entropy_weight * disorder
+            disorder = (mean_entropy(original) + mean_entropy(augmented)) / 2
+            targets = fill_missing_labels(batch.labels, batch.annotated, parameters.missing)
+            supervised = partial_loss(sharpened, targets, batch.annotated, weight)
+            return supervised + gamma * jensen_shannon_divergence(*cooled) + parameters.entropy_weight * disorder
 
         return LocalRound(objective)
 

@@ -34,10 +34,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from common.models.network import Model, features_and_logits
 from common.wire.records import Arrays
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
-from strategies.local.losses import Loss, loss_for
-from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, fixed_copy
+from strategies.local.losses import Loss, choose_plain_loss
+from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_as_teacher
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
-from strategies.methods.base import Method, RoundContext, SiteReply, finite_by_name
+from strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 from strategies.methods.surgical import OwnersMean
 
 Floats = NDArray[np.floating]
@@ -109,22 +109,22 @@ def positive_prior(positives: ArrayLike, images: int) -> Float64:
     return np.clip(np.asarray(positives, np.float64) / images, margin, 1 - margin)
 
 
-def adjustment(prior: Float64) -> Float64:
+def logit_adjustment(prior: Float64) -> Float64:
     """Return the logarithm of the odds of ``prior``, which is added to training logits."""
     return np.log(prior) - np.log1p(-prior)
 
 
-def adjustment_of(targets: Tensor) -> Tensor:
-    """Return the :func:`adjustment` ``(classes,)`` by a whole site's targets ``(n, classes)``, on their device."""
+def logit_adjustment_of_targets(targets: Tensor) -> Tensor:
+    """Return the :func:`logit_adjustment` ``(classes,)`` that follows from all targets of a site, ``(n, classes)``."""
     positives = (targets == 1).sum(dim=0).cpu().numpy()
-    values = adjustment(positive_prior(positives, len(targets)))
+    values = logit_adjustment(positive_prior(positives, len(targets)))
     return torch.from_numpy(values.astype(np.float32)).to(targets.device)
 
 
 # ---------------------------------------------------------------------- prototypes and difficulty (eq. 6 and 10)
 
 
-def local_prototypes(features: Floats, labels: Floats) -> Float64:
+def compute_prototypes(features: Floats, labels: Floats) -> Float64:
     """Return the mean feature of a site's negatives and of its positives, class by class.
 
     Args:
@@ -140,7 +140,7 @@ def local_prototypes(features: Floats, labels: Floats) -> Float64:
     return np.where(counts[..., None] > 0, sums / np.maximum(counts, 1)[..., None], np.nan)
 
 
-def mean_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
+def average_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]) -> Float64:
     """Average arrays of one shape, entry by entry, over the sites where they are not NaN; NaN where all are.
 
     Args:
@@ -156,7 +156,7 @@ def mean_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]) -
     return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), np.nan)
 
 
-def difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Float64:
+def compute_difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Float64:
     """Return the share of images of which the model is sure, class by class: probability below low or above high.
 
     Eq. 10 averages it over the sites that label the class; the paper's words are "negative class difficulty", and the
@@ -168,7 +168,7 @@ def difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Fl
     return np.asarray(((probabilities < low) | (probabilities > high)).mean(axis=0), np.float64)
 
 
-def cosines(vectors: Floats) -> Float64:
+def pairwise_cosines(vectors: Floats) -> Float64:
     """Return the cosines ``(n, n)`` of the angles between vectors ``(n, features)``; NaN for zero and NaN vectors."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)  # (n, 1)
     unit = vectors / np.where(lengths > 0, lengths, np.nan)
@@ -178,7 +178,7 @@ def cosines(vectors: Floats) -> Float64:
 # ---------------------------------------------------------------------- tags (eq. 8)
 
 
-def z_scores(features: Floats, negative: Floats, positive: Floats) -> NDArray[np.float64]:
+def compute_z_scores(features: Floats, negative: Floats, positive: Floats) -> NDArray[np.float64]:
     """Return Z: the cosine of each feature with the negative prototype less that with the positive, ``(n,)``.
 
     Args:
@@ -195,12 +195,14 @@ def z_scores(features: Floats, negative: Floats, positive: Floats) -> NDArray[np
     return cosine(negative) - cosine(positive)
 
 
-def share_tagged(difficulty: float, rate: float) -> float:
+def compute_tagged_share(difficulty: float, rate: float) -> float:
     """Return tau = d T, the share of images to tag in a round: from 0 to 1 for any difficulty that a site sends."""
     return min(1.0, max(0.0, difficulty) * rate)
 
 
-def tags(z: Floats, untagged: NDArray[np.bool_], tau_negative: float, tau_positive: float, rounding: Rounding) -> Tags:
+def tag_surest_images(
+    z: Floats, untagged: NDArray[np.bool_], tau_negative: float, tau_positive: float, rounding: Rounding
+) -> Tags:
     """Tag the surest images of one class: the largest Z as negative, the smallest as positive.
 
     The shares are of the untagged images with Z >= 0, and of those with Z < 0. Ties go to the lower index.
@@ -234,19 +236,19 @@ def cross_entropies(logits: Tensor, targets: Tensor, adjustment: Tensor | None) 
     """Return the binary cross-entropy of each entry ``(batch, classes)``, 0 where its target is NaN.
 
     Args:
-        adjustment: Of :func:`adjustment`, ``(classes,)``: added to the logits.
+        adjustment: Of :func:`logit_adjustment`, ``(classes,)``: added to the logits.
     """
     adjusted = logits if adjustment is None else logits + adjustment
     entries = binary_cross_entropy_with_logits(adjusted, targets.nan_to_num(), reduction="none")
     return torch.where(targets.isnan(), 0.0, entries)
 
 
-def distances(student: Tensor, teacher: Tensor) -> Tensor:
+def squared_probability_differences(student: Tensor, teacher: Tensor) -> Tensor:
     """Return the squared difference of each unadjusted probability from the teacher's, which gets no gradient."""
     return (student.sigmoid() - teacher.detach().sigmoid()).square()
 
 
-def supervised(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | None) -> Tensor:
+def supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | None) -> Tensor:
     """Return the mean cross-entropy over the entries that have a target, and over views of the same images.
 
     The paper divides a row's sum by all classes, the authors' code by those annotated and the nominal batch size.
@@ -256,18 +258,18 @@ def supervised(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor | No
     return torch.stack([cross_entropies(view, targets, adjustment).sum() / is_known for view in views]).mean()
 
 
-def consistency(views: Sequence[Tensor], teachers: Sequence[Tensor], annotated: Tensor) -> Tensor:
-    """Return the mean of :func:`distances` over the entries of classes the site does not label, and over views.
+def consistency_loss(views: Sequence[Tensor], teachers: Sequence[Tensor], annotated: Tensor) -> Tensor:
+    """Return the mean squared difference from the teacher over views and the entries of classes without labels here.
 
     Args:
         teachers: The received global model's logits of the same views.
     """
     pairs = zip(views, teachers, strict=True)
-    per_view = [distances(view[:, ~annotated], teacher[:, ~annotated]) for view, teacher in pairs]
+    per_view = [squared_probability_differences(view[:, ~annotated], teacher[:, ~annotated]) for view, teacher in pairs]
     return torch.stack([entries.sum() / max(1, entries.numel()) for entries in per_view]).mean()
 
 
-def first_stage(
+def first_stage_loss(
     views: Sequence[Tensor],
     teachers: Sequence[Tensor] | None,
     targets: Tensor,
@@ -279,23 +281,23 @@ def first_stage(
     The paper has consistency in the second stage only, the authors' code here; without it the rows of classes that
     the site does not label drift with the shared features (M2).
     """
-    loss = supervised(views, targets, adjustment)
-    return loss if teachers is None else loss + consistency(views, teachers, annotated)
+    loss = supervised_loss(views, targets, adjustment)
+    return loss if teachers is None else loss + consistency_loss(views, teachers, annotated)
 
 
-def second_stage(
+def second_stage_loss(
     student: Tensor, teacher: Tensor | None, targets: Tensor, annotated: Tensor, adjustment: Tensor | None
 ) -> Tensor:
     """Return the loss once there are tags: of one view, where every entry of the batch weighs the same.
 
     Cross-entropy where there is a label or a tag, distance from the teacher where there is no tag yet, summed and
     divided by all entries of the batch; an annotated entry of unknown label adds nothing to the sum. Without a teacher
-    it is :func:`supervised`, divided by the supervised entries, as the authors' code with that line left out.
+    it is :func:`supervised_loss`, divided by the supervised entries, as the authors' code with that line left out.
     """
     if teacher is None:
-        return supervised([student], targets, adjustment)
+        return supervised_loss([student], targets, adjustment)
     untagged = targets.isnan() & ~annotated
-    distilled = torch.where(untagged, distances(student, teacher), 0.0)
+    distilled = torch.where(untagged, squared_probability_differences(student, teacher), 0.0)
     return (cross_entropies(student, targets, adjustment) + distilled).sum() / targets.numel()
 
 
@@ -330,7 +332,7 @@ class FedMLPSite(SiteMethod):
     @property
     def loss(self) -> Loss:
         """Return cross-entropy on the site's own classes; on all where missing labels count as negative."""
-        return loss_for(self.task, "masked" if self.parameters.weighted_partial_loss else "negative")
+        return choose_plain_loss(self.task, "masked" if self.parameters.weighted_partial_loss else "negative")
 
     def client(self, context: ClientContext) -> LocalRound:
         """Return a round that tags before training in stage 2, sends statistics after it, and keeps the tags."""
@@ -352,7 +354,7 @@ class FedMLPRound:
         self.labels = context.examples.labels.cpu().numpy()  # (n, classes)
         self.annotated = context.examples.annotated.cpu().numpy()  # (classes,)
         self.second_stage = context.round > parameters.stage_one_rounds
-        self.teacher = fixed_copy(context.network)
+        self.teacher = copy_as_teacher(context.network)
         stored = context.notes.get("tags")
         self.tags: Tags = np.full(self.labels.shape, -1, np.int8) if stored is None else stored.astype(np.int8)
         if self.second_stage and parameters.detection and "prototypes" in context.statistics:
@@ -362,7 +364,7 @@ class FedMLPRound:
             targets = np.where(~self.annotated & np.isnan(targets), 0.0, targets)
         self.targets = torch.from_numpy(targets.astype(np.float32)).to(context.examples.labels.device)
         # By each class's positives at this site, true or tagged.
-        self.adjustment = adjustment_of(self.targets) if parameters.weighted_partial_loss else None
+        self.adjustment = logit_adjustment_of_targets(self.targets) if parameters.weighted_partial_loss else None
 
     def tagged(self) -> Tags:
         """Return the tags with this round's new ones, from the received model's features (specs 3.5, steps 1 to 4)."""
@@ -372,11 +374,11 @@ class FedMLPRound:
         for column in np.flatnonzero(~self.annotated):
             ease = float(statistics["difficulty"][column]) if parameters.self_adaptive else 1.0
             negative, positive = statistics["prototypes"][column]
-            new = tags(
-                z_scores(features, negative, positive),
+            new = tag_surest_images(
+                compute_z_scores(features, negative, positive),
                 every[:, column] < 0,
-                share_tagged(ease, parameters.tag_rate_negative),
-                share_tagged(ease, parameters.tag_rate_positive),
+                compute_tagged_share(ease, parameters.tag_rate_negative),
+                compute_tagged_share(ease, parameters.tag_rate_positive),
                 parameters.rounding,
             )
             every[:, column] = np.where(every[:, column] >= 0, every[:, column], new)  # an old tag never changes
@@ -392,9 +394,9 @@ class FedMLPRound:
         students = [batch.logits(model, view) for view in views]
         targets, annotated = self.targets[batch.rows], batch.annotated
         if not self.second_stage:
-            return first_stage(students, teachers, targets, annotated, self.adjustment)
+            return first_stage_loss(students, teachers, targets, annotated, self.adjustment)
         teacher = teachers[0] if teachers else None
-        return second_stage(students[0], teacher, targets, annotated, self.adjustment)
+        return second_stage_loss(students[0], teacher, targets, annotated, self.adjustment)
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return prototypes and difficulty of the trained model, from the last round of stage 1 on (specs 3.4)."""
@@ -402,9 +404,9 @@ class FedMLPRound:
             return {}
         features, probabilities = self._features_and_probabilities(model)
         labels = np.where(self.annotated, self.labels, np.nan)
-        sure = difficulty(probabilities, self.parameters.sure_below, self.parameters.sure_above)
+        sure = compute_difficulty(probabilities, self.parameters.sure_below, self.parameters.sure_above)
         return {
-            "prototypes": local_prototypes(features, labels).astype(np.float32),
+            "prototypes": compute_prototypes(features, labels).astype(np.float32),
             "difficulty": np.where(self.annotated, np.nan, sure).astype(np.float32),
         }
 
@@ -461,7 +463,7 @@ class FedMLP(Method):
         sure = {
             site: np.where(own[site], np.nan, reply.statistics["difficulty"].clip(0, 1)) for site, reply in sent.items()
         }
-        now = {"prototypes": mean_over_sites(local, weights), "difficulty": mean_over_sites(sure, images)}
+        now = {"prototypes": average_over_sites(local, weights), "difficulty": average_over_sites(sure, images)}
         first = {"prototypes": now["prototypes"], "difficulty": np.ones(len(context.contract.class_names))}
         return {
             name: np.where(np.isnan(mean), context.statistics.get(name, first[name]), mean).astype(np.float32)
@@ -473,13 +475,17 @@ class FedMLP(Method):
         if "difficulty" not in context.statistics:
             return {}
         values = np.where(context.contract.coverage().all(axis=0), np.nan, context.statistics["difficulty"])
-        return {"difficulty": finite_by_name(dict(zip(context.contract.class_names, values, strict=True)))}
+        return {"difficulty": convert_to_json_numbers(dict(zip(context.contract.class_names, values, strict=True)))}
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return how alike the global prototypes are, not the vectors themselves."""
         if "prototypes" not in context.statistics:
             return {}
         prototypes = context.statistics["prototypes"]
-        positives = [[None if np.isnan(value) else float(value) for value in row] for row in cosines(prototypes[:, 1])]
-        signs = [None if np.isnan(value) else float(value) for value in (cosines(pair)[0, 1] for pair in prototypes)]
+        positives = [
+            [None if np.isnan(value) else float(value) for value in row] for row in pairwise_cosines(prototypes[:, 1])
+        ]
+        signs = [
+            None if np.isnan(value) else float(value) for value in (pairwise_cosines(pair)[0, 1] for pair in prototypes)
+        ]
         return {"prototypes": {"classes": list(context.contract.class_names), "positives": positives, "signs": signs}}

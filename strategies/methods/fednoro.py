@@ -45,10 +45,10 @@ from common.wire.records import Arrays
 from strategies.aggregation.means import Float64, Weighting, Weights
 from strategies.aggregation.robust import distances_between, inner_products
 from strategies.local.losses import Missing
-from strategies.local.objective import Batch, ClientContext, LocalRound, fixed_copy
+from strategies.local.objective import Batch, ClientContext, LocalRound, copy_as_teacher
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import adjustment_of, supervised
+from strategies.methods.fedmlp import logit_adjustment_of_targets, supervised_loss
 
 Floats = NDArray[np.floating]
 Flags = NDArray[np.bool_]
@@ -81,7 +81,7 @@ class FedNoRoParameters(Parameters):
 # ---------------------------------------------------------------------- who is noisy, and how much less that counts
 
 
-def loss_indicators(logits: Floats, labels: Floats) -> Float64:
+def compute_loss_indicators(logits: Floats, labels: Floats) -> Float64:
     """Return the mean cross-entropy over a site's negatives and over its positives of each class.
 
     Args:
@@ -98,7 +98,7 @@ def loss_indicators(logits: Floats, labels: Floats) -> Float64:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def noisy_sites(indicators: Floats) -> Flags:
+def find_noisy_sites(indicators: Floats) -> Flags:
     """Return which sites belong to the component of higher losses in a mixture of two Gaussians; ``(sites,)``.
 
     Each indicator is scaled to 0 to 1 over the sites; an indicator that a site lacks counts as the lowest of all.
@@ -106,14 +106,14 @@ def noisy_sites(indicators: Floats) -> Flags:
     Args:
         indicators: ``(sites, indicators)``, NaN where a site has none.
     """
-    scaled = scaled_over_sites(indicators)
+    scaled = scale_over_sites(indicators)
     if (scaled == scaled[0]).all():
         return np.zeros(len(scaled), np.bool_)
-    votes = [_divided(scaled, seed) for seed in range(VOTES)]
+    votes = [_fit_two_gaussians(scaled, seed) for seed in range(VOTES)]
     return max(votes, key=lambda vote: sum(np.array_equal(vote, other) for other in votes))  # the first of equals
 
 
-def scaled_over_sites(indicators: Floats) -> Float64:
+def scale_over_sites(indicators: Floats) -> Float64:
     """Scale each column to 0 to 1 over the sites; a column that is equal at all sites becomes 0."""
     is_known = ~np.isnan(indicators)
     lowest = np.where(is_known, indicators, np.inf).min(axis=0)
@@ -123,7 +123,7 @@ def scaled_over_sites(indicators: Floats) -> Float64:
     return np.asarray(above / np.where(spread > 0, spread, 1.0), np.float64)
 
 
-def _divided(scaled: Float64, seed: int) -> Flags:
+def _fit_two_gaussians(scaled: Float64, seed: int) -> Flags:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture  # only the coordinator needs it, once a run
 
@@ -134,7 +134,7 @@ def _divided(scaled: Float64, seed: int) -> Flags:
     return np.asarray(components == mixture.means_.sum(axis=1).argmax(), np.bool_)
 
 
-def distance_aware(weights: Floats, products: Float64, noisy: Flags) -> Float64:
+def lower_noisy_weights(weights: Floats, products: Float64, noisy: Flags) -> Float64:
     """Multiply each noisy site's weight by ``exp(-D)``: D is its distance from the nearest clean site, scaled.
 
     The scale is the longest such distance.
@@ -161,7 +161,7 @@ def distillation_weight(server_round: int, parameters: FedNoRoParameters) -> flo
     return parameters.distillation * float(np.exp(-5.0 * (1.0 - risen) ** 2))
 
 
-def divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
+def distillation_divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
     """Return the Kullback-Leibler divergence of the student from the teacher, as a mean over the chosen entries.
 
     Args:
@@ -202,20 +202,20 @@ class FedNoRoSite(SiteMethod):
         negative = parameters.missing == "negative"
         targets = torch.where(examples.annotated, examples.labels, 0.0) if negative else examples.labels  # (n, classes)
         indicators = self.indicators(context, targets)
-        adjustment, share = adjustment_of(targets), distillation_weight(context.round, parameters)
+        adjustment, share = logit_adjustment_of_targets(targets), distillation_weight(context.round, parameters)
         noisy = "noisy" in context.statistics and bool(context.statistics["noisy"][0])
-        teacher = fixed_copy(context.network) if noisy else None
+        teacher = copy_as_teacher(context.network) if noisy else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
             view = batch.view()
             student = batch.logits(model, view)
-            labels = supervised([student], targets[batch.rows], adjustment)
+            labels = supervised_loss([student], targets[batch.rows], adjustment)
             if teacher is None:
                 return labels
             with torch.no_grad():
                 received = batch.logits(teacher, view) / parameters.temperature
             chosen = torch.ones_like(batch.annotated) if negative else ~batch.annotated
-            return share * divergence(student, received, chosen) + (1 - share) * labels
+            return share * distillation_divergence(student, received, chosen) + (1 - share) * labels
 
         return LocalRound(objective, lambda model, losses: indicators)
 
@@ -224,7 +224,7 @@ class FedNoRoSite(SiteMethod):
         if self.parameters.noisy == "known" or context.round != self.parameters.stage_one_rounds:
             return {}
         logits = compute_logits(context.network, context.examples.images, context.spec.precision)
-        return {"indicators": loss_indicators(logits.cpu().numpy(), targets.cpu().numpy()).astype(np.float32)}
+        return {"indicators": compute_loss_indicators(logits.cpu().numpy(), targets.cpu().numpy()).astype(np.float32)}
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -258,7 +258,7 @@ class FedNoRo(Method):
         """Return for each site 1 for noisy and 0 for clean, once the indicators were sent."""
         if self.site.parameters.noisy == "known" or context.round != self.site.parameters.stage_one_rounds:
             return context.statistics
-        flags = noisy_sites(np.stack([reply.statistics["indicators"].reshape(-1) for reply in replies.values()]))
+        flags = find_noisy_sites(np.stack([reply.statistics["indicators"].reshape(-1) for reply in replies.values()]))
         return {site: np.array([flag], np.float32) for site, flag in zip(replies, flags, strict=True)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
@@ -267,7 +267,7 @@ class FedNoRo(Method):
         if context.round <= self.site.parameters.stage_one_rounds or noisy.all() or not noisy.any():
             return weights
         products = inner_products([reply.update for reply in replies.values()])
-        return [float(weight) for weight in distance_aware(np.asarray(weights), products, noisy)]
+        return [float(weight) for weight in lower_noisy_weights(np.asarray(weights), products, noisy)]
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return the names of the noisy sites, once stage 2 has begun."""

@@ -34,7 +34,15 @@ from common.models.network import Model
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays, RollCallAnswer
 from strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
-from strategies.local.losses import Loss, Missing, class_of_known, filled, image_losses, mean_where, only_known
+from strategies.local.losses import (
+    Loss,
+    Missing,
+    fill_missing_labels,
+    image_losses,
+    is_class_known,
+    mask_unknown_logits,
+    mean_of_chosen,
+)
 from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, plain
 from strategies.local.site_method import Parameters, Payload, SiteMethod
 from strategies.methods.base import Method, RoundContext
@@ -77,7 +85,7 @@ class ScaledParameters(Parameters):
 # ---------------------------------------------------------------------- the label distribution of the federation
 
 
-def label_prior(positives: Float64, images: Float64) -> Float64:
+def compute_label_prior(positives: Float64, images: Float64) -> Float64:
     """Return each class's share in the federation, ``(classes,)``: ``sum_i n_ic / sum_i n_i`` over sites with counts.
 
     Args:
@@ -99,14 +107,14 @@ def chi_square_factor(shares: Float64, prior: Float64) -> float:
     return float((shares[there] ** 2 / prior[there]).sum())
 
 
-def own_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
+def compute_site_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
     """Return a site's prior over the run's classes; 0 for those that it does not annotate.
 
     In a multi-class task it runs over the site's own classes only and sums to one: the class of an image, given that it
     is one of these.
 
     Args:
-        everywhere: The :func:`label_prior` of the federation.
+        everywhere: The :func:`compute_label_prior` of the federation.
     """
     prior = np.where(context.contract.annotated(site), everywhere, 0.0)
     if context.task == "multi_class":
@@ -114,13 +122,13 @@ def own_prior(context: RoundContext, everywhere: Float64, site: str) -> NDArray[
     return prior.astype(np.float32)
 
 
-def label_counts(context: RoundContext) -> tuple[Float64, Float64]:
+def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
     """Return the sites' positives and images, both ``(sites, classes)`` in the order of names; NaN for unknown."""
-    counts = [_counts_of(answer, context) for _, answer in sorted(context.answers.items())]
+    counts = [_complete_label_counts(answer, context) for _, answer in sorted(context.answers.items())]
     return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
 
 
-def _counts_of(answer: RollCallAnswer, context: RoundContext) -> tuple[Float64, Float64]:
+def _complete_label_counts(answer: RollCallAnswer, context: RoundContext) -> tuple[Float64, Float64]:
     names = context.contract.class_names
     positives, images = np.full(len(names), np.nan), np.full(len(names), np.nan)
     if not answer.positives:
@@ -137,20 +145,20 @@ def _counts_of(answer: RollCallAnswer, context: RoundContext) -> tuple[Float64, 
     return positives, images
 
 
-def mean_factor(context: RoundContext) -> float:
+def mean_chi_square_factor(context: RoundContext) -> float:
     """Return the mean of :func:`chi_square_factor` over the sites by images, and in a multi-label task over classes."""
-    positives, images = label_counts(context)
-    everywhere = label_prior(positives, images)
+    positives, images = collect_label_counts(context)
+    everywhere = compute_label_prior(positives, images)
     factors, weights = list[float](), list[float]()
     for site, own_positives, own_images in zip(sorted(context.answers), positives, images, strict=True):
         if np.nansum(own_images) > 0:
-            prior = own_prior(context, everywhere, site).astype(np.float64)
-            factors.append(_factor(context.task, own_positives, own_images, prior))
+            prior = compute_site_prior(context, everywhere, site).astype(np.float64)
+            factors.append(_site_chi_square_factor(context.task, own_positives, own_images, prior))
             weights.append(float(np.nanmax(own_images)))
     return float(np.average(factors, weights=weights))
 
 
-def _factor(task: Task, positives: Float64, images: Float64, prior: Float64) -> float:
+def _site_chi_square_factor(task: Task, positives: Float64, images: Float64, prior: Float64) -> float:
     shares = np.divide(positives, images, out=np.zeros_like(prior), where=images > 0)
     if task == "multi_class":
         return chi_square_factor(shares, prior)
@@ -159,9 +167,9 @@ def _factor(task: Task, positives: Float64, images: Float64, prior: Float64) -> 
     return float(np.mean([chi_square_factor(*pair) for pair in pairs]))
 
 
-def uncounted(context: RoundContext) -> list[Fault]:
+def find_uncounted_classes(context: RoundContext) -> list[Fault]:
     """Return the fault of classes of unknown share: images that show them would have the weight 0."""
-    positives, images = label_counts(context)
+    positives, images = collect_label_counts(context)
     owners = context.contract.coverage()
     unknown = (owners & np.isnan(positives)).any(axis=0)
     one_sided = (np.nansum(positives, axis=0) == 0) | (np.nansum(images - positives, axis=0) == 0)
@@ -180,53 +188,53 @@ def uncounted(context: RoundContext) -> list[Fault]:
 # Shapes: logits and labels (batch, rows), labels 1, 0 or NaN for unknown; prior (rows,).
 
 
-def class_weights(labels: Tensor, prior: Tensor) -> Tensor:
+def weigh_classes(labels: Tensor, prior: Tensor) -> Tensor:
     """Return ``p_b(c) / P(c)`` of every class ``(rows,)``; 0 where the prior is 0, for such a class cannot occur."""
-    is_known = class_of_known(labels)
+    is_known = is_class_known(labels)
     share = labels.nan_to_num().sum(dim=0) / is_known.sum().clamp(min=1)
-    return _ratio(share, prior)
+    return _divide_by_prior(share, prior)
 
 
-def _ratio(share: Tensor, prior: Tensor) -> Tensor:
+def _divide_by_prior(share: Tensor, prior: Tensor) -> Tensor:
     return torch.where(prior > 0, share / torch.where(prior > 0, prior, 1.0), 0.0)
 
 
-def image_weights(labels: Tensor, prior: Tensor) -> Tensor:
+def weigh_images(labels: Tensor, prior: Tensor) -> Tensor:
     """Return the weight of every image ``(batch,)`` by its class; 0 where the class is not known.
 
     Args:
         labels: ``(batch, rows)``, one 1 a row.
         prior: ``(rows,)``.
     """
-    return labels.nan_to_num() @ class_weights(labels, prior)
+    return labels.nan_to_num() @ weigh_classes(labels, prior)
 
 
-def entry_weights(labels: Tensor, prior: Tensor) -> Tensor:
+def weigh_entries(labels: Tensor, prior: Tensor) -> Tensor:
     """Return the weight of every entry ``(batch, rows)`` of a multi-label task; 0 where its label is not known."""
     is_known = ~labels.isnan()
     share = labels.nan_to_num().sum(dim=0) / is_known.sum(dim=0).clamp(min=1)
-    present, absent = _ratio(share, prior), _ratio(1 - share, 1 - prior)
+    present, absent = _divide_by_prior(share, prior), _divide_by_prior(1 - share, 1 - prior)
     return torch.where(is_known, torch.where(labels == 1, present, absent), 0.0)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
     """Return eq. 3 for a multi-class task, with a softmax over the classes known of an image."""
-    weights = image_weights(labels, prior)
-    is_known = class_of_known(labels)
-    losses = torch.where(is_known, image_losses(only_known(logits, labels), labels), 0.0)
-    return _reduced(losses * weights, weights, is_known.sum(), reduction)
+    weights = weigh_images(labels, prior)
+    is_known = is_class_known(labels)
+    losses = torch.where(is_known, image_losses(mask_unknown_logits(logits, labels), labels), 0.0)
+    return _reduce_losses(losses * weights, weights, is_known.sum(), reduction)
 
 
 def weighted_binary_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor, reduction: Reduction) -> Tensor:
     """Return our extension to multi-label tasks; ``sum`` runs over images and takes the mean over a site's classes."""
-    weights, is_known = entry_weights(labels, prior), ~labels.isnan()
+    weights, is_known = weigh_entries(labels, prior), ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
     if reduction == "sum":
         return losses.sum() / is_known.any(dim=0).sum().clamp(min=1)
-    return _reduced(losses, weights, is_known.sum(), reduction)
+    return _reduce_losses(losses, weights, is_known.sum(), reduction)
 
 
-def _reduced(weighted: Tensor, weights: Tensor, count: Tensor, reduction: Reduction) -> Tensor:
+def _reduce_losses(weighted: Tensor, weights: Tensor, count: Tensor, reduction: Reduction) -> Tensor:
     if reduction == "sum":
         return weighted.sum()
     divisor = count.clamp(min=1) if reduction == "sum_over_batch" else weights.sum().clamp(min=1e-12)
@@ -234,8 +242,8 @@ def _reduced(weighted: Tensor, weights: Tensor, count: Tensor, reduction: Reduct
 
 
 WEIGHTS: Mapping[Task, Callable[[Tensor, Tensor], Tensor]] = {
-    "multi_class": image_weights,
-    "multi_label": entry_weights,
+    "multi_class": weigh_images,
+    "multi_label": weigh_entries,
 }
 
 WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] = {
@@ -266,7 +274,7 @@ class FedSLDSite(SiteMethod):
         prior = torch.from_numpy(statistics["prior"].copy()).to(examples.labels.device)
 
         def loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-            labels = filled(labels, annotated, self.parameters.missing)
+            labels = fill_missing_labels(labels, annotated, self.parameters.missing)
             return WEIGHTED[self.task](logits, labels, prior, self.parameters.reduction)
 
         return loss
@@ -289,9 +297,11 @@ class ScaledFedAvgSite(SiteMethod):
         prior = torch.from_numpy(context.statistics["prior"].copy()).to(context.examples.labels.device)
 
         def objective(model: Model, batch: Batch) -> Tensor:
-            weights = WEIGHTS[self.task](filled(batch.labels, batch.annotated, self.parameters.missing), prior)
+            weights = WEIGHTS[self.task](
+                fill_missing_labels(batch.labels, batch.annotated, self.parameters.missing), prior
+            )
             counted = weights > 0
-            return mean_where(counted, weights) * plain(loss)(model, batch)
+            return mean_of_chosen(counted, weights) * plain(loss)(model, batch)
 
         return LocalRound(objective)
 
@@ -312,14 +322,14 @@ class FedSLD(Method):
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return the fault of classes of unknown share."""
-        return uncounted(context)
+        return find_uncounted_classes(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return the prior of each site's head rows."""
-        everywhere, contract = label_prior(*label_counts(context)), context.contract
+        everywhere, contract = compute_label_prior(*collect_label_counts(context)), context.contract
 
         def prior_of(site: str) -> Arrays:
-            prior = own_prior(context, everywhere, site)
+            prior = compute_site_prior(context, everywhere, site)
             rows = self.site.rows_of(site, contract)
             return {"prior": prior[[contract.class_names.index(name) for name in rows]]}
 
@@ -334,12 +344,12 @@ class ScaledFedAvg(Method):
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
         """Return the fault of classes of unknown share."""
-        return uncounted(context)
+        return find_uncounted_classes(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return one factor for all sites, or each site's prior for the factors of its batches."""
         if self.site.parameters.scale == "batch":
-            everywhere = label_prior(*label_counts(context))
-            return lambda site: {"prior": own_prior(context, everywhere, site)}
-        factor = np.array([mean_factor(context)], np.float32)
+            everywhere = compute_label_prior(*collect_label_counts(context))
+            return lambda site: {"prior": compute_site_prior(context, everywhere, site)}
+        factor = np.array([mean_chi_square_factor(context)], np.float32)
         return lambda site: {"factor": factor}

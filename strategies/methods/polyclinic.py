@@ -17,7 +17,7 @@ from pydantic import Field
 
 from common.models.state import ModelState
 from common.system.hashing import derive_seed
-from strategies.aggregation.means import mixture
+from strategies.aggregation.means import mix_models
 from strategies.local.losses import Missing
 from strategies.local.site_method import Parameters, SequentialSite
 from strategies.methods.base import RoundContext, SequentialMethod
@@ -60,4 +60,4 @@ class Polyclinic(SequentialMethod):
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """Return in the last rounds the mean of all stops up to this one, else the model that was passed on."""
-        return mixture(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed
+        return mix_models(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

@@ -35,11 +35,11 @@ from common.system.hashing import derive_seed
 from common.wire.records import Arrays, Groups, arrays_under
 from strategies.aggregation.means import Float64, Weighting, Weights
 from strategies.aggregation.robust import distances_from_mean, inner_products
-from strategies.local.losses import known_entries, positive_weights
-from strategies.local.objective import Batch, ClientContext, LocalRound, decay_after, fixed_copy, follow
+from strategies.local.losses import compute_positive_weights, partial_loss
+from strategies.local.objective import Batch, ClientContext, LocalRound, copy_as_teacher, move_teacher, teacher_decay
 from strategies.local.site_method import Parameters, SiteMethod
 from strategies.methods.base import Method, RoundContext, SiteReply
-from strategies.methods.fedmlp import consistency
+from strategies.methods.fedmlp import consistency_loss
 
 
 class RSCFedParameters(Parameters):
@@ -68,13 +68,13 @@ class RSCFedParameters(Parameters):
 # ---------------------------------------------------------------------- maths
 
 
-def group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
+def draw_group(sites: Sequence[str], size: int, seed: tuple[int, ...]) -> list[int]:
     """Draw the sites of one sub-consensus; return their places, sorted."""
     ranked = sorted(range(len(sites)), key=lambda place: derive_seed(*seed, sites[place], "consensus"))
     return sorted(ranked[:size])
 
 
-def consensus(
+def compute_consensus_weights(
     products: Float64, weights: Float64, images: Float64, groups: Sequence[Sequence[int]], scale: float
 ) -> Float64:
     """Return the weight of each site in the plain mean of the sub-consensus models; the weights sum to 1.
@@ -89,11 +89,11 @@ def consensus(
     total = np.zeros(len(weights))
     for members in groups:
         inside = np.ix_(members, members)
-        total[members] += reweighted(products[inside], weights[members], images[members], scale)
+        total[members] += weigh_group_by_distance(products[inside], weights[members], images[members], scale)
     return total / len(groups)
 
 
-def reweighted(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
+def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
     """Return the weights of one sub-consensus's sites by their distance from its mean; the weights sum to 1."""
     distances = scale * distances_from_mean(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
@@ -124,14 +124,14 @@ class RSCFedRound:
 
     def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
-        self.teacher = fixed_copy(context.network)
+        self.teacher = copy_as_teacher(context.network)
         if stored := arrays_under("teacher", context.notes):
             groups = Groups.of_named(stored, context.network.class_names)
             write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
         self.steps = int(context.notes["steps"][0]) if stored else 0
         self.teacher_is_behind = False  # the student took a step that the teacher has not followed yet
         labels = context.examples.labels
-        self.positive_weight = positive_weights(labels) if parameters.balanced else None
+        self.positive_weight = compute_positive_weights(labels) if parameters.balanced else None
 
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the cross-entropy on the site's own classes plus the distance from the teacher on the others."""
@@ -140,8 +140,8 @@ class RSCFedRound:
         student = batch.logits(model, batch.view())
         with torch.no_grad():
             teacher = batch.logits(self.teacher, batch.view()) / self.parameters.temperature
-        supervised = known_entries(student, batch.labels, batch.annotated, self.positive_weight)
-        return supervised + self.parameters.consistency_weight * consistency([student], [teacher], batch.annotated)
+        supervised = partial_loss(student, batch.labels, batch.annotated, self.positive_weight)
+        return supervised + self.parameters.consistency_weight * consistency_loss([student], [teacher], batch.annotated)
 
     def notes(self, model: Model) -> Arrays:
         """Return the teacher, and the number of steps that it has followed."""
@@ -153,7 +153,7 @@ class RSCFedRound:
 
     def _catch_up(self, model: Model) -> None:
         if self.teacher_is_behind:
-            follow(self.teacher, model, decay_after(self.steps, self.parameters.teacher_decay))
+            move_teacher(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
             self.steps, self.teacher_is_behind = self.steps + 1, False
 
 
@@ -170,8 +170,10 @@ class RSCFed(Method):
         """Return each site's weight in the mean of this round's sub-consensus models."""
         parameters, seed = self.site.parameters, (context.seed, context.round)
         models = range(parameters.consensus_models)
-        groups = [group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
+        groups = [draw_group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
         images = np.array([float(reply.train_samples) for reply in replies.values()])
         products = inner_products([reply.update for reply in replies.values()])
-        shares = consensus(products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale)
+        shares = compute_consensus_weights(
+            products, np.asarray(weights, np.float64), images, groups, parameters.distance_scale
+        )
         return [float(share) for share in shares]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.models.network import Head
-from strategies.aggregation.means import GivenRows, HeadMean
+from strategies.aggregation.means import HeadMean, PrecomputedHeadMean
 from strategies.local.site_method import Payload, SiteMethod
 from strategies.methods.base import Method
 
@@ -55,7 +55,7 @@ class OwnersMean:
 
     def moved(self, head: Head) -> Head:
         """Move each row by the mean of its owners; a row that no site sent stays as it was."""
-        return GivenRows(self.mean).moved(head)
+        return PrecomputedHeadMean(self.mean).moved(head)
 
 
 class SurgicalSite(SiteMethod):

@@ -21,7 +21,7 @@ from strategies.local.early_stopping import EarlyStopping
 from strategies.local.losses import Missing
 from strategies.local.objective import ClientContext, LocalRound, Losses, plain
 from strategies.local.site_method import Parameters, Payload, SequentialSite, Statistic
-from strategies.methods.base import RoundContext, SequentialMethod, ServerTraining, SiteReply, finite_by_name
+from strategies.methods.base import RoundContext, SequentialMethod, ServerTraining, SiteReply, convert_to_json_numbers
 
 SlopeRule = Literal["least_squares", "endpoints"]
 """``least_squares`` is the paper's eq. 2. ``endpoints`` is the authors' code, the mean of successive differences, in
@@ -89,7 +89,7 @@ def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> fl
     return float((steps * (values - values.mean())).sum() / (steps * steps).sum())
 
 
-def easy_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
+def sort_easiest_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
     """Return the sites from the fastest falling loss to the slowest; ties go to the lower name, and NaN comes last."""
 
     return tuple(sorted(slopes, key=lambda site: (math.inf if math.isnan(slopes[site]) else slopes[site], site)))
@@ -133,12 +133,12 @@ class UniFed(SequentialMethod):
     @property
     def server_training(self) -> ServerTraining | None:
         """Return that the coordinator trains until the loss settles, each round."""
-        return _server_training(self.site.parameters, self.site.parameters.alpha)
+        return _make_server_training(self.site.parameters, self.site.parameters.alpha)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return the sites by the slope that each sent last; sites without a slope come last."""
         slopes = {site: float(slope[0]) for site, slope in context.statistics.items() if site in sites}
-        return [*easy_first(slopes), *(site for site in sites if site not in slopes)]
+        return [*sort_easiest_first(slopes), *(site for site in sites if site not in slopes)]
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of the slope, which is one number."""
@@ -150,7 +150,7 @@ class UniFed(SequentialMethod):
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
         """Return the slopes by site."""
-        return {"slopes": finite_by_name(context.statistics)}
+        return {"slopes": convert_to_json_numbers(context.statistics)}
 
 
 # ---------------------------------------------------------------------- the two baselines
@@ -187,13 +187,13 @@ class ServerOnly(SequentialMethod):
     @property
     def server_training(self) -> ServerTraining:
         """Return that the coordinator trains until the loss settles, each round; no other model is mixed in."""
-        return _server_training(self.site.parameters, 0.0)
+        return _make_server_training(self.site.parameters, 0.0)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
         """Return no site."""
         return ()
 
 
-def _server_training(parameters: ServerOnlyParameters, alpha: float) -> ServerTraining:
+def _make_server_training(parameters: ServerOnlyParameters, alpha: float) -> ServerTraining:
     settling = EarlyStopping(parameters.server_patience, parameters.tolerance, parameters.epoch_cap)
     return ServerTraining(settling, alpha, parameters.global_patience)

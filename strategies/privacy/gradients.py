@@ -33,20 +33,20 @@ from strategies.local.losses import Loss
 from strategies.local.objective import Losses
 from strategies.local.training import MiniBatch, TrainingTask
 from strategies.privacy.image_gradients import (
-    gradients_by_image,
-    no_gradient_an_image,
+    record_image_gradients,
     refuse_mixed_images,
-    refused_draws,
-    secret_dropout,
-    taken_gradients,
+    refuse_plan_on_error,
+    refuse_torch_draws,
+    replace_dropout,
+    take_image_gradients,
 )
-from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
+from strategies.privacy.noise import SHRUNK, NoiseGrid, NoiseSource
 
 PACK = 16
 """Images that go through a network at a time; fewer where a batch has fewer."""
 
 
-def pack_size(batch_size: int) -> int:
+def choose_pack_size(batch_size: int) -> int:
     """Return how many images go through a network at a time, for batches of ``batch_size`` images on average."""
     return min(batch_size, PACK)
 
@@ -87,14 +87,14 @@ class PrivateEpochs:
         frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
-        rows = rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
+        rows = group_rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
         image = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
-        with secret_dropout(network, self.noise):
-            with no_gradient_an_image():
-                refuse_mixed_images(network, pack_size(exercise.spec.batch_size), image.shape[1:])
-            with refused_draws(device), gradients_by_image(network) as learning:
-                with no_gradient_an_image(), refused_draws(device):  # before any image is seen
+        with replace_dropout(network, self.noise):
+            with refuse_plan_on_error():
+                refuse_mixed_images(network, choose_pack_size(exercise.spec.batch_size), image.shape[1:])
+            with refuse_torch_draws(device), record_image_gradients(network) as learning:
+                with refuse_plan_on_error(), refuse_torch_draws(device):  # before any image is seen
                     self._try(network, exercise, learning, generator)
                 for step in range(self.steps):
                     drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
@@ -108,8 +108,8 @@ class PrivateEpochs:
         return losses
 
     @property
-    def _grid(self) -> Grid:
-        return Grid(self.noise_multiplier * self.max_norm, self.max_norm)
+    def _grid(self) -> NoiseGrid:
+        return NoiseGrid(self.noise_multiplier * self.max_norm, self.max_norm)
 
     def _sums(
         self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
@@ -122,10 +122,10 @@ class PrivateEpochs:
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
         loss, images = 0.0, sum(map(len, drawn))
-        for pack in packs(drawn, pack_size(exercise.spec.batch_size)):
+        for pack in split_into_packs(drawn, choose_pack_size(exercise.spec.batch_size)):
             losses, each = self._gradients(network, exercise, pack, learning, generator)
             loss += losses
-            sums = [before + more for before, more in zip(sums, clipped_sum(each, self._grid), strict=True)]
+            sums = [before + more for before, more in zip(sums, sum_clipped_gradients(each, self._grid), strict=True)]
             del each  # before the next pack needs as much
         return sums, loss / max(images, 1)
 
@@ -139,16 +139,16 @@ class PrivateEpochs:
         """Have a pack of zeros go through the network: one that fails on this fails no matter which images there are.
 
         Raises:
-            Exception: What the network raised; :func:`no_gradient_an_image` makes a refusal of it.
+            Exception: What the network raised; :func:`refuse_plan_on_error` makes a refusal of it.
         """
         examples = exercise.examples
-        rows = torch.zeros(pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
+        rows = torch.zeros(choose_pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
         nothing = torch.zeros_like(examples.images[rows])
         facts = examples.labels[rows], examples.annotated, lambda images: images, exercise.spec.precision, generator
         batch = MiniBatch(rows, nothing, *facts)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
-            taken_gradients(parameter, len(rows))
+            take_image_gradients(parameter, len(rows))
 
     def _gradients(
         self,
@@ -163,7 +163,7 @@ class PrivateEpochs:
         There are as many rows as a pack has images at most; those that are no owner's are 0. Memory must not follow
         from how many owners a pack has: whether it suffices would say so, without noise.
         """
-        size = pack_size(exercise.spec.batch_size)
+        size = choose_pack_size(exercise.spec.batch_size)
         loss, each = 0.0, [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
         rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(owned) for owned in pack]))
         for part, whose in zip(*(torch.split(numbers, size) for numbers in (rows, owner)), strict=True):
@@ -172,7 +172,7 @@ class PrivateEpochs:
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
             for parameter, gradients in zip(learning, each, strict=True):
-                gradients.index_add_(0, whose.to(gradients.device), taken_gradients(parameter, size)[: len(part)])
+                gradients.index_add_(0, whose.to(gradients.device), take_image_gradients(parameter, size)[: len(part)])
         return loss, each
 
     def _losses(
@@ -189,10 +189,10 @@ class PrivateEpochs:
             return images if draws is None else apply_weak_changes(images, exercise.augmentation, draws)
 
         batch = MiniBatch(rows, examples.images[rows], labels, annotated, augmented, spec.precision, generator)
-        return losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)
+        return compute_losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)
 
 
-def losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+def compute_losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     """Return the loss of each image alone, ``(batch,)``."""
 
     def of_image(row: Tensor, entries: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotated: Tenso
     return torch.vmap(of_image)(logits, labels)
 
 
-def rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
+def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
     """Return the rows of each owner, in the order of owners' numbers.
 
     Args:
@@ -210,7 +210,7 @@ def rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
     return torch.split(torch.argsort(owners, stable=True), torch.bincount(owners).tolist())
 
 
-def packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+def split_into_packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
     """Yield owners' rows in packs of at most ``size`` rows; an owner of more rows is a pack alone."""
     pack, held = list[Tensor](), 0
     for rows in drawn:
@@ -223,7 +223,7 @@ def packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
         yield pack
 
 
-def clipped_sum(gradients: Sequence[Tensor], grid: Grid) -> list[Tensor]:
+def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseGrid) -> list[Tensor]:
     """Add gradients over images or patients, each shortened to the grid's longest where it is longer.
 
     A gradient that is not finite counts as 0: else one image could make the whole sum so. So does one that is 1e38
@@ -236,22 +236,24 @@ def clipped_sum(gradients: Sequence[Tensor], grid: Grid) -> list[Tensor]:
     Returns:
         Whole steps of the grid, float64, one a parameter in its shape; exact, however many were added.
     """
-    lengths = torch.stack([_lengths(gradient) for gradient in gradients]).square().sum(dim=0).sqrt()  # (images,)
+    lengths = (
+        torch.stack([_measure_gradient_lengths(gradient) for gradient in gradients]).square().sum(dim=0).sqrt()
+    )  # (images,)
     factors = (SHRUNK * grid.longest / lengths.clamp(min=1e-12)).clamp(max=1.0)
     finite = lengths.isfinite()
     # As a float32 a factor below its smallest normal number is too coarse: what it shortens would be too long.
     factors = factors.where(finite & (factors >= torch.finfo(torch.float32).tiny), 0.0).float()
-    return [_sum_of_steps(gradient, factors, grid, all_finite=bool(finite.all())) for gradient in gradients]
+    return [_sum_in_grid_steps(gradient, factors, grid, all_finite=bool(finite.all())) for gradient in gradients]
 
 
-def _lengths(gradients: Tensor) -> Tensor:
+def _measure_gradient_lengths(gradients: Tensor) -> Tensor:
     """Return the Euclidean length of each image's gradient of one parameter, float64 ``(images,)``."""
     rows = gradients.reshape(len(gradients), -1)
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     return lengths
 
 
-def _sum_of_steps(gradients: Tensor, factors: Tensor, grid: Grid, *, all_finite: bool) -> Tensor:
+def _sum_in_grid_steps(gradients: Tensor, factors: Tensor, grid: NoiseGrid, *, all_finite: bool) -> Tensor:
     short = gradients * factors.view(-1, *[1] * (gradients.dim() - 1))
     # 0 times infinity is no number.
     return grid.steps_of(short if all_finite else short.nan_to_num(0.0, 0.0, 0.0)).sum(dim=0, dtype=torch.float64)

@@ -61,7 +61,7 @@ class SecretDropout(nn.Module):
 
 
 @contextlib.contextmanager
-def secret_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
+def replace_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
     """Have every dropout layer draw from the noise's source, not from torch's generator."""
     dropouts = [
         (parent, name, layer)
@@ -80,7 +80,7 @@ def secret_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refused_draws(device: torch.device) -> Iterator[None]:
+def refuse_torch_draws(device: torch.device) -> Iterator[None]:
     """Refuse what draws from torch's own generators meanwhile: functional dropout, stochastic depth.
 
     Raises:
@@ -106,7 +106,7 @@ LEAST = 1e-10
 """Part of an image's whole gradient: a parameter with a shorter gradient was not tried."""
 
 
-class _Copied(nn.Module):
+class _LayerForOpacus(nn.Module):
     """A layer in a form that Opacus 1.6 can take.
 
     Its output may be overwritten, as some networks do: Opacus hands out a view that may not. Its input lies channels
@@ -123,7 +123,7 @@ class _Copied(nn.Module):
 
 
 @contextlib.contextmanager
-def gradients_by_image(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
+def record_image_gradients(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
     """Have every backward pass leave each image's gradient behind; yields the parameters that learn."""
     from opacus.grad_sample import GradSampleModule
 
@@ -137,7 +137,7 @@ def gradients_by_image(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
     for module in overwriting:
         setattr(module, "inplace", False)  # noqa: B010 - torch's types do not know it
     for parent, name, layer in learning:
-        setattr(parent, name, _Copied(layer))
+        setattr(parent, name, _LayerForOpacus(layer))
     hooked = None
     try:
         hooked = GradSampleModule(network, loss_reduction="sum", strict=False)  # pixel statistics are buffers
@@ -156,7 +156,7 @@ def gradients_by_image(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
             setattr(module, "inplace", True)  # noqa: B010
 
 
-def taken_gradients(parameter: nn.Parameter, images: int) -> Tensor:
+def take_image_gradients(parameter: nn.Parameter, images: int) -> Tensor:
     """Return each image's gradient of a parameter, ``(images, *its shape)``, and remove it from the parameter.
 
     Where a layer saw several windows of an image, one after the other, their gradients are added up.
@@ -170,7 +170,7 @@ def taken_gradients(parameter: nn.Parameter, images: int) -> Tensor:
     if len(rows) == images:
         return rows
     if not len(rows) or len(rows) % images:
-        raise _mixed()
+        raise _mixed_images_error()
     return rows.reshape(images, -1, *parameter.shape).sum(dim=1)
 
 
@@ -199,13 +199,13 @@ def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]
     device = next(network.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed := secrets.randbits(62))
-        probe = _with_random_weights(network)
+        probe = _copy_with_random_weights(network)
         first, second = (torch.randint(0, 256, (images, *shape), device=device).float() for _ in range(2))
-        _try(probe, first, second, seed)
+        _try_random_images(probe, first, second, seed)
     _SEPARATE.setdefault(network, set()).add(tried)
 
 
-def _with_random_weights(network: SplitNetwork) -> SplitNetwork:
+def _copy_with_random_weights(network: SplitNetwork) -> SplitNetwork:
     """Return a copy with random weights, without dropout, that sees pixels in a usual scale.
 
     Weights of 0, such as those of the last layer of a residual block at the start, would hide what lies behind them.
@@ -231,7 +231,7 @@ def _with_random_weights(network: SplitNetwork) -> SplitNetwork:
     return probe
 
 
-def _try(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
+def _try_random_images(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
     """Replace every image beside every other once, and see whether a gradient moves that should not.
 
     One image more has to make as many rows more in every layer as each of the others: a layer that sees a table and no
@@ -243,23 +243,23 @@ def _try(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
     images = len(first)
     numbers = torch.arange(images, device=first.device)
     weights = torch.randn(images + 1, len(probe.class_names), device=first.device)
-    masks = _mask_sizes(probe)
-    with gradients_by_image(probe) as learning:
-        gradients = partial(_gradients, probe, learning, masks, seed=seed)
+    masks = _record_mask_sizes(probe)
+    with record_image_gradients(probe) as learning:
+        gradients = partial(_compute_trial_gradients, probe, learning, masks, seed=seed)
         before = gradients(first, weights[:images])
         _, longer = gradients(torch.cat([first, second[:1]]), weights)
         if longer != before[1]:
-            raise _mixed()
+            raise _mixed_images_error()
         # Of two numbers one bit differs: one of the two stays and the other is replaced, then the other way round.
         for bit, value in itertools.product(range((images - 1).bit_length()), (0, 1)):
             stays = (numbers >> bit) % 2 == value
             mixed = torch.where(stays.view(-1, *[1] * (first.dim() - 1)), first, second)
             after, _ = gradients(mixed, weights[:images])
-            if not _alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
-                raise _mixed()
+            if not _are_rows_alike([rows[stays] for rows in before[0]], [rows[stays] for rows in after]):
+                raise _mixed_images_error()
 
 
-def _gradients(
+def _compute_trial_gradients(
     probe: SplitNetwork,
     learning: Sequence[nn.Parameter],
     masks: list[int],
@@ -278,14 +278,14 @@ def _gradients(
     (probe(images) * weights).sum().backward()
     wholes = [parameter.grad for parameter in learning]
     rows = [len(parameter.grad_sample) for parameter in learning]  # type: ignore[attr-defined]
-    by_image = [taken_gradients(parameter, len(images)) for parameter in learning]
+    by_image = [take_image_gradients(parameter, len(images)) for parameter in learning]
     sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in by_image]
-    if not _alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
-        raise _mixed()
+    if not _are_rows_alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
+        raise _mixed_images_error()
     return [gradients.flatten(1) for gradients in by_image], [count / len(images) for count in (*rows, *masks)]
 
 
-def _mask_sizes(probe: SplitNetwork) -> list[int]:
+def _record_mask_sizes(probe: SplitNetwork) -> list[int]:
     """Return an empty list to which each dropout layer adds the size of its mask at every call."""
     sizes = list[int]()
     for layer in probe.modules():
@@ -294,7 +294,7 @@ def _mask_sizes(probe: SplitNetwork) -> list[int]:
     return sizes
 
 
-def _alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+def _are_rows_alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
     """Return whether rows are finite, not zero, and no further from one another than rounding explains."""
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
     apart = torch.stack([(rows - others).norm(dim=1) for rows, others in zip(before, after, strict=True)])
@@ -305,7 +305,7 @@ def _alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
 
 
 @contextlib.contextmanager
-def no_gradient_an_image() -> Iterator[None]:
+def refuse_plan_on_error() -> Iterator[None]:
     """Turn what a trial raises, in which no image of the hospital takes part, into a refusal of the plan.
 
     Raises:
@@ -321,7 +321,7 @@ def no_gradient_an_image() -> Iterator[None]:
         raise BadInput([Fault("model.architecture", f"{problem}.", hint)]) from error
 
 
-def _mixed() -> BadInput:
+def _mixed_images_error() -> BadInput:
     problem = (
         "mixes the images of a batch, takes them apart or has one dropout mask for several: "
         "what one image changes cannot be limited."

@@ -31,9 +31,9 @@ from common.models.zoo.registry import meta_backbone
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, Groups
 from strategies.local.site_method import SiteMethod
-from strategies.local.updates import clipped, times
+from strategies.local.updates import clip_to_length, multiply
 from strategies.privacy.gradients import PrivateEpochs
-from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
+from strategies.privacy.noise import SHRUNK, NoiseGrid, NoiseSource
 
 Accountant = Literal["rdp", "prv"]
 PRV_MOST_EPSILON: Final = 50.0
@@ -43,7 +43,7 @@ _TOLERANCE: Final = 0.01
 
 
 @dataclass(frozen=True)
-class Steps:
+class NoisySteps:
     """Noisy steps that are alike.
 
     Attributes:
@@ -57,20 +57,22 @@ class Steps:
     count: int
 
 
-def epsilon_of(sequence: Sequence[Steps], delta: float, accountant: Accountant) -> float:
+def compute_epsilon(sequence: Sequence[NoisySteps], delta: float, accountant: Accountant) -> float:
     """Return the epsilon of these steps together; infinite where one of them has no noise."""
     if not sequence:
         return 0.0
     if any(not steps.noise_multiplier for steps in sequence):
         return math.inf
-    safe = _epsilon(tuple(sequence), delta, "rdp")
+    safe = _compute_cached_epsilon(tuple(sequence), delta, "rdp")
     beyond = safe > PRV_MOST_EPSILON or sum(steps.count for steps in sequence) > PRV_MOST_STEPS
-    epsilon = safe if accountant == "rdp" or beyond else min(safe, _epsilon(tuple(sequence), delta, "prv"))
+    epsilon = (
+        safe if accountant == "rdp" or beyond else min(safe, _compute_cached_epsilon(tuple(sequence), delta, "prv"))
+    )
     return max(epsilon, 0.0)  # with a large delta an accountant can come out below
 
 
 @lru_cache(maxsize=256)  # it takes 0.1 s, and a ledger asks for the same steps several times a round
-def _epsilon(sequence: tuple[Steps, ...], delta: float, accountant: Accountant) -> float:
+def _compute_cached_epsilon(sequence: tuple[NoisySteps, ...], delta: float, accountant: Accountant) -> float:
     from opacus.accountants import create_accountant
 
     counting = create_accountant(mechanism=accountant)
@@ -81,7 +83,7 @@ def _epsilon(sequence: tuple[Steps, ...], delta: float, accountant: Accountant) 
 
 
 @lru_cache(maxsize=64)
-def noise_multiplier_for(
+def find_noise_multiplier(
     epsilon: float, delta: float, *, sample_rate: float, count: int, accountant: Accountant
 ) -> float:
     """Return the least noise, to within 0.01 of epsilon, with which ``count`` steps cost no more.
@@ -105,7 +107,7 @@ def noise_multiplier_for(
         return enough
 
     def cost(noise_multiplier: float) -> float:
-        return epsilon_of([Steps(noise_multiplier, sample_rate, count)], delta, accountant)
+        return compute_epsilon([NoisySteps(noise_multiplier, sample_rate, count)], delta, accountant)
 
     too_little = enough / 2
     while cost(too_little) <= epsilon:
@@ -122,7 +124,7 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class NoisyReply:
+class ReplyNoise:
     """Hides all data that a site has, in its update and its method's statistics."""
 
     max_update_norm: float
@@ -136,32 +138,32 @@ class NoisyReply:
         spread = 2 * self.noise_multiplier * parts**0.5
         if not all(np.isfinite(array).all() for array in update.named().values()):
             update = update.changed(np.zeros_like)  # that training diverged says something too
-        short = clipped(update, self.max_update_norm * SHRUNK)
+        short = clip_to_length(update, self.max_update_norm * SHRUNK)
         numbers = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
-        bounded = shortened(numbers, self.max_statistics_norm * SHRUNK)
-        of_update = Grid(spread * self.max_update_norm, self.max_update_norm)
-        of_statistics = Grid(spread * self.max_statistics_norm, self.max_statistics_norm)
+        bounded = shorten_arrays(numbers, self.max_statistics_norm * SHRUNK)
+        of_update = NoiseGrid(spread * self.max_update_norm, self.max_update_norm)
+        of_statistics = NoiseGrid(spread * self.max_statistics_norm, self.max_statistics_norm)
         return (
             short.changed(lambda array: self._noisy(array, of_update)),
             {name: self._noisy(array, of_statistics) for name, array in bounded.items()},
         )
 
-    def _noisy(self, array: Array, grid: Grid) -> Array:
+    def _noisy(self, array: Array, grid: NoiseGrid) -> Array:
         steps = grid.steps_of(torch.from_numpy(np.array(array, np.float64)))
         return grid.released(steps, self.noise).numpy()
 
 
-def shortened(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
+def shorten_arrays(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
     """Shorten arrays, taken as one vector, to a length of at most ``bound``; the direction stays."""
     length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
-    return arrays if length <= bound else {name: times(array, bound / length) for name, array in arrays.items()}
+    return arrays if length <= bound else {name: multiply(array, bound / length) for name, array in arrays.items()}
 
 
 # ---------------------------------------------------------------------- the privacy of a plan
 
 
 @dataclass(frozen=True)
-class Protection:
+class SitePrivacy:
     """The noise of every round of a run at one site.
 
     Attributes:
@@ -181,11 +183,11 @@ class Protection:
     images: int
 
     @property
-    def cost(self) -> Steps:
+    def cost(self) -> NoisySteps:
         """Return the noisy steps of one round."""
-        return Steps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
+        return NoisySteps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
-    def cost_with(self, honest: int) -> Steps:
+    def cost_with(self, honest: int) -> NoisySteps:
         """Return the noisy steps of one round where only ``honest`` sites of a sum add their share of the noise.
 
         The others side with the coordinator: they know their own shares and take them off.
@@ -193,11 +195,11 @@ class Protection:
         promised = self.section.honest_sites or 1
         return replace(self.cost, noise_multiplier=self.noise_multiplier * math.sqrt(min(honest, promised) / promised))
 
-    def noisy_reply(self, noise: NoiseSource) -> NoisyReply:
+    def noisy_reply(self, noise: NoiseSource) -> ReplyNoise:
         """Return what makes an update and a method's statistics noisy."""
         section = self.section
         own = self.noise_multiplier if section.noise == "local" else 0.0  # else a share goes on before the mask
-        return NoisyReply(section.max_update_norm, section.max_statistics_norm, own, noise)
+        return ReplyNoise(section.max_update_norm, section.max_statistics_norm, own, noise)
 
     def private_epochs(self, method: SiteMethod, noise: NoiseSource, patients: NDArray[np.str_]) -> PrivateEpochs:
         """Return what trains epochs with noise in each step.
@@ -220,7 +222,7 @@ class Protection:
         )
 
 
-def protection_of(plan: Plan, method: SiteMethod, images: int) -> Protection | None:
+def make_site_privacy(plan: Plan, method: SiteMethod, images: int) -> SitePrivacy | None:
     """Return the noise of a plan at a site with so many training images; None where the plan asks for none."""
     section, training = plan.privacy, plan.training
     if section.level == "none":
@@ -236,18 +238,18 @@ def protection_of(plan: Plan, method: SiteMethod, images: int) -> Protection | N
         assert section.noise_multiplier is not None, "one of them is set, the schema says"
         noise_multiplier = section.noise_multiplier
     else:
-        noise_multiplier = noise_multiplier_for(
+        noise_multiplier = find_noise_multiplier(
             section.epsilon, section.delta, sample_rate=rate, count=count, accountant=section.accountant
         )
-    return Protection(section, noise_multiplier, rate, steps, epochs, images)
+    return SitePrivacy(section, noise_multiplier, rate, steps, epochs, images)
 
 
-def privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
+def find_privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fault]:
     """Return why noise would not mean what it promises, for this method and experiment."""
     level, training = experiment.privacy.level, experiment.training
     if level == "none":
         return []
-    trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model)
+    trains_norm = experiment.model.norm == "batch" and has_trained_batch_norm(experiment.model)
     instead = "" if experiment.model.backbone_frozen else ', or method.trunk = "fedbn_plus"'
     if level not in BY_STEP:
         unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
@@ -286,7 +288,7 @@ def privacy_faults(method: SiteMethod, experiment: Experiment | Plan) -> list[Fa
 
 
 @lru_cache
-def has_batch_norm(spec: ModelSpec) -> bool:
+def has_trained_batch_norm(spec: ModelSpec) -> bool:
     """Return whether a model has batch normalisation that is trained, before ``norm`` replaces it.
 
     Raises:
@@ -298,7 +300,7 @@ def has_batch_norm(spec: ModelSpec) -> bool:
     return any(isinstance(module, BATCH_NORM) for module in backbone.modules())
 
 
-def secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
+def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
     """Return why this method cannot work with sums of updates alone; empty where it can."""
     reasons = {
         "there is one pseudo-site": method.pooled != "no",

@@ -55,7 +55,7 @@ class BitStream:
         return happened
 
 
-def discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_BITS) -> Integers:
+def draw_discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_BITS) -> Integers:
     """Draw whole numbers, each y with probability proportional to ``exp(-y^2 / (2 s^2))``, independently.
 
     Args:
@@ -68,71 +68,71 @@ def discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_BITS)
     """
     draws, drawn = np.empty(count, np.int64), 0
     while drawn < count:
-        more = _accepted(min(2 * (count - drawn) + 64, _BLOCK), bits, scale_bits)[: count - drawn]
+        more = _try_discrete_gaussian(min(2 * (count - drawn) + 64, _BLOCK), bits, scale_bits)[: count - drawn]
         draws[drawn : drawn + more.size] = more
         drawn += more.size
     return draws
 
 
-def _accepted(count: int, bits: BitStream, scale_bits: int) -> Integers:
+def _try_discrete_gaussian(count: int, bits: BitStream, scale_bits: int) -> Integers:
     """Make ``count`` tries at a discrete Gaussian (algorithm 3, with t = s); return those that are kept."""
-    magnitude, positive = _discrete_laplace(count, bits, scale_bits)
+    magnitude, positive = _try_discrete_laplace(count, bits, scale_bits)
     # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
     distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
-    accepted = _falls(distance * distance, bits, 2 * scale_bits + 1)
+    accepted = _draw_exp_events(distance * distance, bits, 2 * scale_bits + 1)
     return np.where(positive, magnitude, -magnitude)[accepted]
 
 
-def _discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
+def _try_discrete_laplace(count: int, bits: BitStream, scale_bits: int) -> tuple[Integers, NDArray[np.bool_]]:
     """Make ``count`` tries at a discrete Laplace of scale s (algorithm 2); return sizes and signs that succeed."""
     words = bits.words(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
-    accepted = _falls(fraction, bits, scale_bits)
+    accepted = _draw_exp_events(fraction, bits, scale_bits)
     words, fraction = words[accepted], fraction[accepted]
-    magnitude = (_runs(words.size, bits) << scale_bits) + fraction.astype(np.int64)
+    magnitude = (_draw_run_lengths(words.size, bits) << scale_bits) + fraction.astype(np.int64)
     positive = (words & np.uint64(1)).astype(bool)
     single = positive | (magnitude != 0)  # else 0 would be drawn twice as often
     return magnitude[single], positive[single]
 
 
-def _runs(count: int, bits: BitStream) -> Integers:
+def _draw_run_lengths(count: int, bits: BitStream) -> Integers:
     """Draw how often in a row an event of probability exp(-1) happens."""
     lengths, active = np.zeros(count, np.int64), np.arange(count)
     while active.size:
-        active = active[_falls(np.ones(active.size, np.uint64), bits, 0)]
+        active = active[_draw_exp_events(np.ones(active.size, np.uint64), bits, 0)]
         lengths[active] += 1
     return lengths
 
 
-def _falls(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
+def _draw_exp_events(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
     """Draw events of probability ``exp(-exponent / 2^unit_bits)`` (algorithm 1)."""
     whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
-    survived = _falls_once(rest, bits, unit_bits)
+    survived = _draw_exp_events_below_one(rest, bits, unit_bits)
     active = np.flatnonzero(survived & (whole > 0))
     while active.size:  # exp(-1) for every whole unit of the exponent
-        once = _falls_of_one(active.size, bits)
+        once = _draw_exp_events_of_one(active.size, bits)
         survived[active[~once]] = False
         whole[active] -= np.uint64(1)
         active = active[once & (whole[active] > 0)]
     return survived
 
 
-def _falls_once(rest: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
+def _draw_exp_events_below_one(rest: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
     """Draw events of probability ``exp(-rest / 2^unit_bits)``, for exponents below 1."""
     shift = np.uint64(WORD_BITS - unit_bits)
 
     def happened(active: NDArray[np.intp]) -> NDArray[np.bool_]:
         return bits.words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
 
-    return _alternating(rest.size, happened, bits)
+    return _draw_by_alternating_series(rest.size, happened, bits)
 
 
-def _falls_of_one(count: int, bits: BitStream) -> NDArray[np.bool_]:
+def _draw_exp_events_of_one(count: int, bits: BitStream) -> NDArray[np.bool_]:
     """Draw ``count`` events of probability exp(-1)."""
-    return _alternating(count, lambda active: np.ones(active.size, bool), bits)
+    return _draw_by_alternating_series(count, lambda active: np.ones(active.size, bool), bits)
 
 
-def _alternating(
+def _draw_by_alternating_series(
     count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: BitStream
 ) -> NDArray[np.bool_]:
     """Draw events of probability exp(-x): the first failure among draws of x/1, x/2, x/3, ... has an odd number.
@@ -174,7 +174,7 @@ class NoiseSource:
 
     def steps(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
         """Draw discrete Gaussian noise with a standard deviation of 2^24, as whole numbers in float64 of this shape."""
-        drawn = discrete_gaussian(math.prod(shape), self.bits).astype(np.float64)
+        drawn = draw_discrete_gaussian(math.prod(shape), self.bits).astype(np.float64)
         return torch.from_numpy(drawn).reshape(shape).to(device)
 
     def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
@@ -192,7 +192,7 @@ class NoiseSource:
 
 
 @dataclass(frozen=True)
-class Grid:
+class NoiseGrid:
     """The grid of one Gaussian mechanism.
 
     Attributes:
@@ -223,11 +223,11 @@ class Grid:
         return (noisy * self.step).float()
 
 
-def seeded(seed: int) -> NoiseSource:
+def make_seeded_noise(seed: int) -> NoiseSource:
     """Return noise that the same seed gives again: for simulations, where nothing leaves a hospital."""
     return NoiseSource(BitStream(seed.to_bytes(KEY_BYTES, "big")))
 
 
-def from_the_system() -> NoiseSource:
+def make_secret_noise() -> NoiseSource:
     """Return noise that nobody can draw again: for hospitals, because the coordinator knows the run's seeds."""
     return NoiseSource(BitStream(secrets.token_bytes(KEY_BYTES)))

@@ -35,20 +35,20 @@ from common.wire.secure_aggregation import (
 )
 from strategies.privacy.secure_aggregation.crypto import (
     SecretsError,
-    Statement,
+    SiteStatement,
     add_mask,
     agree_secret,
     join_shares,
-    key_from_bytes,
+    private_key_from_bytes,
     read_statement,
     sign_statement,
 )
 from strategies.privacy.secure_aggregation.vectors import (
     BODY,
     SegmentLayout,
-    fixed_point,
-    from_fixed_point,
-    segments_of,
+    convert_from_fixed_point,
+    convert_to_fixed_point,
+    list_segments,
 )
 from tests.client.masked import NOBODY_HAS, Hospitals
 
@@ -134,7 +134,7 @@ class Attempt:
         fellows: Site -> the sites that it masked with.
     """
 
-    statements: dict[str, Statement] = field(default_factory=dict)
+    statements: dict[str, SiteStatement] = field(default_factory=dict)
     updates: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     vectors: dict[str, Integers] = field(default_factory=dict)
     fellows: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -297,10 +297,11 @@ def open_sums(
             total = sum((unmasked[site][place] for site, place in places.items()), np.uint32(0))
             by = {site: attempt.statements[site].divisor for site in owners}
             plain = sum(
-                (fixed_point(attempt.updates[s][place], by[s], largest) for s, place in places.items()), np.uint32(0)
+                (convert_to_fixed_point(attempt.updates[s][place], by[s], largest) for s, place in places.items()),
+                np.uint32(0),
             )
             if np.array_equal(total, plain):
-                found[(part, owners)] = from_fixed_point(np.asarray(total), largest) * max(by.values())
+                found[(part, owners)] = convert_from_fixed_point(np.asarray(total), largest) * max(by.values())
     return found
 
 
@@ -316,7 +317,7 @@ def _without_known_masks(name: str, attempt: Attempt, rows: Mapping[str, tuple[s
     """A site's masked vector without those of its masks that shares make known."""
     vector = attempt.vectors[name].copy()
     masks, keys = _secrets(attempt)
-    for segment in segments_of({one: rows[one] for one in attempt.statements}):
+    for segment in list_segments({one: rows[one] for one in attempt.statements}):
         if name in segment.owners and (name, segment.name) in masks:
             places = LAYOUT.places(rows[name], segment.classes, body=segment.body)
             add_mask(vector, places, masks[(name, segment.name)], subtract=True)
@@ -348,5 +349,5 @@ def _secrets(attempt: Attempt) -> tuple[dict[tuple[str, str], bytes], dict[str, 
             masks[part] = join_shares(shares)
     for gone, shares in of_keys.items():
         with suppress(SecretsError):
-            keys[gone] = key_from_bytes(join_shares(shares), attempt.statements[gone].masking_key)
+            keys[gone] = private_key_from_bytes(join_shares(shares), attempt.statements[gone].masking_key)
     return masks, keys

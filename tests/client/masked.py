@@ -24,11 +24,11 @@ from common.security.identity import public_key_line
 from common.wire.codec import R, decode, encode
 from common.wire.records import Record, TrainReply, TrainRequest
 from common.wire.secure_aggregation import STAGES
-from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.noise_shares import shares_of
-from strategies.privacy.secure_aggregation.site import Identity
+from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.noise_shares import make_noise_shares
+from strategies.privacy.secure_aggregation.site import SigningIdentity
 from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout, flatten_update, max_update_value
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from tests.client.rounds import OWN, beginning, images, plan, request
 
 NAMES = ("ash", "birch", "cedar")
@@ -86,7 +86,7 @@ class Hospitals:
                 self.folder / name,
                 durable=False,
                 policy=policy,
-                identity=Identity(keys[name], lines[name]),
+                identity=SigningIdentity(keys[name], lines[name]),
             )
             for seed, (name, count) in enumerate(self.counts.items())
         }
@@ -113,7 +113,7 @@ class Hospitals:
     def rows(self, name: str, of: Plan) -> tuple[str, ...]:
         """The head rows that a hospital is sent."""
         everything = tuple(sorted({one for site in self.sites for one in self.class_names.get(site, OWN)}))
-        return self.class_names.get(name, OWN) if method_of(of).traffic.rows == "own" else everything
+        return self.class_names.get(name, OWN) if build_site_method(of).traffic.rows == "own" else everything
 
     def asked_to_train(self, of: Plan, name: str, server_round: int, run: str = "run") -> TrainRequest:
         """What an honest coordinator asks a hospital in a round, from the run's first model."""
@@ -151,7 +151,7 @@ class Hospitals:
         Raises:
             MaskingFailed: If the hospitals refuse.
         """
-        method = method_of(of)
+        method = build_site_method(of)
         replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
         model = beginning(of, OWN)
         layout = SegmentLayout(len(model.trunk), len(model.norm) if method.sends_norm else 0, model.head.features)
@@ -167,8 +167,8 @@ class Hospitals:
                 if answer is not None:
                     yield name, answer
 
-        numbers = max_update_value(of, method), shares_of(of, method)
-        return Summing(SumRequest(run, server_round, rows, classes, layout, *numbers), ask).opened()
+        numbers = max_update_value(of, method), make_noise_shares(of, method)
+        return MaskedSummation(SumRequest(run, server_round, rows, classes, layout, *numbers), ask).opened()
 
     def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
         """The update that a hospital would send without masks, as one vector."""

@@ -36,7 +36,7 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.data.sources.built_in import PHANTOM_CLASSES, draw_phantoms
 from common.wire.codec import field_names
-from strategies.registry import statistics_sent
+from strategies.registry import describe_statistics
 
 CLASSES = PHANTOM_CLASSES[:3]
 
@@ -74,7 +74,7 @@ def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
     assert {name: set(fields) for name, fields in BY_FIELD.items()} == {
         record.__name__: set(field_names(record)) for record in SENT
     }
-    assert set(BY_STATISTIC) == set(statistics_sent())
+    assert set(BY_STATISTIC) == set(describe_statistics())
     for covered in [*BY_STATISTIC.values(), *(by for fields in BY_FIELD.values() for by in fields.values())]:
         assert set(covered) <= set(ATTACKS) if isinstance(covered, tuple) else len(covered.split()) > 2
 

@@ -27,7 +27,7 @@ from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, decode, encode
 from common.wire.fleet_protocol import ROLL_CALL
 from common.wire.records import RollCall, TrainReply
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from tests.client.gates import asked, judged, log, trained
 from tests.client.rounds import beginning, images, plan, request, site
 
@@ -358,14 +358,14 @@ def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
     # 52,794 numbers: the message at work; of two rounds, Adam's two moments where the optimiser is kept.
     model = 4 * 52_794
     fresh = fit(ORDINARY, reset_optimizer=True)
-    assert plan_costs.estimate_disk_bytes(fresh, method_of(fresh), rows=2) == model
-    assert plan_costs.estimate_disk_bytes(ORDINARY, method_of(ORDINARY), rows=2) == (1 + 2 * 2) * model
+    assert plan_costs.estimate_disk_bytes(fresh, build_site_method(fresh), rows=2) == model
+    assert plan_costs.estimate_disk_bytes(ORDINARY, build_site_method(ORDINARY), rows=2) == (1 + 2 * 2) * model
     # fedbn keeps parts of its own: three states in each file, and a model of its own.
     own = fit(FEDBN, reset_optimizer=True)
-    assert plan_costs.estimate_disk_bytes(own, method_of(own), rows=2) == (1 + 2 * 3 + 1) * model
+    assert plan_costs.estimate_disk_bytes(own, build_site_method(own), rows=2) == (1 + 2 * 3 + 1) * model
     at = Policy(maximum_disk_gb=5 * model / 1e9), Policy(maximum_disk_gb=4 * model / 1e9)
     verdicts = [
-        request_verdict(policy, RequestedWork(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at
+        request_verdict(policy, RequestedWork(ORDINARY, build_site_method(ORDINARY), rows=2, images=8)) for policy in at
     ]
     assert [verdict.rule for verdict in verdicts] == ["policy", "policy.maximum_disk_gb"]
 

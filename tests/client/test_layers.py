@@ -17,7 +17,7 @@ from common.config import Plan
 from common.wire.codec import decode, encode
 from common.wire.flower_objects import set_identity
 from common.wire.records import RollCall, RollCallAnswer
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from tests.client.rounds import plan, site
 from tests.federations import experiment
 
@@ -26,7 +26,9 @@ NOISY_UPDATE, NOISY_STEPS = ({"level": level, "noise_multiplier": 1.0} for level
 
 
 def names(at: Site, of: Plan) -> list[str]:
-    return [type(layer).__name__ for layer in layers_for_plan(at, of, method_of(of), HeldUpdates(lambda text: None))]
+    return [
+        type(layer).__name__ for layer in layers_for_plan(at, of, build_site_method(of), HeldUpdates(lambda text: None))
+    ]
 
 
 def with_privacy(of: Plan, privacy: dict[str, Any]) -> Plan:

@@ -8,7 +8,7 @@ from client.preview.data_dictionary import MEANING, SENT, STATISTICS, fields_in_
 from client.site.policy import Policy
 from client.site.site_file import make_site_folder
 from common.wire.codec import field_names
-from strategies.registry import statistics_sent
+from strategies.registry import describe_statistics
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"
 
@@ -18,7 +18,7 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
     assert {name: set(fields) for name, fields in MEANING.items()} == {
         record.__name__: set(field_names(record)) for record in SENT
     }
-    assert set(STATISTICS) == set(statistics_sent())
+    assert set(STATISTICS) == set(describe_statistics())
 
 
 def test_the_page_says_the_same() -> None:

@@ -23,7 +23,7 @@ from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Head, Tr
 from common.wire.secure_aggregation import STAGES, MaskedRequest, RevealAnswer, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation import masked_rounds
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, UnmaskedSum
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from tests.client.masked import NAMES, Hospitals, forged, honest, integers, masked_plan
 from tests.client.rounds import OWN, plan
 
@@ -577,7 +577,7 @@ def for_some(sites: Collection[str], counted: int) -> Change:
 def own_heads(here: Hospitals, counted: Mapping[str, int], again: Collection[str] = ()) -> set[str]:
     """What hospitals state about their past in round 2, after round 1 was opened, and done again by some unopened."""
     of, statements = masked_plan("pfl"), set()
-    method = method_of(of)
+    method = build_site_method(of)
     for site in here.sites.values():
         first = here.asked_to_train(of, site.name, 1)
         MemoryFolder(site.folder / "memory" / "run").keep(SiteMemory(round=1, parts=Groups(head=first.model.head)))

@@ -11,7 +11,7 @@ from common.metrics.score_histograms import BINS
 from common.wire.codec import R
 from common.wire.records import EvaluateReply, EvaluateRequest, Record
 from common.wire.secure_aggregation import STAGES, TEST_ROUND
-from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskingFailed, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.vectors import ONE, SegmentLayout
 from tests.client.masked import Hospitals, masked_plan
 
@@ -37,7 +37,7 @@ def sum_of_test(here: Hospitals, members: Sequence[str], run: str = "run") -> Un
 
     classes = tuple(sorted({one for names in rows.values() for one in names}))
     layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
-    return Summing(SumRequest(run, TEST_ROUND, rows, classes, layout, float(ONE)), ask).opened()
+    return MaskedSummation(SumRequest(run, TEST_ROUND, rows, classes, layout, float(ONE)), ask).opened()
 
 
 def test_the_sum_counts_every_hospitals_test_images_and_a_class_of_two_hospitals_stays_masked(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from common.wire.records import TrainRequest
 from strategies.privacy.secure_aggregation.vectors import BODY, max_update_value
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from tests.client.coordinator_of_any_kind import (
     CHANGED,
     FORGED,
@@ -81,7 +81,7 @@ def all_that_is_found(
         hospitals.sites[name] = replace(site, train=with_own_pixels(site.train, number))
     hospitals.start(SITES)
     of = of_linear_network(masked_plan("surgical", {"clip_update": 1.0}))
-    coordinator, largest = AnyCoordinator(hospitals, of, rows), max_update_value(of, method_of(of))
+    coordinator, largest = AnyCoordinator(hospitals, of, rows), max_update_value(of, build_site_method(of))
     return coordinator, [open_sums(coordinator.lead(script), rows, largest) for script in scripts]
 
 

@@ -8,14 +8,14 @@ from client.gate.policy_rules import RequestedWork, request_rules
 from client.site.policy import WITHOUT_LIMITS, Policy
 from common.config import Plan, make_plan
 from common.plugins import MODELS
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from tests.federations import experiment
 from tests.third_parties import install
 
 
 def requested(folder: Path, *overrides: str) -> RequestedWork:
     file = experiment(folder, *overrides)
-    return RequestedWork(make_plan(file.experiment), method_of(file.experiment), images=100)
+    return RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
 
 
 def refusal(policy: Policy, work: RequestedWork, rule: str = "policy.networks") -> str:

@@ -27,10 +27,10 @@ from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, register_local, stamp_of
 from common.wire.records import RollCall, TrainReply
-from strategies.privacy.mechanism import Steps, epsilon_of
+from strategies.privacy.mechanism import NoisySteps, compute_epsilon
 from tests.client.rounds import beginning, evaluation, images, plan, request, site
 
-ONE = Steps(2.0, 0.2, 5)  # of 40 images, in batches of 8
+ONE = NoisySteps(2.0, 0.2, 5)  # of 40 images, in batches of 8
 
 
 def private_plan(level: str = "sample", method: str = "fedavg", **keys: Any) -> Plan:
@@ -48,8 +48,8 @@ def first_round(at: Site, of: Plan, server_round: int = 1) -> TrainReply:
     return train_round(at, request(of, beginning(of), server_round, counted=server_round - 1))
 
 
-def cost(*steps: Steps) -> float:
-    return epsilon_of(steps, 1e-5, "prv")
+def cost(*steps: NoisySteps) -> float:
+    return compute_epsilon(steps, 1e-5, "prv")
 
 
 def test_what_a_round_cost_is_on_the_disk_when_its_reply_leaves(tmp_path: Path) -> None:

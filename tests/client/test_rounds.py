@@ -19,11 +19,11 @@ from common.models.network import Head, build
 from common.models.saved import load_model
 from common.models.state import read_state
 from common.wire.records import EvaluateRequest, TrainReply
-from strategies.engine.state import groups_for
+from strategies.engine.state import select_groups_to_send
 from strategies.local.objective import plain
-from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Frozen, TrainingTask, reproducible, train_epoch, validate
-from strategies.registry import STRATEGIES, method_of
+from strategies.local.optimisation import make_optimizer
+from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch, validate
+from strategies.registry import STRATEGIES, build_site_method
 from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 
 EVERY = ("a", "b", "c")
@@ -58,7 +58,7 @@ def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference
     for group in ("trunk", "norm"):
         assert getattr(lent, group).tobytes() == getattr(model, group).tobytes()
     assert equal(lent.head, model.head)
-    rule = method_of(of)
+    rule = build_site_method(of)
     sent = {name for name in ("trunk", "norm", "head") if getattr(reply.update, name) is not None}
     declared = {"trunk": rule.traffic.trunk, "norm": rule.sends_norm, "head": rule.traffic.head}
     assert sent == {name for name, sends in declared.items() if sends}
@@ -159,13 +159,13 @@ def test_warming_up_leaves_the_backbone_alone_and_keeps_the_epoch_with_the_lowes
     asked = request(of, beginning(of))
     work = prepare_task(site(tmp_path), asked)
     by_hand = replace(work, network=copy.deepcopy(work.network))  # requests share one network, one after another
-    with reproducible(1, 1) as generator:
+    with reproducible_training(1, 1) as generator:
         warm_up(work, work.examples("validation"), generator)
     loss, spec = by_hand.method.loss, of.training
-    optimizer, losses = optimizer_for(by_hand.network, spec, 0.2), []
-    with reproducible(1, 1) as generator:
+    optimizer, losses = make_optimizer(by_hand.network, spec, 0.2), []
+    with reproducible_training(1, 1) as generator:
         for _ in range(5):
-            frozen = Frozen(norm=trunk == "fedbn_plus", backbone=True)
+            frozen = FrozenParts(norm=trunk == "fedbn_plus", backbone=True)
             examples = by_hand.examples("train")
             exercise = TrainingTask(examples, plain(loss), spec, of.augmentation, frozen)
             train_epoch(by_hand.network, exercise, optimizer, generator)
@@ -220,7 +220,7 @@ def test_a_site_without_training_images_says_so(tmp_path: Path) -> None:
 def test_a_site_receives_the_rows_it_holds_in_its_own_order() -> None:
     of = plan("surgical", {})
     model = beginning(of, EVERY)
-    sent = groups_for(model, OWN).head
+    sent = select_groups_to_send(model, OWN).head
     assert sent is not None
     np.testing.assert_array_equal(sent.weight, model.head.weight[[1, 0]])
 

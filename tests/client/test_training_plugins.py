@@ -15,8 +15,8 @@ from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from polyclinic import testing
 from strategies.engine.events import TooFewSites
-from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
-from strategies.registry import method_of
+from strategies.local.optimisation import make_optimizer, restore_optimizer_state, save_optimizer_state
+from strategies.registry import build_site_method
 from tests.federations import experiment, federation, finished
 from tests.third_parties import install_module
 
@@ -132,7 +132,7 @@ def test_a_hospital_has_to_list_it_and_to_have_the_same_files(
     key: str, choice: str, module: Path, tmp_path: Path
 ) -> None:
     file, name = experiment(tmp_path, choice), choice.partition("=")[2]
-    work = RequestedWork(make_plan(file.experiment), method_of(file.experiment), images=100)
+    work = RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
 
     def rule(policy: Policy, work: RequestedWork) -> str:
         return next(reason for name, reason in request_rules(policy, work) if name == f"policy.{key}")
@@ -181,14 +181,14 @@ def test_a_state_is_remembered_whole_or_not_at_all(name: str, whole: bool) -> No
     """Adafactor keeps rows and columns of a matrix, which no later round could take for the matrix."""
     network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 0)
     spec = TrainingSection(optimizer=name)
-    optimizer = optimizer_for(network, spec, 0.01)
+    optimizer = make_optimizer(network, spec, 0.01)
     images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(1))
     network(images).square().sum().backward()
     optimizer.step()
-    remembered = optimizer_arrays(network, optimizer)
+    remembered = save_optimizer_state(network, optimizer)
     assert any(path.startswith("head.weight/") for path in remembered) == whole
-    again = optimizer_for(network, spec, 0.01)
-    restore_optimizer(network, again, remembered)
+    again = make_optimizer(network, spec, 0.01)
+    restore_optimizer_state(network, again, remembered)
     again.step()  # half a state would end here
     parameter: nn.Parameter = network.head.weight
     assert parameter.isfinite().all()

@@ -23,7 +23,7 @@ from common.errors import BadInput
 from common.models.zoo.spec import ModelSpec
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.registry import STRATEGIES, method_of, strategy_named
+from strategies.registry import STRATEGIES, build_site_method, build_strategy
 from tests.federations import DIGITS
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ EXPERIMENTS = sorted(path for path in (ROOT / "experiments").rglob("*.toml") if 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_every_experiment_of_the_project_reads_and_names_a_method(path: Path) -> None:
     experiment = read_experiment(path).experiment
-    assert method_of(experiment).name == experiment.run.method
+    assert build_site_method(experiment).name == experiment.run.method
 
 
 AFTER_A_PAPER = [path for path in EXPERIMENTS if path.parent.name not in ("experiments", "benchmark", "ablation")]
@@ -56,7 +56,7 @@ AFTER_A_PAPER = [path for path in EXPERIMENTS if path.parent.name not in ("exper
 @pytest.mark.parametrize("path", AFTER_A_PAPER, ids=str)
 def test_every_experiment_after_a_paper_has_a_small_form(path: Path) -> None:
     full, small = (read_experiment(path, [f"scale={scale}"]).experiment for scale in ("full", "small"))
-    assert method_of(small).name == full.run.method
+    assert build_site_method(small).name == full.run.method
     assert small.run.rounds <= full.run.rounds
 
 
@@ -174,7 +174,7 @@ def test_methods_and_their_parameters_are_checked(
     name: str, parameters: dict[str, object], where: str, hint: str
 ) -> None:
     with pytest.raises(BadInput) as caught:
-        strategy_named(name, parameters)
+        build_strategy(name, parameters)
     (fault,) = caught.value.faults
     assert (fault.where, hint in f"{fault.problem} {fault.remedy}") == (where, True)
 

@@ -23,7 +23,7 @@ from common.models.gpu import (
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.zoo.spec import ModelSpec
 from server.simulation import simulate
-from strategies.privacy.image_gradients import gradients_by_image, taken_gradients
+from strategies.privacy.image_gradients import record_image_gradients, take_image_gradients
 from strategies.registry import STRATEGIES
 from tests.federations import federation
 from tests.hashed_runs import cases
@@ -200,9 +200,9 @@ def test_gradients_of_single_images_are_found_as_without() -> None:
     use_gpus(of.backbone, 2)
     found = []
     for one in (of, plain):
-        with gradients_by_image(one) as learning:
+        with record_image_gradients(one) as learning:
             one(images(6).float()).square().sum().backward()
-            found.append([taken_gradients(parameter, 6) for parameter in learning])
+            found.append([take_image_gradients(parameter, 6) for parameter in learning])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert Calls.divided == 0
     assert is_data_parallel(of.backbone)

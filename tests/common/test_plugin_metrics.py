@@ -17,7 +17,7 @@ from common.config import EvaluationSection, make_plan
 from common.errors import BadInput, WireError
 from common.metrics.auroc import ClassMetrics, mean_more, per_class
 from common.wire.records import EvaluateReply
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from tests.federations import experiment, federation
 from tests.third_parties import install, stairs
 
@@ -115,7 +115,7 @@ def request_rule(rule: str, policy: Policy, work: RequestedWork) -> str:
 
 def asked_for(tmp_path: Path) -> RequestedWork:
     file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}"]')
-    return RequestedWork(make_plan(file.experiment), method_of(file.experiment), images=100)
+    return RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
 
 
 def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: P
 
 def test_one_that_is_named_twice_is_stamped_once(tmp_path: Path) -> None:
     file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}", "{YOUDEN}"]')
-    work = RequestedWork(make_plan(file.experiment), method_of(file.experiment), images=100)
+    work = RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
     assert request_rule("policy.metrics", Policy(metrics=("*",)), work) == ""
 
 

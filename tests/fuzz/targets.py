@@ -57,7 +57,7 @@ from server.coordinator.folder import Coordinator, CoordinatorFile, read_coordin
 from server.export.pictures import read_pictures
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.runs.folder import RunFolder
-from strategies.engine.state import FederationState, of_bytes, to_bytes
+from strategies.engine.state import FederationState, deserialize_state, serialize_state
 from tests.bad_input.coordinator_files import GOOD
 from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded
@@ -268,10 +268,10 @@ def _state() -> FederationState:
 
 def state(data: bytes) -> None:
     try:
-        found = of_bytes(data)
+        found = deserialize_state(data)
     except ValueError:
         return
-    assert to_bytes(of_bytes(to_bytes(found))) == to_bytes(found)
+    assert serialize_state(deserialize_state(serialize_state(found))) == serialize_state(found)
 
 
 @lru_cache
@@ -493,7 +493,7 @@ TARGETS = {
     "certificates": Target(
         lambda: [bytes([i]) + _authority()[n] for i, n in enumerate(sorted(_authority()))], certificates
     ),
-    "state": Target(lambda: [to_bytes(_state())], state),
+    "state": Target(lambda: [serialize_state(_state())], state),
     "checkpoint": Target(lambda: [_checkpoint()["round-000002.json"]], checkpoint),
     "rounds": Target(lambda: [b'{"round": 1}\n{"round": 2}\n'], rounds),
     "memory": Target(lambda: [_memory()], memory),

@@ -15,10 +15,10 @@ from common.models.gpu import BackboneGraph, features_through, on_device
 from common.models.network import MemoryFormat, SplitNetwork, build, set_memory_format, unfreeze
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
-from strategies.local.losses import missing_as_negative
+from strategies.local.losses import missing_as_negative_loss
 from strategies.local.objective import Batch, Examples, Objective, plain
-from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Frozen, TrainingTask, reproducible, train_epoch
+from strategies.local.optimisation import make_optimizer
+from strategies.local.training import FrozenParts, TrainingTask, reproducible_training, train_epoch
 
 SIDES = {
     "densenet121": 64,
@@ -42,7 +42,7 @@ def two_views(network: SplitNetwork, batch: Batch) -> Tensor:
     with torch.no_grad():
         third = batch.logits(network, batch.view())
     return (
-        missing_as_negative(first, batch.labels, batch.annotated)
+        missing_as_negative_loss(first, batch.labels, batch.annotated)
         + (first - second).square().mean()
         + (second - third).square().mean()
     )
@@ -53,7 +53,7 @@ def trained(
     device: str,
     *,
     objective: Objective | None = None,
-    frozen: Frozen | None = None,
+    frozen: FrozenParts | None = None,
     memory_format: MemoryFormat = "channels_last",
     **training: Any,
 ) -> tuple[ModelState, SplitNetwork]:
@@ -67,9 +67,11 @@ def trained(
     examples = Examples(images, labels, torch.ones(len(CLASSES), dtype=torch.bool, device=device))
     network = set_memory_format(on_device(build(spec, CLASSES, seed=0), device), memory_format)
     unfreeze(network)
-    exercise = TrainingTask(examples, objective or plain(missing_as_negative), section, AUGMENTED, frozen or Frozen())
-    optimizer = optimizer_for(network, section, section.lr)
-    with reproducible(0, 1) as generator:
+    exercise = TrainingTask(
+        examples, objective or plain(missing_as_negative_loss), section, AUGMENTED, frozen or FrozenParts()
+    )
+    optimizer = make_optimizer(network, section, section.lr)
+    with reproducible_training(0, 1) as generator:
         for _ in range(EPOCHS):
             train_epoch(network, exercise, optimizer, generator)
     return read_state(network), network
@@ -127,8 +129,8 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "clipped": {"clip_gradients": 0.1},
     "accumulated": {"gradient_accumulation_steps": 2},
     "contiguous": {"memory_format": "contiguous"},
-    "frozen norm": {"frozen": Frozen(norm=True)},
-    "frozen backbone": {"frozen": Frozen(backbone=True)},
+    "frozen norm": {"frozen": FrozenParts(norm=True)},
+    "frozen backbone": {"frozen": FrozenParts(backbone=True)},
     "sgd": {"optimizer": "sgd", "momentum": 0.9},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.01},
 }

@@ -9,7 +9,7 @@ import pytest
 from common.config import read_experiment
 from common.models.network import build
 from common.models.saved import save_model
-from strategies.registry import method_faults
+from strategies.registry import find_method_faults
 from tests.network.federated import admitted, hash_in, undisturbed
 from tests.network.real import PARTIAL, eventually
 
@@ -66,7 +66,7 @@ def test_a_trunk_of_300_megabytes_crosses_the_wire_once_and_not_at_all_where_the
     with admitted(tmp_path, PARTIAL) as federation:
         weights = federation.south.folder / "weights"
         weights.mkdir()
-        file = read_experiment(federation.experiment, network, method_faults)
+        file = read_experiment(federation.experiment, network, find_method_faults)
         trunk = build(file.experiment.model, ("",), file.experiment.run.seed)
         save_model(weights, trunk, label_contract_sha256="")
         federation.coordinator.start()

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.models.network import cpu_has_bf16
-from strategies.registry import STRATEGIES, strategy_named
+from strategies.registry import STRATEGIES, build_strategy
 from tests.federations import needs_of
 from tests.network.federated import Federation as Connected
 from tests.network.federated import connected
@@ -22,7 +22,7 @@ from tests.network.real import FULL, ROOT, Coordinator, flwr_server, flwr_sim, w
 from tests.server.commands import needs_real_data
 
 pytestmark = pytest.mark.slow
-METHODS = {name: strategy_named(name, {}).site for name in STRATEGIES}
+METHODS = {name: build_strategy(name, {}).site for name in STRATEGIES}
 ELSEWHERE = 'external_test={kind = "digits", image_size = 16}'
 FEDERATED = [name for name, method in METHODS.items() if method.pooled == "no"]
 

@@ -13,7 +13,7 @@ from polyclinic.flower import FedMLP, FedMLPSite
 from polyclinic.flower.averaging import FEDMLP_PARAMETERS
 from polyclinic.flower.checks import unpack_arrays
 from server.simulation.backends.inline import inline
-from strategies.methods.fedmlp import FedMLPParameters, local_prototypes, mean_over_sites
+from strategies.methods.fedmlp import FedMLPParameters, average_over_sites, compute_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, FedMLPApp, data, network, run
 
 HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
@@ -53,9 +53,9 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
         np.testing.assert_array_equal(np.isnan(values).all(axis=(1, 2)), ~own[node])
     images = {str(node): float(len(data(node - 2, SITES)[0])) for node in first}
     sent = unpack_arrays(app.sent[2]["polyclinic-statistics"])
-    np.testing.assert_allclose(sent["prototypes"], mean_over_sites(prototypes, images), rtol=1e-5)
+    np.testing.assert_allclose(sent["prototypes"], average_over_sites(prototypes, images), rtol=1e-5)
     difficulty = {str(node): record["difficulty"] for node, record in first.items()}
-    mean = np.nan_to_num(mean_over_sites(difficulty, images), nan=1.0)
+    mean = np.nan_to_num(average_over_sites(difficulty, images), nan=1.0)
     np.testing.assert_allclose(sent["difficulty"], mean, rtol=1e-5)
     # The features are those that the head sees: recomputed here from the last reply's model.
     trained.load_state_dict(app.replies[3]["arrays"].to_torch_state_dict())
@@ -64,7 +64,7 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
         features = trained.eval()[:4](pixels).numpy()  # type: ignore[index]
     labelled = np.where(own_of(1), targets.numpy(), np.nan)
     np.testing.assert_allclose(
-        rounds[1][3]["prototypes"], local_prototypes(features, labelled).astype(np.float32), rtol=1e-4, atol=1e-6
+        rounds[1][3]["prototypes"], compute_prototypes(features, labelled).astype(np.float32), rtol=1e-4, atol=1e-6
     )
 
 

@@ -25,8 +25,8 @@ from polyclinic.flower import (
 from polyclinic.flower.checks import unpack_arrays
 from polyclinic.flower.labels import UnknownLabels
 from server.simulation.backends.inline import inline
-from strategies.local.losses import known_entries
-from strategies.methods.fedsld import label_prior, weighted_binary_cross_entropy
+from strategies.local.losses import partial_loss
+from strategies.methods.fedsld import compute_label_prior, weighted_binary_cross_entropy
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, data, joins_late, network, run
 
 HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
@@ -83,7 +83,7 @@ def test_vanilla_is_flowers_fedavg_in_which_missing_is_negative() -> None:
     assert float(negative) == pytest.approx(float(expected))
     masked = Site(message({**config, "polyclinic-method": "partial_loss"})).loss(logits, targets)
     nan = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
-    assert float(masked) == pytest.approx(float(known_entries(logits, nan, torch.tensor([True, False]))))
+    assert float(masked) == pytest.approx(float(partial_loss(logits, nan, torch.tensor([True, False]))))
 
 
 def message(config: dict[str, Any]) -> Any:
@@ -138,7 +138,7 @@ def test_fedsld_sends_each_site_the_prior_of_its_own_classes_and_weighs_by_it() 
         _, targets = data(part, SITES)
         rows = [CLASSES.index(name) for name in own]
         positives[part, rows], images[part, rows] = targets.sum(dim=0).numpy()[rows], len(targets)
-    everywhere = label_prior(positives, images)
+    everywhere = compute_label_prior(positives, images)
     for node, own in zip(sorted(app.sent), HALVES, strict=True):
         sent = app.sent[node]
         expected = np.where([name in own for name in CLASSES], everywhere, 0).astype(np.float32)

@@ -22,7 +22,7 @@ from common.security.identity import (
 )
 from server.coordinator.admission import admission_faults, admit, admitted_sites, claims_of, members, revoke
 from server.coordinator.folder import Coordinator, read_coordinator
-from strategies.engine.claims import Claims
+from strategies.engine.claims import AdmissionLimits
 from tests.network.real import flwr_client, flwr_server
 
 LINE = (  # made, and its fingerprint printed, by OpenSSH's ssh-keygen
@@ -297,11 +297,11 @@ def test_what_a_site_may_claim_is_written_shown_kept_changed_and_taken_away(
     assert flwr_server(*admitting).code == 0
     assert claims(coordinator) == (("Pleural Effusion", "Nodule"), 500)
     look = claims_of(coordinator)
-    assert look() == {"north": Claims(frozenset({"Pleural Effusion", "Nodule"}), 500)}
+    assert look() == {"north": AdmissionLimits(frozenset({"Pleural Effusion", "Nodule"}), 500)}
     assert flwr_server(*admitting, "--classes", "", "--max-images", "0").code == 0
-    assert look() == {"north": Claims()}
+    assert look() == {"north": AdmissionLimits()}
     (coordinator.sites / "north.toml").write_text("broken", encoding="utf-8")
-    assert look() == {"north": Claims()}
+    assert look() == {"north": AdmissionLimits()}
 
 
 @pytest.mark.parametrize("classes", ["a,a", "x" * 101, "\x1b[31m", "a\u202eb"])

@@ -35,7 +35,7 @@ from server.runs.folder import RunFolder
 from server.runs.live_status import Present
 from server.runs.reader import RoundLine as RoundLine
 from server.runs.reporter import Reporter
-from strategies.engine.events import FederationValidation, RoundRecord, Waiting
+from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
 from strategies.engine.state import FederationState
 from tests.strategies.states import ONE
 from tests.words import HOSTILE_TEXTS, raw_in
@@ -122,7 +122,7 @@ def test_the_progress_bar_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_run_says_and_writes_down_holds_none(tmp_path: Path, console: Console, screen: io.StringIO) -> None:
     reporter = Reporter(Present("/run", "run"), tmp_path, event_printer(console))
     with reporter:
-        reporter.waiting(Waiting("roll call", 0, (ALL,), (), 3.0))
+        reporter.waiting(WaitingStatus("roll call", 0, (ALL,), (), 3.0))
         reporter.began([ALL], 2)
         reporter.joined(1, ALL)
         reporter.left_out("north", ALL)

@@ -11,7 +11,7 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 import studies.cli
 from common.config import read_experiment
 from common.data.load import load
-from strategies.registry import method_faults
+from strategies.registry import find_method_faults
 from tests.common.data.bombs import GOOD, png
 from tests.common.data.dicom_files import dicom
 from tests.network.real import typed
@@ -49,7 +49,7 @@ def test_what_it_writes_is_read_with_patients_and_classes(tmp_path: Path) -> Non
     assert "patients: column patient, 20 of them" in said
     assert "classes: Fluid 20, Mass 19" in said
     assert "age" not in said.split("classes:")[1].splitlines()[0]
-    data = read_experiment(out, [], method_faults).experiment.data
+    data = read_experiment(out, [], find_method_faults).experiment.data
     assert (data.label_columns, data.patient_column, data.color) == (("Fluid", "Mass"), "patient", False)
     splits = load(data, out.parent)
     parts = [set(part.patients) for part in (splits.train, splits.validation, splits.test)]
@@ -80,7 +80,7 @@ def test_rows_without_a_picture_are_counted_and_left_out(tmp_path: Path) -> None
     _, said, out = made(path)
     assert "2 of 42 rows have no picture there" in said
     assert "Fluid 20" in said
-    assert read_experiment(out, [], method_faults).experiment.data.missing_files == "ignore"
+    assert read_experiment(out, [], find_method_faults).experiment.data.missing_files == "ignore"
 
 
 def test_pictures_that_cannot_be_read_are_told_before_anything_runs(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_names_of_findings_in_one_column_are_taken(tmp_path: Path) -> None:
     found = [f"{n:03}.png,p{n},{'Mass|Fluid' if n % 3 else 'Fluid'}" for n in range(30)]
     path = table(tmp_path, "Image,Subject ID,Findings", *found, mode="RGB")
     _, said, out = made(path)
-    data = read_experiment(out, [], method_faults).experiment.data
+    data = read_experiment(out, [], find_method_faults).experiment.data
     assert (data.finding_column, data.classes, data.color) == ("Findings", ("Fluid", "Mass"), True)
     assert "classes: Fluid 30, Mass 20" in said
 

@@ -13,7 +13,7 @@ from server.deployment.status import status_tables
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present, part_of, read_present
 from server.runs.reporter import Reporter
-from strategies.engine.events import FederationValidation, RoundRecord, Waiting
+from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
 from strategies.engine.state import FederationState
 
 MODEL = ModelState(
@@ -82,7 +82,7 @@ def test_that_a_site_signed_off_is_told_once_and_of_a_lost_one_that_contact_was_
     with Reporter(Present("run", "trial"), tmp_path, told.append, lambda: signed_off) as reporter:
         reporter.began(["east", "north", "south"], 3)
         for number in (1, 2):
-            reporter.waiting(Waiting("train", number, ("north", "south"), ("north", "south"), 600.0))
+            reporter.waiting(WaitingStatus("train", number, ("north", "south"), ("north", "south"), 600.0))
             absent = {"north": "it is not connected", "south": f"signed off at {at}"}
             reporter.round_done(done(number, absent=absent), FederationState(number, MODEL))
         now = present_in(tmp_path)
@@ -130,11 +130,13 @@ def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_
     with Reporter(Present("run", "trial"), tmp_path, told.append) as reporter:
         reporter.began(["east", "south"], 4)
         for number in (1, 2, 3):
-            reporter.waiting(Waiting("train", number, ("east", "south"), (), 600.0))  # it is asked, as it may be back
-            reporter.waiting(Waiting("train", number, ("south",), ("south",), 600.0))
+            reporter.waiting(
+                WaitingStatus("train", number, ("east", "south"), (), 600.0)
+            )  # it is asked, as it may be back
+            reporter.waiting(WaitingStatus("train", number, ("south",), ("south",), 600.0))
             reporter.round_done(done(number, absent=reason), FederationState(number, MODEL))
             assert list(present_in(tmp_path).lost) == ["south"]
-        reporter.waiting(Waiting("train", 4, ("east", "south"), (), 600.0))
+        reporter.waiting(WaitingStatus("train", 4, ("east", "south"), (), 600.0))
         assert not any("south is back" in line for line in told)
         reporter.round_done(replace(done(4), sites=("east", "south")), FederationState(4, MODEL))
         assert list(present_in(tmp_path).lost) == []

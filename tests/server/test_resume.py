@@ -24,7 +24,7 @@ from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
 from server.simulation.backends import inline as backends
 from strategies.engine.events import RunStopped
-from strategies.engine.state import FederationState, of_bytes, to_bytes
+from strategies.engine.state import FederationState, deserialize_state, serialize_state
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, finished, needs_of
 from tests.network.real import warm
@@ -235,7 +235,7 @@ def rewritten(
     """Write a checkpoint again as somebody would who knows its format, its hash included."""
     state, about = (run / "checkpoints" / f"round-{server_round:06d}.{kind}" for kind in ("safetensors", "json"))
     whole = json.loads(about.read_text())
-    content = to_bytes(change(whole["facts"], of_bytes(state.read_bytes())))
+    content = serialize_state(change(whole["facts"], deserialize_state(state.read_bytes())))
     whole["blake3"] = checkpoints._hash([content], whole["facts"])
     state.write_bytes(content)
     about.write_text(json.dumps(whole))

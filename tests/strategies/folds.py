@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import TrainReply
-from strategies.aggregation.means import Float32, RunningMean, means_of, running_sum
+from strategies.aggregation.means import Float32, RunningMean, average_updates, running_sum
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
 from strategies.engine.state import FederationState
 from strategies.methods.surgical import OwnersMean
@@ -47,10 +47,10 @@ def moved_head(head: Head, updates: Sequence[Head], weights: Sequence[float]) ->
 
 
 def aggregated(model: ModelState, replies: Sequence[TrainReply], weights: Sequence[float]) -> ModelState:
-    return means_of(model, replies, weights, OwnersMean).moved()
+    return average_updates(model, replies, weights, OwnersMean).moved()
 
 
 def stepped_by(
     optimizer: ServerOptimizer, state: FederationState, replies: Sequence[TrainReply], weights: Sequence[float]
 ) -> tuple[ModelState, Moments]:
-    return means_of(state.model, replies, weights, OwnersMean).stepped(optimizer, state.moments)
+    return average_updates(state.model, replies, weights, OwnersMean).stepped(optimizer, state.moments)

@@ -24,9 +24,9 @@ from common.wire.records import (
 from server.simulation.backends.inline import inline, site_app
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import Callbacks, FederationValidation, RoundRecord
-from strategies.engine.sequential import coordinator_of
-from strategies.engine.state import FederationState, array_record
-from strategies.registry import strategy_of
+from strategies.engine.sequential import make_coordinator
+from strategies.engine.state import FederationState, make_array_record
+from strategies.registry import build_experiment_strategy
 
 POOLED = {"centralised"}
 
@@ -97,7 +97,9 @@ def lead(
 
     def main(grid: Any) -> None:
         plan, section = make_plan(file.experiment), file.experiment.participation
-        coordinator = coordinator_of(strategy_of(file.experiment), plan, section, "run-1", callbacks=ran)
+        coordinator = make_coordinator(
+            build_experiment_strategy(file.experiment), plan, section, "run-1", callbacks=ran
+        )
         ran.coordinator = coordinator
         contract = coordinator.sites.roll_call(wire(grid), sites)
         network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
@@ -106,7 +108,7 @@ def lead(
             coordinator.use_images(data.server, contract.class_names, "cpu")
         if resumed is not None:
             coordinator.resume(resumed, FederationValidation())
-        coordinator.start(wire(grid), array_record(read_state(network)), rounds)
+        coordinator.start(wire(grid), make_array_record(read_state(network)), rounds)
 
     inline(main, site_app(file.experiment.model_dump_json(), file.base, folder), sites)
     return ran

@@ -18,7 +18,7 @@ from common.wire.records import Groups, TrainReply
 from strategies.engine import aggregator
 from strategies.engine.aggregator import BufferedAggregator, StreamingAggregator
 from strategies.methods.surgical import OwnersMean
-from strategies.registry import strategy_named
+from strategies.registry import build_strategy
 from tests.strategies.folds import aggregated
 
 SITES = ("east", "north", "south", "west")
@@ -85,7 +85,7 @@ def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by
     in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
-    kept = BufferedAggregator(strategy_named("surgical", {}), MODEL, tmp_path)
+    kept = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
     for site in ("west", "east", "south", "north"):
         assert kept.take(REPLIES[site]).update == Groups()
     kept.leave_out("south")
@@ -130,7 +130,7 @@ def open_files(folder: Path) -> int:
 def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024, a common limit, the sites' connections need most."""
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    kept = BufferedAggregator(strategy_named("surgical", {}), MODEL, tmp_path)
+    kept = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
     came = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
     for one in came.values():
         kept.take(one)

@@ -12,7 +12,16 @@ from common.config import Plan, make_plan, read_experiment
 from common.models import network as networks
 from common.models.network import Precision, autocast, cpu_has_bf16, cpu_name_and_flags, resolve_precision
 from strategies.local import arithmetic
-from strategies.local.arithmetic import DEFAULT, FILE, MOST_KEPT, Arithmetic, choices, chosen, fastest, step_seconds
+from strategies.local.arithmetic import (
+    DEFAULT,
+    FILE,
+    MOST_KEPT,
+    Arithmetic,
+    choose_arithmetic,
+    find_fastest,
+    list_arithmetics,
+    time_training_steps,
+)
 from tests.federations import DIGITS, federation
 
 BF16, CONTIGUOUS = Arithmetic("bf16", "channels_last"), Arithmetic("float32", "contiguous")
@@ -45,8 +54,8 @@ def test_only_who_asks_for_it_gets_bfloat16_on_a_cpu_and_only_where_the_cpu_has_
     asked: tuple[Precision, ...] = ("auto", "float32", "fp16", "fastest", "bf16")
     assert [resolve_precision("cpu", one) for one in asked] == [*["float32"] * 4, "bf16" if cpu else "float32"]
     assert [resolve_precision("cuda", one) for one in asked] == ["bf16", "float32", "fp16", "bf16", "bf16"]
-    assert {one.precision for one in choices()} == ({"float32", "bf16"} if cpu else {"float32"})
-    assert choices()[0] == DEFAULT
+    assert {one.precision for one in list_arithmetics()} == ({"float32", "bf16"} if cpu else {"float32"})
+    assert list_arithmetics()[0] == DEFAULT
 
 
 @needs_bf16
@@ -59,15 +68,15 @@ def test_bfloat16_is_computed_in_it() -> None:
 
 
 def test_another_choice_has_to_be_clearly_faster() -> None:
-    assert fastest({DEFAULT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT
-    assert fastest({DEFAULT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
-    assert fastest({DEFAULT: 1.0}) == DEFAULT
+    assert find_fastest({DEFAULT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT
+    assert find_fastest({DEFAULT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
+    assert find_fastest({DEFAULT: 1.0}) == DEFAULT
 
 
 def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:
     random, threads = torch.get_rng_state(), torch.get_num_threads()
-    seconds = step_seconds(plan(tmp_path, "training.threads=2"), choices())
-    assert seconds.keys() == set(choices())
+    seconds = time_training_steps(plan(tmp_path, "training.threads=2"), list_arithmetics())
+    assert seconds.keys() == set(list_arithmetics())
     assert all(one > 0 for one in seconds.values())
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.get_num_threads() == threads
@@ -82,7 +91,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         found.append(plan)
         return {DEFAULT: 1.0, CONTIGUOUS: 0.5}
 
-    monkeypatch.setattr(arithmetic, "step_seconds", seconds)
+    monkeypatch.setattr(arithmetic, "time_training_steps", seconds)
     return found
 
 
@@ -90,36 +99,39 @@ def test_what_was_measured_is_kept_for_the_same_network_batch_threads_and_torch(
     tmp_path: Path, measured: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
-        assert chosen(plan(tmp_path, "run.rounds=7", "training.lr=1"), "cpu", tmp_path, durable=False) == CONTIGUOUS
-        assert chosen(plan(tmp_path), "cpu", tmp_path, durable=False) == CONTIGUOUS
+        assert (
+            choose_arithmetic(plan(tmp_path, "run.rounds=7", "training.lr=1"), "cpu", tmp_path, durable=False)
+            == CONTIGUOUS
+        )
+        assert choose_arithmetic(plan(tmp_path), "cpu", tmp_path, durable=False) == CONTIGUOUS
     assert len(measured) == 1
     for other in ("training.batch_size=7", "training.threads=2", "model.image_size=32", "model.norm=group"):
-        assert chosen(plan(tmp_path, other), "cpu", tmp_path, durable=False) == CONTIGUOUS
+        assert choose_arithmetic(plan(tmp_path, other), "cpu", tmp_path, durable=False) == CONTIGUOUS
     assert len(measured) == 5
     monkeypatch.setattr(torch, "__version__", "9.9")
-    chosen(plan(tmp_path), "cpu", tmp_path, durable=False)
+    choose_arithmetic(plan(tmp_path), "cpu", tmp_path, durable=False)
     assert len(measured) == 6
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": {"precision": "float32"}}', '{"a": {"x": 1}}'])
 def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, measured: list[Plan]) -> None:
     (tmp_path / FILE).write_text(content, encoding="utf-8")
-    assert chosen(plan(tmp_path), "cpu", tmp_path, durable=False) == CONTIGUOUS
+    assert choose_arithmetic(plan(tmp_path), "cpu", tmp_path, durable=False) == CONTIGUOUS
     assert len(measured) == 1
 
 
 def test_a_coordinator_with_many_networks_does_not_fill_the_disk(tmp_path: Path, measured: list[Plan]) -> None:
     for size in range(1, MOST_KEPT + 11):
-        chosen(plan(tmp_path, f"training.batch_size={size}"), "cpu", tmp_path, durable=False)
+        choose_arithmetic(plan(tmp_path, f"training.batch_size={size}"), "cpu", tmp_path, durable=False)
     assert len(json.loads((tmp_path / FILE).read_bytes())) == MOST_KEPT
-    chosen(plan(tmp_path, f"training.batch_size={MOST_KEPT + 10}"), "cpu", tmp_path, durable=False)
+    choose_arithmetic(plan(tmp_path, f"training.batch_size={MOST_KEPT + 10}"), "cpu", tmp_path, durable=False)
     assert len(measured) == MOST_KEPT + 10
 
 
 def test_nothing_is_measured_on_a_gpu_or_where_a_plan_says_what_it_wants(tmp_path: Path, measured: list[Plan]) -> None:
-    assert chosen(plan(tmp_path), "cuda", tmp_path, durable=False) == BF16
+    assert choose_arithmetic(plan(tmp_path), "cuda", tmp_path, durable=False) == BF16
     stated = plan(tmp_path, "training.precision=float32", "training.memory_format=contiguous")
-    assert chosen(stated, "cpu", tmp_path, durable=False) == CONTIGUOUS
+    assert choose_arithmetic(stated, "cpu", tmp_path, durable=False) == CONTIGUOUS
     assert measured == []
 
 

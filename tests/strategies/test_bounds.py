@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from common.models.network import Head
 from common.wire.records import Groups
-from strategies.aggregation.bounds import Lengths, counted_images, heavy_sites, lengths_of, medians_of, shortened
+from strategies.aggregation.bounds import (
+    Lengths,
+    cap_image_counts,
+    compute_median_lengths,
+    find_dominant_sites,
+    measure_update_lengths,
+    shorten_update,
+)
 
 
 def array(*values: float) -> np.ndarray:
@@ -22,13 +29,13 @@ def update(*, trunk: float = 1, norm: float = 1, rows: tuple[float, ...] = (1, 1
 
 
 def bounded(*updates: Groups, clip: float = 3.0) -> list[tuple[Groups, str]]:
-    lengths = [lengths_of(one) for one in updates]
-    medians = medians_of(lengths)
-    return [shortened(one, length, medians, clip) for one, length in zip(updates, lengths, strict=True)]
+    lengths = [measure_update_lengths(one) for one in updates]
+    medians = compute_median_lengths(lengths)
+    return [shorten_update(one, length, medians, clip) for one, length in zip(updates, lengths, strict=True)]
 
 
 def test_the_length_of_a_head_is_that_of_its_longest_row_with_its_bias() -> None:
-    assert lengths_of(update(trunk=5, norm=7, rows=(2, 9))) == pytest.approx(
+    assert measure_update_lengths(update(trunk=5, norm=7, rows=(2, 9))) == pytest.approx(
         {"trunk": 5, "batch normalisation": 7, "head row": 9}
     )
 
@@ -71,7 +78,9 @@ def test_what_nobody_else_moves_may_not_be_moved() -> None:
 @pytest.mark.parametrize("length", [1e30, 3e38])
 def test_numbers_as_large_as_a_float32_holds_become_a_finite_update_of_the_bound(length: float) -> None:
     short, _ = bounded(update(), update(), update(trunk=length, norm=-length, rows=(length, 1)))[2]
-    assert lengths_of(short) == pytest.approx({"trunk": 3, "batch normalisation": 3, "head row": 3}, rel=1e-5)
+    assert measure_update_lengths(short) == pytest.approx(
+        {"trunk": 3, "batch normalisation": 3, "head row": 3}, rel=1e-5
+    )
 
 
 lengths = st.floats(1e-3, 1e6)
@@ -80,9 +89,9 @@ lengths = st.floats(1e-3, 1e6)
 @given(st.lists(st.tuples(lengths, lengths, lengths), min_size=3, max_size=9), st.floats(1, 5))
 def test_no_part_ends_longer_than_the_bound_and_directions_stay(parts: list[tuple[float, ...]], clip: float) -> None:
     updates = [update(trunk=trunk, norm=norm, rows=(row, row / 2)) for trunk, norm, row in parts]
-    medians: Lengths = medians_of([lengths_of(one) for one in updates])
+    medians: Lengths = compute_median_lengths([measure_update_lengths(one) for one in updates])
     for before, (after, what) in zip(updates, bounded(*updates, clip=clip), strict=True):
-        now, then = lengths_of(after), lengths_of(before)
+        now, then = measure_update_lengths(after), measure_update_lengths(before)
         assert all(now[part] <= clip * medians[part] * (1 + 1e-6) for part in now)
         assert bool(what) == any(then[part] > clip * medians[part] for part in then)
         assert before.trunk is not None
@@ -109,28 +118,28 @@ images = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 10**9), min_s
 
 @given(images)
 def test_by_default_every_image_counts(stated: dict[str, int]) -> None:
-    assert counted_images(stated, 1.0) == stated
+    assert cap_image_counts(stated, 1.0) == stated
 
 
 @given(images, st.floats(0.01, 0.99))
 def test_no_site_has_more_than_the_share_or_all_weigh_the_same(stated: dict[str, int], share: float) -> None:
-    counted = counted_images(stated, share)
+    counted = cap_image_counts(stated, share)
     largest = max(counted.values())
     assert largest <= share * sum(counted.values()) + 1 or len(set(counted.values())) == 1  # whole images
     assert all(counted[site] <= stated[site] for site in stated)
 
 
 def test_a_billion_images_weigh_as_much_as_the_others_together_at_one_half() -> None:
-    assert counted_images({"a": 10**9, "b": 300, "c": 100}, 0.5) == {"a": 400, "b": 300, "c": 100}
+    assert cap_image_counts({"a": 10**9, "b": 300, "c": 100}, 0.5) == {"a": 400, "b": 300, "c": 100}
 
 
 def test_two_sites_above_the_cap_count_alike() -> None:
     # At 0.4 of all two sites count m each: m = 0.4 (2 m + 100), m = 200.
-    assert counted_images({"a": 10**9, "b": 900, "c": 100}, 0.4) == {"a": 200, "b": 200, "c": 100}
+    assert cap_image_counts({"a": 10**9, "b": 900, "c": 100}, 0.4) == {"a": 200, "b": 200, "c": 100}
 
 
 def test_a_share_that_equal_weights_exceed_makes_all_weigh_the_same() -> None:
-    assert counted_images({"a": 500, "b": 300}, 0.3) == {"a": 300, "b": 300}
+    assert cap_image_counts({"a": 500, "b": 300}, 0.3) == {"a": 300, "b": 300}
 
 
 @pytest.mark.parametrize(
@@ -138,4 +147,4 @@ def test_a_share_that_equal_weights_exceed_makes_all_weigh_the_same() -> None:
     [({"a": 10**9, "b": 10}, ["a"]), ({"a": 90, "b": 10}, []), ({"a": 91, "b": 9}, ["a"]), ({"a": 5}, []), ({}, [])],
 )
 def test_who_has_nearly_all_images_is_named(stated: dict[str, int], heavy: list[str]) -> None:
-    assert list(heavy_sites(stated)) == heavy
+    assert list(find_dominant_sites(stated)) == heavy

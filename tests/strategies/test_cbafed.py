@@ -18,7 +18,7 @@ from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.aggregation.server_optimizer import Moments
 from strategies.methods.base import RoundContext
-from strategies.methods.cbafed import CBAFed, labels_and_tags, pseudo_labels, thresholds
+from strategies.methods.cbafed import CBAFed, assign_pseudo_labels, compute_thresholds, loss_over_labels_and_tags
 from tests.federations import Traffic, federation, of_type, overheard
 
 CONTRACT = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
@@ -39,25 +39,25 @@ def reply(site: str, images: int, *entries: float) -> TrainReply:
 
 def test_a_threshold_is_the_classs_share_plus_the_base_less_the_spread() -> None:
     # Shares 0.5, 0.3, 0.2; mean 1/3; variance of a sample (0.02778 + 0.00111 + 0.01778) / 2 = 0.02333, root 0.15275.
-    found = thresholds(np.array([50.0, 30.0, 20.0]), 0.6, 0.5, 1.0)
+    found = compute_thresholds(np.array([50.0, 30.0, 20.0]), 0.6, 0.5, 1.0)
     np.testing.assert_allclose(found, [0.5 + 0.6 - 0.15275, 0.3 + 0.6 - 0.15275, 0.2 + 0.6 - 0.15275], atol=1e-5)
 
 
 def test_thresholds_stay_within_their_bounds() -> None:
-    found = thresholds(np.array([97.0, 2.0, 1.0]), 0.84, 0.55, 0.95)  # spread 0.5514
+    found = compute_thresholds(np.array([97.0, 2.0, 1.0]), 0.84, 0.55, 0.95)  # spread 0.5514
     np.testing.assert_allclose(found, [0.95, 0.55, 0.55])
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=2, max_size=14))
 def test_thresholds_fall_for_rarer_classes(counts: list[int]) -> None:
-    found = thresholds(np.array(counts, np.float64), 0.45, 0.5, 0.95)
+    found = compute_thresholds(np.array(counts, np.float64), 0.45, 0.5, 0.95)
     order = np.argsort(counts, kind="stable")
     assert (np.diff(found[order]) >= 0).all()
     assert ((found >= 0.5) & (found <= 0.95)).all()
 
 
 def test_one_class_alone_has_no_spread() -> None:
-    np.testing.assert_allclose(thresholds(np.array([7.0]), 0.45, 0.55, 0.95), [0.95])
+    np.testing.assert_allclose(compute_thresholds(np.array([7.0]), 0.45, 0.55, 0.95), [0.95])
 
 
 def test_thresholds_come_from_what_all_sites_trained_on_in_the_round() -> None:
@@ -83,7 +83,7 @@ def test_before_the_last_round_of_stage_one_there_are_no_thresholds() -> None:
 
 def test_sure_entries_are_tagged_on_both_sides_and_the_rest_left_out() -> None:
     probabilities = torch.tensor([[0.71, 0.71], [0.29, 0.29], [0.7, 0.3], [0.5, 0.15]])
-    found = pseudo_labels(probabilities, torch.tensor([0.7, 0.8]))
+    found = assign_pseudo_labels(probabilities, torch.tensor([0.7, 0.8]))
     expected = [[1.0, np.nan], [0.0, np.nan], [np.nan, np.nan], [np.nan, 0.0]]
     np.testing.assert_array_equal(found.numpy(), np.array(expected, np.float32))
 
@@ -209,7 +209,7 @@ def test_the_tags_of_each_missing_class_are_a_mean_of_their_own_beside_that_of_t
     nan = torch.nan
     targets = torch.tensor([[1.0, 1.0, nan], [0.0, 0.0, nan], [0.0, nan, nan], [nan, nan, 0.0]])
     weight = torch.tensor([2.0, 3.0, 1.0])
-    found = labels_and_tags(torch.zeros(4, 3), targets, torch.tensor([True, False, False]), weight)
+    found = loss_over_labels_and_tags(torch.zeros(4, 3), targets, torch.tensor([True, False, False]), weight)
     labels, of_b, of_c = (2 + 1 + 1) / 3, (3 + 1) / 2, 1  # in units of ln 2
     assert float(found) == pytest.approx(np.log(2) * (labels + of_b + of_c))
 
@@ -217,5 +217,5 @@ def test_the_tags_of_each_missing_class_are_a_mean_of_their_own_beside_that_of_t
 def test_without_any_tag_only_the_labels_count() -> None:
     targets = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
     logits = torch.tensor([[2.0, 5.0], [-1.0, -7.0]])
-    found = labels_and_tags(logits, targets, torch.tensor([True, False]), None)
+    found = loss_over_labels_and_tags(logits, targets, torch.tensor([True, False]), None)
     assert float(found) == pytest.approx((np.log1p(np.exp(-2)) + np.log1p(np.exp(-1))) / 2, rel=1e-6)

@@ -10,7 +10,14 @@ from safetensors.numpy import load, save
 
 from common.models.network import Head
 from common.models.state import ModelState
-from strategies.engine.state import _DTYPES, FederationState, _parts, of_bytes, to_bytes, to_parts
+from strategies.engine.state import (
+    _DTYPES,
+    FederationState,
+    _lay_out_safetensors,
+    deserialize_state,
+    serialize_state,
+    serialize_state_in_parts,
+)
 
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
 ARRAYS = st.sampled_from(sorted(_DTYPES)).flatmap(
@@ -30,8 +37,8 @@ def same(one: dict[str, NDArray[np.generic]], other: dict[str, NDArray[np.generi
 
 @given(st.dictionaries(NAMES.filter(lambda name: name != "__metadata__"), ARRAYS, max_size=5))
 def test_the_library_reads_what_was_written(tensors: dict[str, NDArray[np.generic]]) -> None:
-    same(load(b"".join(_parts(tensors))), load(save(tensors)))
-    same(load(b"".join(_parts(tensors))), tensors)
+    same(load(b"".join(_lay_out_safetensors(tensors))), load(save(tensors)))
+    same(load(b"".join(_lay_out_safetensors(tensors))), tensors)
 
 
 def state() -> FederationState:
@@ -43,17 +50,17 @@ def state() -> FederationState:
 
 
 def test_a_state_s_bytes_are_the_library_s() -> None:
-    tensors = load(to_bytes(state()))
-    assert to_bytes(state()) == save({name: tensors[name] for name in tensors})
+    tensors = load(serialize_state(state()))
+    assert serialize_state(state()) == save({name: tensors[name] for name in tensors})
 
 
 def test_a_large_array_is_not_copied() -> None:
     kept = state()
-    places = {np.frombuffer(part, np.uint8).__array_interface__["data"][0] for part in to_parts(kept)}
+    places = {np.frombuffer(part, np.uint8).__array_interface__["data"][0] for part in serialize_state_in_parts(kept)}
     assert kept.model.trunk.__array_interface__["data"][0] in places
-    assert to_bytes(of_bytes(to_bytes(kept))) == to_bytes(kept)
+    assert serialize_state(deserialize_state(serialize_state(kept))) == serialize_state(kept)
 
 
 def test_an_array_of_another_kind_is_an_error() -> None:
     with pytest.raises(ValueError, match="is not in list"):
-        _parts({"one": np.zeros(3, complex)})
+        _lay_out_safetensors({"one": np.zeros(3, complex)})

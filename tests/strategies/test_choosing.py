@@ -14,12 +14,12 @@ from strategies.engine.state import (
     SMALL,
     TOLERATED,
     FederationState,
-    is_better,
-    of_bytes,
-    regret,
-    to_bytes,
-    with_judgement,
-    with_validation,
+    compute_regret,
+    deserialize_state,
+    is_better_model,
+    record_losses,
+    record_validation,
+    serialize_state,
 )
 from strategies.local.site_method import Criterion
 from strategies.registry import STRATEGIES
@@ -37,7 +37,7 @@ def chosen(rounds: Judgements) -> int:
     """The best round after all of them, from 0."""
     state = FederationState(0, ONE)
     for server_round, losses in enumerate(rounds):
-        state = with_validation(replace(state, round=server_round), losses)
+        state = record_losses(replace(state, round=server_round), losses)
     return state.best_round
 
 
@@ -146,21 +146,21 @@ def test_an_honest_course_is_judged_by_the_mean_alone(sites: int, seed: int, rou
 def test_the_regret_is_the_smallest_one_that_more_than_half_of_the_sites_stay_within() -> None:
     lowest = {"a": 0.18, "b": 0.38, "c": 0.08, "d": 0.48}  # each with 0.02 more: 0.2, 0.4, 0.1, 0.5
     losses = {"a": 0.18, "b": 0.48, "c": 0.18, "d": 0.98}  # over them: 1, 1.25, 2, 2
-    assert regret(losses, lowest) == pytest.approx(2.0)
-    assert regret({site: losses[site] for site in "abc"}, lowest) == pytest.approx(1.25)
+    assert compute_regret(losses, lowest) == pytest.approx(2.0)
+    assert compute_regret({site: losses[site] for site in "abc"}, lowest) == pytest.approx(1.25)
 
 
 def test_the_lowest_losses_are_of_each_site_by_itself() -> None:
     state = FederationState(0, ONE)
     for losses in ({"a": 0.4, "c": 0.3}, {"a": 0.5, "b": 0.1}):
-        state = with_validation(state, losses)
+        state = record_losses(state, losses)
     assert state.lowest_losses == {"a": 0.4, "b": 0.1, "c": 0.3}
 
 
 def test_a_clearly_worse_mean_is_no_reason_where_most_sites_say_better() -> None:
     lowest = {"a": 0.1, "b": 0.1, "c": 0.1}
-    assert is_better({"a": 0.1, "b": 0.1, "c": 1000.0}, {"a": 0.5, "b": 0.5, "c": 0.1}, lowest)
-    assert not is_better({"a": 0.5, "b": 0.5, "c": 0.0}, {"a": 0.1, "b": 0.1, "c": 1000.0}, lowest)
+    assert is_better_model({"a": 0.1, "b": 0.1, "c": 1000.0}, {"a": 0.5, "b": 0.5, "c": 0.1}, lowest)
+    assert not is_better_model({"a": 0.5, "b": 0.5, "c": 0.0}, {"a": 0.1, "b": 0.1, "c": 1000.0}, lowest)
 
 
 Figures = Mapping[str, tuple[float, float | None]]
@@ -174,7 +174,7 @@ def judged(rounds: Sequence[Figures], wanted: Criterion = "auroc") -> Federation
         losses = {site: loss for site, (loss, _) in sites.items()}
         aurocs = {site: auroc for site, (_, auroc) in sites.items() if auroc is not None}
         found = FederationValidation(losses, aurocs)
-        state = with_judgement(replace(state, round=server_round), found, wanted)
+        state = record_validation(replace(state, round=server_round), found, wanted)
     return state
 
 
@@ -239,7 +239,7 @@ def test_a_site_that_alone_states_an_auroc_does_not_choose_by_it() -> None:
 
 def test_all_rounds_of_a_run_are_compared_by_one_criterion_over_a_restart_too() -> None:
     begun = judged([{"a": (0.5, None), "b": (0.5, None)}])
-    again = of_bytes(to_bytes(begun))
+    again = deserialize_state(serialize_state(begun))
     assert again.criterion == "loss"
     later = FederationValidation({"a": 0.4, "b": 0.4}, {"a": 0.1, "b": 0.1})
-    assert with_judgement(replace(again, round=1), later, "auroc").best_losses == {"a": 0.4, "b": 0.4}
+    assert record_validation(replace(again, round=1), later, "auroc").best_losses == {"a": 0.4, "b": 0.4}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.engine.membership import FEW, drawn, drawn_to_cover, evaluated
+from strategies.engine.membership import FEW, count_evaluating_sites, draw_covering_sites, draw_names
 
 CLASSES = "abcdef"
 ANNOTATED = st.dictionaries(
@@ -26,13 +26,13 @@ def test_a_sample_is_a_function_of_seed_and_sites_in_any_order(
     annotated: dict[str, set[str]], size: int, seed: list[int]
 ) -> None:
     turned = dict(reversed(annotated.items()))
-    assert drawn_to_cover(annotated, size, seed) == drawn_to_cover(turned, size, seed)
-    assert drawn(annotated, size, seed) == drawn(list(turned), size, seed)
+    assert draw_covering_sites(annotated, size, seed) == draw_covering_sites(turned, size, seed)
+    assert draw_names(annotated, size, seed) == draw_names(list(turned), size, seed)
 
 
 @given(ANNOTATED, st.integers(1, 20), SEEDS)
 def test_a_sample_has_its_size_and_no_site_twice(annotated: dict[str, set[str]], size: int, seed: list[int]) -> None:
-    for sample in (drawn_to_cover(annotated, size, seed), drawn(annotated, size, seed)):
+    for sample in (draw_covering_sites(annotated, size, seed), draw_names(annotated, size, seed)):
         assert len(sample) == min(size, len(annotated))
         assert sample == sorted(set(sample) & set(annotated))
 
@@ -41,7 +41,7 @@ def test_a_sample_has_its_size_and_no_site_twice(annotated: dict[str, set[str]],
 def test_each_class_is_tested_wherever_there_are_as_many_sites_as_classes(
     annotated: dict[str, set[str]], size: int, seed: list[int]
 ) -> None:
-    sample, every = drawn_to_cover(annotated, size, seed), covered(annotated, list(annotated))
+    sample, every = draw_covering_sites(annotated, size, seed), covered(annotated, list(annotated))
     if size >= len(every):
         assert covered(annotated, sample) == every
 
@@ -53,7 +53,7 @@ def test_a_plain_draw_that_covers_the_classes_stays_as_it_is(
     names = sorted(annotated)
     first = [names[place] for place in np.random.default_rng(seed).permutation(len(names))][:size]
     if covered(annotated, first) == covered(annotated, names):
-        assert drawn_to_cover(annotated, size, seed) == sorted(first)
+        assert draw_covering_sites(annotated, size, seed) == sorted(first)
 
 
 @given(ANNOTATED, st.integers(1, 20), SEEDS, st.data())
@@ -61,10 +61,10 @@ def test_who_is_excluded_is_not_drawn_and_moves_nobody_else_from_a_sample_that_c
     annotated: dict[str, set[str]], size: int, seed: list[int], data: st.DataObject
 ) -> None:
     gone = data.draw(st.sampled_from(sorted(annotated)))
-    whole, rest = drawn_to_cover(annotated, size, seed), drawn_to_cover(annotated, size, seed, {gone})
+    whole, rest = draw_covering_sites(annotated, size, seed), draw_covering_sites(annotated, size, seed, {gone})
     assert gone not in rest
     same = {site: {"a"} for site in annotated}
-    before, after = drawn_to_cover(same, size, seed), drawn_to_cover(same, size, seed, {gone})
+    before, after = draw_covering_sites(same, size, seed), draw_covering_sites(same, size, seed, {gone})
     assert set(before) - {gone} <= set(after)
     assert len(whole) - len(rest) in (0, 1)
 
@@ -73,7 +73,7 @@ def test_every_site_is_drawn_as_often_as_any_other_where_no_class_is_rare() -> N
     annotated = {f"site-{n:02d}": ("a",) for n in range(20)}
     counts = dict.fromkeys(annotated, 0)
     for server_round in range(2000):
-        for site in drawn_to_cover(annotated, 5, [7, server_round, 1]):
+        for site in draw_covering_sites(annotated, 5, [7, server_round, 1]):
             counts[site] += 1
     # binomial: 2000 draws at 1/4: mean 500, standard deviation 19.4
     assert all(abs(count - 500) < 4.5 * 19.4 for count in counts.values())
@@ -81,7 +81,7 @@ def test_every_site_is_drawn_as_often_as_any_other_where_no_class_is_rare() -> N
 
 def test_the_only_owner_of_a_class_is_drawn_in_every_round() -> None:
     annotated = {f"site-{n:03d}": ("a", "b") for n in range(300)} | {"west": ("a", "rare")}
-    samples = [drawn_to_cover(annotated, 10, [7, server_round, 1]) for server_round in range(50)]
+    samples = [draw_covering_sites(annotated, 10, [7, server_round, 1]) for server_round in range(50)]
     assert all("west" in sample for sample in samples)
     assert len(set(itertools.chain(*samples))) > 150  # the others change from round to round
 
@@ -93,10 +93,10 @@ def test_the_only_owner_of_a_class_is_drawn_in_every_round() -> None:
 def test_as_many_are_asked_as_the_experiment_says_and_else_all_where_all_train(
     asked: int | None, a_round: int, sites: int
 ) -> None:
-    assert evaluated(asked, a_round) == sites
+    assert count_evaluating_sites(asked, a_round) == sites
 
 
 def test_the_draw_of_a_round_is_the_one_of_earlier_releases() -> None:
     names = [f"site-{n}" for n in range(9)]
     expected = sorted(np.random.default_rng([3, 4]).choice(names, 4, replace=False).tolist())
-    assert drawn(names, 4, [3, 4]) == expected
+    assert draw_names(names, 4, [3, 4]) == expected

@@ -20,10 +20,10 @@ from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from server.simulation.backends.inline import InlineGrid
-from strategies.engine.state import FederationState, of_bytes, to_bytes
+from strategies.engine.state import FederationState, deserialize_state, serialize_state
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method
-from strategies.registry import STRATEGIES, method_of, strategy_named
+from strategies.registry import STRATEGIES, build_site_method, build_strategy
 from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
 from tests.federations import GATED, Traffic, experiment, needs_of, of_type, overheard
 from tests.strategies.leading import POOLED, Ran, lead
@@ -40,7 +40,7 @@ def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:
 
 
 def bits(state: FederationState) -> bytes:
-    return to_bytes(state)
+    return serialize_state(state)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def test_no_update_depends_on_validation_or_test_images(method: str, tmp_path: P
     """Nor on their labels, but where validation figures leave and the method chooses an epoch by them."""
     classes, requests = asked_of_one_site(method)
     warmed, chooses = with_warm_up(requests)
-    missing = method_of(Plan.model_validate_json(warmed[0].plan)).counts_missing_as
+    missing = build_site_method(Plan.model_validate_json(warmed[0].plan)).counts_missing_as
     labels = (np.random.default_rng(0).random((IMAGES, len(classes))) < 0.75).astype(np.float32)
 
     def updates(*, turned: bool, **policy: Any) -> list[dict[str, bytes]]:
@@ -111,9 +111,9 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
     plans = [Plan.model_validate_json(one.plan) for one in requests]
     method = {**plans[0].method, "warm_up_epochs": 4, "warm_up_lr": 0.02}
     try:
-        strategy_named(plans[0].run.method, method, plans[0].model.task)
+        build_strategy(plans[0].run.method, method, plans[0].model.task)
     except BadInput:
-        if method_of(plans[0]).settling is None:
+        if build_site_method(plans[0]).settling is None:
             return list(requests), False
         method = {**plans[0].method, "missing": "masked", "epoch_cap": 6}
     changed = [plan.model_copy(update={"method": method}).model_dump_json() for plan in plans]
@@ -212,7 +212,7 @@ def test_a_run_that_goes_on_makes_the_same_next_round_and_leaves_the_state_it_be
     file, through = unlike(method, tmp_path), whole(method).ran
     stopped = lead(file, tmp_path / "stopped", 1)
     before = bits(stopped.states[0])
-    read = of_bytes(before)
+    read = deserialize_state(before)
     resumed = lead(file, tmp_path / "stopped", 2, resumed=read)
     assert bits(resumed.states[-1]) == bits(through.states[-1])
     assert bits(stopped.states[0]) == bits(read) == before

@@ -18,12 +18,12 @@ from strategies.privacy import noise as noise_module
 from strategies.privacy.noise import (
     SCALE_BITS,
     BitStream,
-    Grid,
-    _accepted,
-    _falls,
-    discrete_gaussian,
-    from_the_system,
-    seeded,
+    NoiseGrid,
+    _draw_exp_events,
+    _try_discrete_gaussian,
+    draw_discrete_gaussian,
+    make_secret_noise,
+    make_seeded_noise,
 )
 
 SIGMA = 2**SCALE_BITS
@@ -96,7 +96,7 @@ def followed(
 
 def test_the_sampler_has_the_published_distribution_exactly() -> None:
     """Every choice that one try can make is followed with its exact probability; no random number takes part."""
-    ended, rejected, remaining = followed(lambda bits: _accepted(1, bits, 0).tolist(), 1, 1e-2)
+    ended, rejected, remaining = followed(lambda bits: _try_discrete_gaussian(1, bits, 0).tolist(), 1, 1e-2)
     accepted = 1 - rejected
     for y, probability in probabilities(1, 40).items():
         low, high = ended.get(y, 0) / accepted, (ended.get(y, 0) + remaining) / (accepted - remaining)
@@ -107,7 +107,7 @@ def test_the_sampler_has_the_published_distribution_exactly() -> None:
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4])
 def test_an_event_has_the_probability_of_its_exponential_exactly(exponent: int) -> None:
     def falls(bits: BitStream) -> list[int]:
-        return [int(_falls(np.array([exponent], np.uint64), bits, 1)[0])]
+        return [int(_draw_exp_events(np.array([exponent], np.uint64), bits, 1)[0])]
 
     ended, _, remaining = followed(falls, 1, 1e-3)
     assert ended.get(1, 0) - 1e-12 <= np.exp(-exponent / 2) <= ended.get(1, 0) + remaining
@@ -118,7 +118,7 @@ def test_an_event_has_the_probability_of_its_exponential_exactly(exponent: int) 
 
 @pytest.mark.parametrize("scale_bits", [0, 1, 2, 4])
 def test_small_scales_have_the_published_frequencies(scale_bits: int) -> None:
-    drawn = discrete_gaussian(400_000, BitStream(bytes([scale_bits]) * 32), scale_bits)
+    drawn = draw_discrete_gaussian(400_000, BitStream(bytes([scale_bits]) * 32), scale_bits)
     expected = {y: 400_000 * p for y, p in probabilities(2**scale_bits, 9 * 2**scale_bits).items()}
     likely = [y for y, number in expected.items() if number >= 10]
     seen = [int((drawn == y).sum()) for y in likely]
@@ -128,7 +128,7 @@ def test_small_scales_have_the_published_frequencies(scale_bits: int) -> None:
 
 
 def test_at_the_scale_in_use_it_is_a_gaussian_on_every_place_of_the_grid() -> None:
-    drawn = discrete_gaussian(1_000_000, BitStream(b"\7" * 32))
+    drawn = draw_discrete_gaussian(1_000_000, BitStream(b"\7" * 32))
     assert stats.kstest(drawn / SIGMA, "norm").pvalue > 1e-4
     for bits in (1, 8, 16):  # the lowest bits are uniform: nothing shows what they were added to
         lowest = np.bincount(drawn & ((1 << bits) - 1), minlength=1 << bits)
@@ -141,7 +141,7 @@ def test_at_the_scale_in_use_it_is_a_gaussian_on_every_place_of_the_grid() -> No
 
 
 def test_draws_of_images_are_independent_with_their_rate() -> None:
-    noise, taken = seeded(5), np.zeros(1000)
+    noise, taken = make_seeded_noise(5), np.zeros(1000)
     for _ in range(400):
         taken[noise.drawn(1000, 0.3).numpy()] += 1
     assert stats.binomtest(int(taken.sum()), 400_000, 0.3).pvalue > 1e-4
@@ -166,7 +166,7 @@ def test_every_bit_of_the_key_changes_the_noise() -> None:
     """The Mersenne Twister before took 32 of its 63 bits: all of them could be tried in minutes."""
     key = int.from_bytes(b"\x5a" * 32, "big")
     keys = [key, *(key ^ (1 << bit) for bit in range(256))]
-    drawn = {discrete_gaussian(4, BitStream(one.to_bytes(32, "big"))).tobytes() for one in keys}
+    drawn = {draw_discrete_gaussian(4, BitStream(one.to_bytes(32, "big"))).tobytes() for one in keys}
     assert len(drawn) == 257
 
 
@@ -178,8 +178,8 @@ def test_a_hospitals_key_is_256_bits_of_the_system(monkeypatch: pytest.MonkeyPat
         return bytes(number)
 
     monkeypatch.setattr(noise_module.secrets, "token_bytes", recorded)
-    zero = discrete_gaussian(4, BitStream(bytes(32)))
-    assert from_the_system().steps((4,)).tolist() == zero.tolist()
+    zero = draw_discrete_gaussian(4, BitStream(bytes(32)))
+    assert make_secret_noise().steps((4,)).tolist() == zero.tolist()
     assert asked == [32]
 
 
@@ -192,7 +192,7 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
 
     monkeypatch.setattr(noise_module.secrets, "randbits", nearly_known)
     monkeypatch.setattr(noise_module.secrets, "token_bytes", lambda number: nearly_known(8 * number).to_bytes(number))
-    released = Grid(1.0, 1.0).released(torch.zeros(2000, dtype=torch.float64), from_the_system())
+    released = NoiseGrid(1.0, 1.0).released(torch.zeros(2000, dtype=torch.float64), make_secret_noise())
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
         draws = [torch.randn(2000, generator=generator) for _ in range(4)]
@@ -205,17 +205,17 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
 
 @pytest.mark.parametrize("deviation", [0.5, 3.0, 40.0])
 def test_what_is_released_has_the_deviation_asked_for_and_lies_on_the_grid(deviation: float) -> None:
-    grid = Grid(deviation, 1.0)
+    grid = NoiseGrid(deviation, 1.0)
     zeros = torch.zeros(200_000, dtype=torch.float64)
-    released = grid.released(zeros, seeded(1)).numpy()
+    released = grid.released(zeros, make_seeded_noise(1)).numpy()
     assert released.std() == pytest.approx(deviation, rel=0.01)
     assert abs(released.mean()) < 5 * deviation / released.size**0.5
-    steps = (zeros + seeded(1).steps(zeros.shape)).numpy()
+    steps = (zeros + make_seeded_noise(1).steps(zeros.shape)).numpy()
     np.testing.assert_array_equal(released, (steps * grid.step).astype(np.float32))
     assert (steps == np.round(steps)).all()
 
 
 def test_next_to_no_noise_is_made_no_less_than_asked() -> None:
-    grid = Grid(1e-9, 1.0)
-    released: Any = grid.released(torch.zeros(1000, dtype=torch.float64), seeded(1))
+    grid = NoiseGrid(1e-9, 1.0)
+    released: Any = grid.released(torch.zeros(1000, dtype=torch.float64), make_seeded_noise(1))
     assert released.std() > 1e-9

@@ -16,8 +16,8 @@ from strategies.engine.exchange import (
     NODE_UNAVAILABLE,
     NOT_REGISTERED,
     REVOKED,
-    decoded,
-    exchange,
+    decode_reply,
+    send_and_receive,
 )
 from tests.strategies.scripted import LOST, SUPERLINK, Answer, Clock, ScriptedGrid, Site, at, failed, lost, reply, said
 
@@ -48,7 +48,9 @@ def exchanged(
         heard.append((set(silent), set(gone)))
 
     found: Any = grid
-    replies = list(exchange(found, orders(sites), waiting, deadline_s=deadline_s, enough=enough, registered=registered))
+    replies = list(
+        send_and_receive(found, orders(sites), waiting, deadline_s=deadline_s, enough=enough, registered=registered)
+    )
     by_site = {message.metadata.src_node_id: message for message in replies}
     assert len(by_site) == len(replies)
     return by_site, grid
@@ -190,14 +192,14 @@ def test_a_message_that_ran_out_just_before_the_deadline_is_one_without_a_reply(
 
 def test_a_message_whose_site_was_removed_long_before_the_deadline_has_that_for_a_reply(clock: Clock) -> None:
     replies, _ = exchanged({7: at(2, reply("seven")), 8: at(3, failed(MESSAGE_GONE[0], "gone"))}, clock, enough=1)
-    assert decoded(replies[8], TrainReply) == (None, "the site left the federation before it replied")
+    assert decode_reply(replies[8], TrainReply) == (None, "the site left the federation before it replied")
 
 
 def test_a_reply_to_a_message_of_an_earlier_exchange_does_not_stand_for_one_that_is_missing(clock: Clock) -> None:
     grid: Any = ScriptedGrid({7: Site()}, clock)
-    assert list(exchange(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)) == []
+    assert list(send_and_receive(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)) == []
     grid.strays = [reply("round 1")(grid.sent[0][1])]
-    assert list(exchange(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)) == []
+    assert list(send_and_receive(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)) == []
     assert grid.strays == []
 
 
@@ -209,7 +211,7 @@ def test_a_reply_to_work_that_was_sent_again_since_is_left_out(clock: Clock) -> 
         return reply("to the second")(message)
 
     grid.sites[7].answers = [*grid.sites[7].answers, Answer(5, again)]
-    (came,) = exchange(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)
+    (came,) = send_and_receive(grid, orders([7]), lambda silent, gone: None, deadline_s=DEADLINE_S, enough=1)
     assert said(came) == "to the second"
     assert grid.strays == []
 

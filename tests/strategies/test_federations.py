@@ -18,7 +18,7 @@ from common.wire.records import EvaluateReply, TrainReply, TrainRequest
 from server.runs.verify import verify
 from strategies.engine.events import TooFewSites
 from strategies.methods.base import SequentialMethod
-from strategies.registry import STRATEGIES, strategy_named
+from strategies.registry import STRATEGIES, build_strategy
 from tests.federations import (
     ALL_SHARED,
     FULL_COVERAGE,
@@ -94,7 +94,7 @@ def test_every_method_ends_with_a_whole_run_folder(
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert summary["test"]["mean_auroc"] > 0.5
     assert set(summary["test"]["per_class"]) == set(map(str, range(10)))
-    strategy = strategy_named(method, {})
+    strategy = build_strategy(method, {})
     rule = strategy.site
     replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     for reply in replies:

@@ -15,9 +15,17 @@ from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.local.objective import follow
+from strategies.local.objective import move_teacher
 from strategies.methods.base import RoundContext
-from strategies.methods.fedirm import FedIRM, log_relations, mean_relations, mismatch, ramp_up, surely_shown, teacher_of
+from strategies.methods.fedirm import (
+    FedIRM,
+    average_relations,
+    compute_log_relations,
+    is_surely_present,
+    make_teacher,
+    ramp_up_share,
+    relation_divergence,
+)
 from tests.federations import ALL_SHARED, federation, of_type, overheard
 
 NAN = math.nan
@@ -29,9 +37,9 @@ def test_a_relation_is_the_softened_mean_of_the_members_logits() -> None:
     # Row 0, both images: means 3 and 1, halved 1.5 and .5: 1 / (1 + e^-1). Row 1, the second: 2 and 1, e to 1.
     logits, members = torch.tensor([[2.0, 0.0], [4.0, 2.0]]), torch.tensor([[True, False], [True, True]])
     likely = 1 / (1 + math.exp(-1))
-    found = log_relations(logits, members, 2.0).exp()
+    found = compute_log_relations(logits, members, 2.0).exp()
     np.testing.assert_allclose(found, [[likely, 1 - likely], [likely, 1 - likely]], rtol=1e-6)
-    cold = log_relations(logits, members, 1.0).exp()
+    cold = compute_log_relations(logits, members, 1.0).exp()
     np.testing.assert_allclose(cold[0, 0], 1 / (1 + math.exp(-2)), rtol=1e-6)
 
 
@@ -39,12 +47,12 @@ def test_a_relation_is_the_softened_mean_of_the_members_logits() -> None:
 def test_every_row_sums_to_one_even_without_members(seed: int) -> None:
     rng = np.random.default_rng(seed)
     logits, members = torch.from_numpy(rng.normal(scale=9, size=(5, 4))), torch.from_numpy(rng.random((5, 3)) < 0.3)
-    np.testing.assert_allclose(log_relations(logits, members, 2.0).exp().sum(dim=1), 1.0)
+    np.testing.assert_allclose(compute_log_relations(logits, members, 2.0).exp().sum(dim=1), 1.0)
 
 
 def test_an_entry_is_surely_shown_that_is_likely_and_of_little_entropy() -> None:
     # Entropies in nats: .325, .5004, .611, .198
-    found = surely_shown(torch.tensor([[0.9, 0.8, 0.7, 0.05, 1.0]]), 0.5)
+    found = is_surely_present(torch.tensor([[0.9, 0.8, 0.7, 0.05, 1.0]]), 0.5)
     assert found.tolist() == [[True, False, False, False, True]]
 
 
@@ -53,8 +61,8 @@ def test_the_mismatch_is_the_divergence_both_ways_over_rows_that_both_sides_have
     own = torch.log(torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1]], dtype=torch.float64))
     federation = torch.tensor([[0.8, 0.2], [0.8, 0.2], [NAN, NAN]], dtype=torch.float64)
     members = torch.tensor([[True, False, True], [False, False, False]])
-    assert float(mismatch(own, members, federation)) == pytest.approx(0.3 * math.log(4))
-    assert float(mismatch(own[1:], members[:, 1:], federation[1:])) == 0.0
+    assert float(relation_divergence(own, members, federation)) == pytest.approx(0.3 * math.log(4))
+    assert float(relation_divergence(own[1:], members[:, 1:], federation[1:])) == 0.0
 
 
 @given(seeds)
@@ -63,9 +71,9 @@ def test_the_mismatch_is_nothing_between_equals_and_its_gradient_is_finite(seed:
     logits = torch.from_numpy(rng.normal(size=(5, 3))).requires_grad_()
     members, federation = torch.from_numpy(rng.random((5, 2)) < 0.5), torch.from_numpy(rng.dirichlet([1, 1, 1], 2))
     federation[0] = NAN
-    own = log_relations(logits, members, 2.0)
-    assert float(mismatch(own, members, own.detach().exp()).detach()) == pytest.approx(0, abs=1e-12)
-    value = mismatch(own, members, federation)
+    own = compute_log_relations(logits, members, 2.0)
+    assert float(relation_divergence(own, members, own.detach().exp()).detach()) == pytest.approx(0, abs=1e-12)
+    value = relation_divergence(own, members, federation)
     value.backward()  # type: ignore[no-untyped-call]
     assert float(value.detach()) >= 0
     assert logits.grad is not None
@@ -78,13 +86,13 @@ def test_relations_are_averaged_over_who_tells_them_and_what_is_none_is_left_out
         "south": np.array([[0.5, 0.5], [0.2, 0.8], [NAN, NAN]]),
         "west": np.array([[2.0, -1.0], [0.7, 0.7], [NAN, NAN]]),
     }
-    np.testing.assert_allclose(mean_relations(told), [[0.7, 0.3], [0.2, 0.8], [NAN, NAN]])
+    np.testing.assert_allclose(average_relations(told), [[0.7, 0.3], [0.2, 0.8], [NAN, NAN]])
 
 
 def test_the_unlabelled_terms_weight_ramps_up_as_a_gaussian() -> None:
-    found = [ramp_up(finished, 30) for finished in (0, 15, 30, 99)]
+    found = [ramp_up_share(finished, 30) for finished in (0, 15, 30, 99)]
     np.testing.assert_allclose(found, [math.exp(-5), math.exp(-1.25), 1.0, 1.0])
-    assert ramp_up(0, 0) == 1.0
+    assert ramp_up_share(0, 0) == 1.0
 
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)
@@ -92,12 +100,12 @@ SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dro
 
 def test_the_teacher_is_a_running_mean_of_parameters_and_of_batch_normalisations_averages() -> None:
     network = build(SPEC, ("a", "b"), 3)
-    teacher = teacher_of(network)
+    teacher = make_teacher(network)
     before = {name: value.clone() for name, value in teacher.state_dict().items() if value.is_floating_point()}
     with torch.no_grad():
         for name in before:
             network.state_dict()[name] += 4.0
-    follow(teacher, network, 0.75)
+    move_teacher(teacher, network, 0.75)
     assert any("running_var" in name for name in before)
     for name, value in before.items():
         torch.testing.assert_close(teacher.state_dict()[name], value + 1.0)  # a quarter of 4
@@ -105,7 +113,7 @@ def test_the_teacher_is_a_running_mean_of_parameters_and_of_batch_normalisations
 
 def test_the_teacher_keeps_its_batch_normalisation_and_varies_by_dropout() -> None:
     network = build(SPEC, ("a", "b"), 3)
-    teacher, images = teacher_of(network), torch.rand(4, 1, 16, 16) * 255
+    teacher, images = make_teacher(network), torch.rand(4, 1, 16, 16) * 255
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     assert not torch.equal(teacher(images), teacher(images))
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())

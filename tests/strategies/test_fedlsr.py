@@ -13,11 +13,11 @@ from common.config import TrainingSection
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import NO_ARRAYS
-from strategies.local.losses import known_entries
+from strategies.local.losses import partial_loss
 from strategies.local.objective import ClientContext, Examples
 from strategies.local.training import MiniBatch
-from strategies.methods.fedlsr import distance, entropy, grown, mixed
-from strategies.registry import strategy_named
+from strategies.methods.fedlsr import jensen_shannon_divergence, mean_entropy, mix_predictions, ramp_up_share
+from strategies.registry import build_strategy
 
 NAN = math.nan
 some_logits = st.floats(-15, 15)
@@ -30,14 +30,14 @@ def logits(*probabilities: float) -> torch.Tensor:
 
 def test_the_mixture_is_one_of_probabilities() -> None:
     # .25 * .8 + .75 * .4 = .5; .25 * .1 + .75 * .3 = .25
-    found = mixed(logits(0.8, 0.1), logits(0.4, 0.3), torch.tensor(0.25, dtype=torch.float64))
+    found = mix_predictions(logits(0.8, 0.1), logits(0.4, 0.3), torch.tensor(0.25, dtype=torch.float64))
     np.testing.assert_allclose(found.sigmoid(), [0.5, 0.25])
 
 
 @given(some_logits, some_logits, shares)
 def test_a_mixture_and_its_gradient_are_finite_and_between_both(one: float, two: float, share: float) -> None:
     views = [torch.tensor(view, dtype=torch.float64, requires_grad=True) for view in (one, two)]
-    found = mixed(*views, torch.tensor(share, dtype=torch.float64))
+    found = mix_predictions(*views, torch.tensor(share, dtype=torch.float64))
     found.backward()  # type: ignore[no-untyped-call]
     assert min(one, two) - 1e-9 <= float(found.detach()) <= max(one, two) + 1e-9
     assert all(view.grad is not None and view.grad.isfinite() for view in views)
@@ -52,27 +52,27 @@ def test_dividing_a_logit_is_the_papers_sharpening_with_two_outcomes(p: float, t
 def test_the_distance_is_the_mean_divergence_from_the_middle() -> None:
     # .8 and .4, middle .6: (.8 ln 4/3 + .2 ln 1/2) / 2 + (.4 ln 2/3 + .6 ln 3/2) / 2; .3 and .3: 0
     first = (0.8 * math.log(4 / 3) + 0.2 * math.log(1 / 2) + 0.4 * math.log(2 / 3) + 0.6 * math.log(3 / 2)) / 2
-    assert float(distance(logits(0.8, 0.3), logits(0.4, 0.3))) == pytest.approx(first / 2)
+    assert float(jensen_shannon_divergence(logits(0.8, 0.3), logits(0.4, 0.3))) == pytest.approx(first / 2)
 
 
 @given(some_logits, some_logits)
 def test_the_distance_is_the_same_both_ways_and_at_most_ln_2(one: float, two: float) -> None:
     views = torch.tensor([[one]], dtype=torch.float64), torch.tensor([[two]], dtype=torch.float64)
-    there, back = float(distance(*views)), float(distance(*views[::-1]))
+    there, back = float(jensen_shannon_divergence(*views)), float(jensen_shannon_divergence(*views[::-1]))
     assert there == pytest.approx(back, abs=1e-12)
     assert -1e-12 <= there <= math.log(2) + 1e-12
-    assert float(distance(views[0], views[0])) == pytest.approx(0, abs=1e-12)
+    assert float(jensen_shannon_divergence(views[0], views[0])) == pytest.approx(0, abs=1e-12)
 
 
 def test_the_entropy_is_ln_2_where_nothing_is_known() -> None:
     # .9: -.9 ln .9 - .1 ln .1
     sure = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
-    assert float(entropy(logits(0.5, 0.9))) == pytest.approx((math.log(2) + sure) / 2)
+    assert float(mean_entropy(logits(0.5, 0.9))) == pytest.approx((math.log(2) + sure) / 2)
 
 
 def test_the_distances_weight_grows_evenly_from_nothing_and_then_stays() -> None:
-    assert [grown(finished, 4) for finished in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
-    assert grown(0, 0) == 1.0
+    assert [ramp_up_share(finished, 4) for finished in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
+    assert ramp_up_share(0, 0) == 1.0
 
 
 def objective_at(
@@ -84,7 +84,7 @@ def objective_at(
     images = torch.randint(0, 256, (3, 1, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.tensor([[1, NAN], [0, NAN], [1, NAN]])
     annotated = torch.tensor([True, False])
-    method = strategy_named("fedlsr", {**({"missing": missing} if missing else {}), **parameters})
+    method = build_strategy("fedlsr", {**({"missing": missing} if missing else {}), **parameters})
     situation = ClientContext(
         network, Examples(images, labels, annotated), NO_ARRAYS, NO_ARRAYS, server_round, TrainingSection()
     )
@@ -95,7 +95,7 @@ def objective_at(
 
 def test_of_two_equal_views_only_sharpening_and_entropy_are_left() -> None:
     found, seen, batch = objective_at(99, lambda images: images, entropy_weight=0.6, balanced=False)
-    expected = known_entries(seen / 0.5, batch.labels, batch.annotated) + 0.6 * entropy(seen)
+    expected = partial_loss(seen / 0.5, batch.labels, batch.annotated) + 0.6 * mean_entropy(seen)
     assert found == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_the_distance_of_cooled_views_is_added_over_all_classes_once_it_has_grow
     network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 3).eval()
     with torch.no_grad():
         other = network(darker(batch.images.float()))
-    assert later - first == pytest.approx(0.4 * 0.5 * float(distance(3 * seen, 3 * other)), rel=1e-3)
+    assert later - first == pytest.approx(0.4 * 0.5 * float(jensen_shannon_divergence(3 * seen, 3 * other)), rel=1e-3)
     assert later > first
 
 
@@ -116,12 +116,12 @@ def test_by_default_a_missing_label_counts_as_absent() -> None:
     found, seen, batch = objective_at(1, lambda images: images, missing="negative", balanced=False)
     unset, _, _ = objective_at(1, lambda images: images, missing=None, balanced=False)
     absent = torch.tensor([[1.0, 0], [0, 0], [1, 0]])
-    assert found == unset == pytest.approx(float(known_entries(seen / 0.5, absent, batch.annotated)), rel=1e-5)
+    assert found == unset == pytest.approx(float(partial_loss(seen / 0.5, absent, batch.annotated)), rel=1e-5)
 
 
 def test_by_default_a_positive_weighs_the_sites_known_labels_over_its_positives() -> None:
     """Of three labels two are positive: 1.5. The class that the site does not label has no positives: 1."""
     found, seen, batch = objective_at(1, lambda images: images, missing="negative")
     absent = torch.tensor([[1.0, 0], [0, 0], [1, 0]])
-    weighed = known_entries(seen / 0.5, absent, batch.annotated, torch.tensor([1.5, 1.0]))
+    weighed = partial_loss(seen / 0.5, absent, batch.annotated, torch.tensor([1.5, 1.0]))
     assert found == pytest.approx(float(weighed), rel=1e-5)

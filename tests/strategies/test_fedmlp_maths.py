@@ -10,24 +10,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.local.losses import known_entries
+from strategies.local.losses import partial_loss
 from strategies.methods.fedmlp import (
     Rounding,
-    adjustment,
-    consistency,
-    cosines,
+    average_over_sites,
+    compute_difficulty,
+    compute_prototypes,
+    compute_tagged_share,
+    compute_z_scores,
+    consistency_loss,
     cross_entropies,
-    difficulty,
-    distances,
-    first_stage,
-    local_prototypes,
-    mean_over_sites,
+    first_stage_loss,
+    logit_adjustment,
+    pairwise_cosines,
     positive_prior,
-    second_stage,
-    share_tagged,
-    supervised,
-    tags,
-    z_scores,
+    second_stage_loss,
+    squared_probability_differences,
+    supervised_loss,
+    tag_surest_images,
 )
 from tests.federations import VECTORS
 from tests.strategies.folds import weighted_mean
@@ -52,7 +52,7 @@ def wpc() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     prior = positive_prior(np.array(vector["class_pos_counts_local"])[active], vector["N_k"])
     np.testing.assert_allclose(prior, np.array(vector["pi_pos"])[active])
     logits = torch.logit(torch.tensor(vector["prob"], dtype=torch.float64)[:, active])
-    return logits, torch.tensor(vector["y"], dtype=torch.float64)[:, active], torch.from_numpy(adjustment(prior))
+    return logits, torch.tensor(vector["y"], dtype=torch.float64)[:, active], torch.from_numpy(logit_adjustment(prior))
 
 
 def expected(name: str) -> np.ndarray:
@@ -73,7 +73,7 @@ def test_adjusted_probabilities_and_both_cross_entropies_are_the_authors() -> No
 def test_the_supervised_loss_is_the_authors_and_the_papers_is_it_by_annotated_over_all_classes() -> None:
     vector = VECTOR["wpc"]
     logits, targets, adjusting = wpc()
-    loss = float(supervised([logits], targets, adjusting))
+    loss = float(supervised_loss([logits], targets, adjusting))
     classes = len(vector["y"][0])
     assert loss == pytest.approx(vector["loss_code_1_over_AC_mean_over_batch"], rel=1e-5)
     assert loss * len(vector["active"]) / classes == pytest.approx(
@@ -85,7 +85,7 @@ def test_the_supervised_loss_is_the_authors_and_the_papers_is_it_by_annotated_ov
 def test_adding_to_the_logit_is_the_papers_adjusted_probability(logit: float, prior: float) -> None:
     p = 1 / (1 + math.exp(-logit))
     paper = p * prior / (p * prior + (1 - p) * (1 - prior))
-    adjusted = torch.sigmoid(logit + torch.from_numpy(adjustment(np.array([prior]))))
+    adjusted = torch.sigmoid(logit + torch.from_numpy(logit_adjustment(np.array([prior]))))
     assert float(adjusted) == pytest.approx(paper, rel=1e-6)
 
 
@@ -93,7 +93,7 @@ def test_a_class_never_or_always_seen_is_taken_as_half_an_image_away() -> None:
     # 10 images: 0 -> 1/20, 10 -> 19/20, whose odds are 1 to 19 and 19 to 1
     prior = positive_prior([0, 10, 4], 10)
     np.testing.assert_allclose(prior, [0.05, 0.95, 0.4])
-    np.testing.assert_allclose(adjustment(prior), [-math.log(19), math.log(19), math.log(2 / 3)])
+    np.testing.assert_allclose(logit_adjustment(prior), [-math.log(19), math.log(19), math.log(2 / 3)])
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -108,26 +108,26 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 @given(seeds)
 def test_without_adjustment_and_teacher_both_stages_are_the_partial_loss(seed: int) -> None:
     student, _, targets, annotated = batch(seed)
-    partial = pytest.approx(float(known_entries(student, targets, annotated)), rel=1e-12)
-    assert float(first_stage([student], None, targets, annotated, None)) == partial
-    assert float(second_stage(student, None, targets, annotated, None)) == partial
+    partial = pytest.approx(float(partial_loss(student, targets, annotated)), rel=1e-12)
+    assert float(first_stage_loss([student], None, targets, annotated, None)) == partial
+    assert float(second_stage_loss(student, None, targets, annotated, None)) == partial
 
 
 @given(seeds)
 def test_two_equal_views_count_as_one_and_the_order_of_views_does_not_matter(seed: int) -> None:
     one, two, targets, annotated = batch(seed)
-    once = first_stage([one], [two], targets, annotated, None)
-    torch.testing.assert_close(first_stage([one, one], [two, two], targets, annotated, None), once)
-    forth = first_stage([one, two], [two, one * 2], targets, annotated, None)
-    torch.testing.assert_close(first_stage([two, one], [one * 2, two], targets, annotated, None), forth)
+    once = first_stage_loss([one], [two], targets, annotated, None)
+    torch.testing.assert_close(first_stage_loss([one, one], [two, two], targets, annotated, None), once)
+    forth = first_stage_loss([one, two], [two, one * 2], targets, annotated, None)
+    torch.testing.assert_close(first_stage_loss([two, one], [one * 2, two], targets, annotated, None), forth)
 
 
 def test_consistency_is_the_mean_square_over_classes_without_labels() -> None:
     # Probabilities; class a annotated. b: (.9 - .4)^2 = .25, (.2 - .3)^2 = .01; mean .13
     student = torch.tensor([[0.1, 0.9], [0.6, 0.2]], dtype=torch.float64).logit()
     teacher = torch.tensor([[0.8, 0.4], [0.5, 0.3]], dtype=torch.float64).logit()
-    assert float(consistency([student], [teacher], torch.tensor([True, False]))) == pytest.approx(0.13)
-    assert float(consistency([student], [teacher], torch.tensor([True, True]))) == 0.0
+    assert float(consistency_loss([student], [teacher], torch.tensor([True, False]))) == pytest.approx(0.13)
+    assert float(consistency_loss([student], [teacher], torch.tensor([True, True]))) == 0.0
 
 
 def test_the_second_stage_weighs_every_entry_the_same_and_leaves_the_unknown_out_of_its_sum() -> None:
@@ -136,9 +136,9 @@ def test_the_second_stage_weighs_every_entry_the_same_and_leaves_the_unknown_out
     teacher = torch.tensor([[0.1, 0.2], [0.9, 0.4]], dtype=torch.float64).logit()
     targets = torch.tensor([[1.0, 0.0], [NAN, NAN]], dtype=torch.float64)
     annotated = torch.tensor([True, False])
-    full = second_stage(student, teacher, targets, annotated, torch.zeros(2))
+    full = second_stage_loss(student, teacher, targets, annotated, torch.zeros(2))
     assert float(full) == pytest.approx((-math.log(0.8) - math.log(0.5) + 0.09) / 4)
-    alone = second_stage(student, None, targets, annotated, None)
+    alone = second_stage_loss(student, None, targets, annotated, None)
     assert float(alone) == pytest.approx((-math.log(0.8) - math.log(0.5)) / 2)
 
 
@@ -146,8 +146,8 @@ def test_the_second_stage_weighs_every_entry_the_same_and_leaves_the_unknown_out
 def test_the_teacher_gets_no_gradient_and_unknown_entries_give_none(seed: int) -> None:
     student, teacher, targets, annotated = batch(seed)
     student.requires_grad_(), teacher.requires_grad_()
-    loss = first_stage([student], [teacher], targets, annotated, None)
-    loss = loss + second_stage(student, teacher, targets, annotated, None)
+    loss = first_stage_loss([student], [teacher], targets, annotated, None)
+    loss = loss + second_stage_loss(student, teacher, targets, annotated, None)
     loss.backward()  # type: ignore[no-untyped-call]
     assert teacher.grad is None
     assert student.grad is not None
@@ -158,9 +158,9 @@ def test_the_teacher_gets_no_gradient_and_unknown_entries_give_none(seed: int) -
 @given(seeds)
 def test_a_student_that_is_its_teacher_is_consistent(seed: int) -> None:
     student, _, targets, annotated = batch(seed)
-    assert float(distances(student, student).sum()) == 0.0
+    assert float(squared_probability_differences(student, student).sum()) == 0.0
     torch.testing.assert_close(
-        first_stage([student], [student], targets, annotated, None), supervised([student], targets, None)
+        first_stage_loss([student], [student], targets, annotated, None), supervised_loss([student], targets, None)
     )
 
 
@@ -172,11 +172,11 @@ def test_local_prototypes_and_difficulty_are_the_authors() -> None:
     vector = VECTOR["local_prototypes_and_difficulty"]
     labels = np.array(vector["y_true"], float)
     labels[:, vector["negative"]] = NAN
-    found = local_prototypes(np.array(vector["features"]), labels)
+    found = compute_prototypes(np.array(vector["features"]), labels)
     wanted = np.array(vector["expected_prototypes_rows_2c_and_2c+1"]).reshape(3, 2, 4)
     wanted[vector["negative"]] = NAN  # the authors' zeros
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=ROUNDED)
-    sure = difficulty(np.array(vector["prob"]), vector["L"], vector["R"])
+    sure = compute_difficulty(np.array(vector["prob"]), vector["L"], vector["R"])
     sure[vector["active"]] = 0.0
     np.testing.assert_allclose(sure, vector["expected_d_local"], rtol=1e-5)
 
@@ -198,8 +198,8 @@ def sizes(vector: dict[str, Any]) -> dict[str, float]:
 def test_global_prototypes_are_the_authors_weighted_and_the_papers_uniform() -> None:
     vector = VECTOR["proto_aggregation"]
     local = by_site(np.array(vector["local"]).reshape(4, 3, 2, 2), vector["owners_S"])
-    weighted = mean_over_sites(local, sizes(vector)).reshape(6, 2)
-    uniform = mean_over_sites(local, dict.fromkeys(local, 1.0)).reshape(6, 2)
+    weighted = average_over_sites(local, sizes(vector)).reshape(6, 2)
+    uniform = average_over_sites(local, dict.fromkeys(local, 1.0)).reshape(6, 2)
     np.testing.assert_allclose(weighted, vector["expected_code_sample_weighted"], rtol=1e-5)
     np.testing.assert_allclose(uniform, vector["expected_paper_uniform_eq6"], rtol=1e-5)
 
@@ -210,14 +210,14 @@ def test_global_difficulty_is_the_authors_over_the_sites_that_lack_the_class() -
     local = by_site(np.array(vector["d_local"]), vector["clients_missing_class"])
     assert vector["expected_code"][2] == 1.0  # every site labels it: the authors' code counts no difficulty there
     expected = [*vector["expected_code"][:2], NAN]
-    np.testing.assert_allclose(mean_over_sites(local, sizes(vector)), expected, rtol=1e-5)
+    np.testing.assert_allclose(average_over_sites(local, sizes(vector)), expected, rtol=1e-5)
 
 
 def test_unknown_labels_belong_to_neither_prototype_and_a_sign_never_seen_has_none() -> None:
     # Class a: negative (1, 2), positives (3, -4) and (-5, 0) -> (-1, -2); class b: positive (1, 2) alone.
     features = np.array([[1, 2], [3, -4], [-5, 0], [9, 9]], np.float32)
     labels = np.array([[0, 1], [1, NAN], [1, NAN], [NAN, NAN]])
-    found = local_prototypes(features, labels)
+    found = compute_prototypes(features, labels)
     np.testing.assert_array_equal(found, [[[1, 2], [-1, -2]], [[NAN, NAN], [1, 2]]])
 
 
@@ -225,7 +225,7 @@ def test_an_empty_prototype_is_left_out_of_the_mean_and_nobodys_stays_empty() ->
     # Negative: (10 * 2 + 30 * -6) / 40 = -4; positive: north alone; class b: nobody
     north = np.array([[[2.0], [5.0]], [[NAN], [NAN]]])
     south = np.array([[[-6.0], [NAN]], [[NAN], [NAN]]])
-    found = mean_over_sites({"north": north, "south": south}, {"north": 10, "south": 30})
+    found = average_over_sites({"north": north, "south": south}, {"north": 10, "south": 30})
     np.testing.assert_array_equal(found, [[[-4], [5]], [[NAN], [NAN]]])
 
 
@@ -234,8 +234,8 @@ def test_prototypes_do_not_depend_on_the_order_of_images(seed: int) -> None:
     rng = np.random.default_rng(seed)
     features, labels = rng.normal(size=(30, 3)), rng.choice([0.0, 1.0, NAN], (30, 4))
     shuffled = rng.permutation(30)
-    found = local_prototypes(features, labels)
-    again = local_prototypes(features[shuffled], labels[shuffled])
+    found = compute_prototypes(features, labels)
+    again = compute_prototypes(features[shuffled], labels[shuffled])
     np.testing.assert_allclose(again, found, rtol=1e-12, atol=1e-12)
 
 
@@ -245,7 +245,7 @@ def test_means_over_sites_do_not_depend_on_who_answered_first_to_the_bit(seed: i
     local = {f"site {k}": rng.choice([NAN, *rng.normal(size=4)], (3, 2, 2)) for k in range(5)}
     weights = {site: float(rng.integers(1, 99)) for site in local}
     backwards = dict(reversed(local.items()))
-    np.testing.assert_array_equal(mean_over_sites(backwards, weights), mean_over_sites(local, weights))
+    np.testing.assert_array_equal(average_over_sites(backwards, weights), average_over_sites(local, weights))
 
 
 @given(seeds)
@@ -253,12 +253,12 @@ def test_two_sites_equal_prototypes_are_the_global_ones(seed: int) -> None:
     rng = np.random.default_rng(seed)
     one = rng.normal(size=(3, 2, 4))
     weights = {"north": float(rng.integers(1, 99)), "south": float(rng.integers(1, 99))}
-    np.testing.assert_allclose(mean_over_sites({"north": one, "south": one}, weights), one, rtol=1e-12)
+    np.testing.assert_allclose(average_over_sites({"north": one, "south": one}, weights), one, rtol=1e-12)
 
 
 def test_difficulty_is_the_share_of_images_outside_the_bounds_which_themselves_are_inside() -> None:
     probabilities = np.array([[0.3, 0.29], [0.7, 0.71], [0.9, 0.5], [0.5, 0.1]])
-    np.testing.assert_array_equal(difficulty(probabilities), [0.25, 0.75])
+    np.testing.assert_array_equal(compute_difficulty(probabilities), [0.25, 0.75])
 
 
 # --- detection ---
@@ -266,7 +266,7 @@ def test_difficulty_is_the_share_of_images_outside_the_bounds_which_themselves_a
 
 def scored() -> np.ndarray:
     vector = VECTOR["z_and_selection"]
-    return z_scores(*(np.array(vector[name]) for name in ("features", "P0", "P1")))
+    return compute_z_scores(*(np.array(vector[name]) for name in ("features", "P0", "P1")))
 
 
 @authors
@@ -280,7 +280,7 @@ def test_scores_are_the_authors() -> None:
 def test_tags_are_the_authors_the_surest_first(rates: str) -> None:
     wanted, z = VECTOR["z_and_selection"]["expected"][rates], scored()
     tau_negative, tau_positive = (float(rate.split("=")[1]) for rate in rates.split(","))
-    found = tags(z, np.ones(len(z), bool), tau_negative, tau_positive, "floor")
+    found = tag_surest_images(z, np.ones(len(z), bool), tau_negative, tau_positive, "floor")
     negatives, positives = np.flatnonzero(found == 0), np.flatnonzero(found == 1)
     assert [len(negatives), len(positives)] == [wanted["m_neg"], wanted["m_pos"]]
     assert negatives[np.argsort(-z[negatives])].tolist() == wanted["tagged_0"]
@@ -291,33 +291,35 @@ def test_ties_go_to_the_lower_index_and_tagged_images_are_not_counted() -> None:
     # Untagged: 1 2 3 (Z >= 0) and 5 6 (Z < 0). Half of 3 rounds to 1 or 2, half of 2 is 1.
     z = np.array([9.0, 0.5, 0.5, 0.5, -9.0, -0.5, -0.5])
     untagged = np.array([False, True, True, True, False, True, True])
-    np.testing.assert_array_equal(tags(z, untagged, 0.5, 0.5, "floor"), [-1, 0, -1, -1, -1, 1, -1])
-    np.testing.assert_array_equal(tags(z, untagged, 0.5, 0.5, "ceil"), [-1, 0, 0, -1, -1, 1, -1])
+    np.testing.assert_array_equal(tag_surest_images(z, untagged, 0.5, 0.5, "floor"), [-1, 0, -1, -1, -1, 1, -1])
+    np.testing.assert_array_equal(tag_surest_images(z, untagged, 0.5, 0.5, "ceil"), [-1, 0, 0, -1, -1, 1, -1])
 
 
 def test_among_many_ties_the_lower_indices_go_first() -> None:
     # Of 400 images 200 tie at .5; a share of 1/4 is 100 of them: the odd indices up to 199
     z = np.tile([0.25, 0.5], 200)
-    found = tags(z, np.ones(400, bool), 0.25, 0.25, "floor")
+    found = tag_surest_images(z, np.ones(400, bool), 0.25, 0.25, "floor")
     np.testing.assert_array_equal(np.flatnonzero(found == 0), np.arange(1, 200, 2))
 
 
 def test_positives_are_tagged_in_a_round_without_negatives_unlike_the_authors() -> None:
     # floor(.1 * 2) = 0 negatives, floor(.5 * 2) = 1 positive
     z = np.array([0.5, 0.25, -0.25, -0.5])
-    np.testing.assert_array_equal(tags(z, np.ones(4, bool), 0.1, 0.5, "floor"), [-1, -1, -1, 1])
+    np.testing.assert_array_equal(tag_surest_images(z, np.ones(4, bool), 0.1, 0.5, "floor"), [-1, -1, -1, 1])
 
 
 @pytest.mark.parametrize("rounding", ["floor", "ceil"])
 def test_without_a_prototype_nothing_is_tagged(rounding: Rounding) -> None:
     features, one, none = np.array([[1.0, -2.0], [0.5, 3.0]]), np.array([1.0, 1.0]), np.array([NAN, NAN])
     for negative, positive in ((one, none), (none, one), (none, none)):
-        z = z_scores(features, negative, positive)
-        np.testing.assert_array_equal(tags(z, np.ones(2, bool), 1.0, 1.0, rounding), [-1, -1])
+        z = compute_z_scores(features, negative, positive)
+        np.testing.assert_array_equal(tag_surest_images(z, np.ones(2, bool), 1.0, 1.0, rounding), [-1, -1])
 
 
 def test_a_feature_of_zeros_is_like_neither_prototype() -> None:
-    np.testing.assert_array_equal(z_scores(np.zeros((1, 2)), np.array([1.0, 2.0]), np.array([-3.0, 1.0])), [0.0])
+    np.testing.assert_array_equal(
+        compute_z_scores(np.zeros((1, 2)), np.array([1.0, 2.0]), np.array([-3.0, 1.0])), [0.0]
+    )
 
 
 @given(seeds, shares, shares, st.sampled_from(["floor", "ceil"]))
@@ -326,7 +328,7 @@ def test_each_tag_is_of_its_sign_and_surer_than_all_that_wait(
 ) -> None:
     rng = np.random.default_rng(seed)
     z, untagged = rng.integers(-5, 5, 30) / 4, rng.random(30) < 0.7
-    found = tags(z, untagged, tau_negative, tau_positive, rounding)
+    found = tag_surest_images(z, untagged, tau_negative, tau_positive, rounding)
     waiting = z[untagged & (found < 0)]
     assert (found[~untagged] == -1).all()
     assert z[found == 0].min(initial=9) >= waiting[waiting >= 0].max(initial=0)
@@ -336,21 +338,21 @@ def test_each_tag_is_of_its_sign_and_surer_than_all_that_wait(
 @given(st.integers(1, 500), st.floats(1e-3, 1))
 def test_rounding_up_tags_at_least_one_and_never_more_than_there_are(images: int, share: float) -> None:
     z = np.linspace(0, 1, images)
-    floor, ceil = (int((tags(z, z >= 0, share, 1.0, how) == 0).sum()) for how in ("floor", "ceil"))
+    floor, ceil = (int((tag_surest_images(z, z >= 0, share, 1.0, how) == 0).sum()) for how in ("floor", "ceil"))
     assert 1 <= ceil <= images
     assert floor <= share * images <= ceil
 
 
 def test_the_share_tagged_is_difficulty_times_rate_and_at_most_all() -> None:
-    assert share_tagged(0.6, 0.005) == pytest.approx(0.003)
-    assert share_tagged(0.8, 2.0) == 1.0
+    assert compute_tagged_share(0.6, 0.005) == pytest.approx(0.003)
+    assert compute_tagged_share(0.8, 2.0) == 1.0
 
 
 @pytest.mark.parametrize(("difficulty_told", "expected"), [(-0.5, 0.0), (0.25, 0.05), (1e30, 1.0)])
 def test_whatever_a_site_says_of_its_difficulty_the_share_tagged_is_a_share(
     difficulty_told: float, expected: float
 ) -> None:
-    assert share_tagged(difficulty_told, 0.2) == pytest.approx(expected)
+    assert compute_tagged_share(difficulty_told, 0.2) == pytest.approx(expected)
 
 
 @authors
@@ -362,7 +364,7 @@ def test_models_are_averaged_by_images() -> None:
 
 def test_cosines_are_worked_by_hand_and_a_vector_nobody_knows_has_none() -> None:
     vectors = np.array([[3.0, 4.0], [-4.0, 3.0], [6.0, 8.0], [np.nan, 1.0], [0.0, 0.0], [4.0, 3.0]])
-    found = cosines(vectors)
+    found = pairwise_cosines(vectors)
     # (3, 4) with (4, 3): (12 + 12) / 25
     np.testing.assert_allclose(found[0], [1, 0, 1, np.nan, np.nan, 0.96], atol=1e-12)
     np.testing.assert_allclose(found, found.T)

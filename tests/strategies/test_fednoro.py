@@ -14,12 +14,12 @@ from strategies.methods.base import RoundContext
 from strategies.methods.fednoro import (
     FedNoRo,
     FedNoRoParameters,
-    distance_aware,
+    compute_loss_indicators,
+    distillation_divergence,
     distillation_weight,
-    divergence,
-    loss_indicators,
-    noisy_sites,
-    scaled_over_sites,
+    find_noisy_sites,
+    lower_noisy_weights,
+    scale_over_sites,
 )
 from tests.federations import Traffic, federation, of_type, overheard
 
@@ -42,14 +42,14 @@ def test_indicators_are_mean_losses_of_what_is_labelled_negative_and_positive() 
     # log(1 + e^z) for a negative of logit z, log(1 + e^-z) for a positive.
     logits = np.array([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
     labels = np.array([[0.0, NAN], [1.0, 0.0], [0.0, 0.0]])
-    found = loss_indicators(logits, labels)
+    found = compute_loss_indicators(logits, labels)
     first = [(np.log(2) + np.log1p(np.exp(-2.0))) / 2, np.log1p(np.exp(-1.0))]
     second = [(np.log1p(np.exp(-1.0)) + np.log1p(np.exp(3.0))) / 2, NAN]
     np.testing.assert_allclose(found, [first, second])
 
 
 def test_indicators_are_scaled_over_sites_and_who_has_none_is_the_lowest() -> None:
-    found = scaled_over_sites(np.array([[1.0, NAN, 5.0, NAN], [3.0, 2.0, 5.0, NAN], [2.0, 6.0, 5.0, NAN]]))
+    found = scale_over_sites(np.array([[1.0, NAN, 5.0, NAN], [3.0, 2.0, 5.0, NAN], [2.0, 6.0, 5.0, NAN]]))
     np.testing.assert_allclose(found, [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
 
 
@@ -57,19 +57,19 @@ def test_the_sites_of_higher_losses_are_noisy() -> None:
     rng = np.random.default_rng(0)
     indicators = rng.normal(0.5, 0.02, (9, 4))
     indicators[[1, 4, 5], :] += [0.4, 0.3, 0.2, 0.5]
-    np.testing.assert_array_equal(np.flatnonzero(noisy_sites(indicators)), [1, 4, 5])
+    np.testing.assert_array_equal(np.flatnonzero(find_noisy_sites(indicators)), [1, 4, 5])
     indicators[:, 2] = NAN
-    np.testing.assert_array_equal(np.flatnonzero(noisy_sites(indicators)), [1, 4, 5])
+    np.testing.assert_array_equal(np.flatnonzero(find_noisy_sites(indicators)), [1, 4, 5])
 
 
 def test_where_all_sites_are_alike_nobody_is_noisy() -> None:
-    assert not noisy_sites(np.full((4, 6), 0.3)).any()
-    assert not noisy_sites(np.full((1, 6), 0.3)).any()
-    assert not noisy_sites(np.full((3, 2), NAN)).any()
+    assert not find_noisy_sites(np.full((4, 6), 0.3)).any()
+    assert not find_noisy_sites(np.full((1, 6), 0.3)).any()
+    assert not find_noisy_sites(np.full((3, 2), NAN)).any()
 
 
 def test_two_sites_can_be_told_apart() -> None:
-    np.testing.assert_array_equal(noisy_sites(np.array([[0.9, 0.8], [0.1, NAN]])), [True, False])
+    np.testing.assert_array_equal(find_noisy_sites(np.array([[0.9, 0.8], [0.1, NAN]])), [True, False])
 
 
 # ---------------------------------------------------------------------- the mean
@@ -83,18 +83,18 @@ def between(*places: float) -> np.ndarray:
 def test_a_noisy_site_counts_less_the_further_it_is_from_the_nearest_clean_one() -> None:
     # Clean at 0 and 10, noisy at 1 and 14: nearest 1 and 4, over 4: exp(-1/4) and exp(-1).
     noisy = np.array([False, True, False, True])
-    found = distance_aware(np.array([5.0, 2.0, 3.0, 4.0]), between(0, 1, 10, 14), noisy)
+    found = lower_noisy_weights(np.array([5.0, 2.0, 3.0, 4.0]), between(0, 1, 10, 14), noisy)
     np.testing.assert_allclose(found, [5.0, 2.0 * np.exp(-0.25), 3.0, 4.0 * np.exp(-1.0)])
 
 
 @pytest.mark.parametrize("noisy", [[False] * 3, [True] * 3])
 def test_without_a_noisy_or_without_a_clean_site_the_mean_is_fedavgs(noisy: list[bool]) -> None:
-    found = distance_aware(np.array([5.0, 2.0, 3.0]), between(0, 1, 10), np.array(noisy))
+    found = lower_noisy_weights(np.array([5.0, 2.0, 3.0]), between(0, 1, 10), np.array(noisy))
     np.testing.assert_array_equal(found, [5.0, 2.0, 3.0])
 
 
 def test_noisy_sites_that_do_not_stray_count_in_full() -> None:
-    found = distance_aware(np.array([5.0, 2.0]), between(3, 3), np.array([False, True]))
+    found = lower_noisy_weights(np.array([5.0, 2.0]), between(3, 3), np.array([False, True]))
     np.testing.assert_array_equal(found, [5.0, 2.0])
 
 
@@ -151,12 +151,12 @@ def test_the_divergence_is_of_each_entrys_two_probabilities_over_the_chosen_clas
     p, q = student.detach().sigmoid(), teacher.sigmoid()
     entries = q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
     both, first = torch.tensor([True, True]), torch.tensor([True, False])
-    torch.testing.assert_close(divergence(student, teacher, both).detach(), entries.mean())
-    alone = divergence(student, teacher, first)
+    torch.testing.assert_close(distillation_divergence(student, teacher, both).detach(), entries.mean())
+    alone = distillation_divergence(student, teacher, first)
     torch.testing.assert_close(alone.detach(), entries[:, 0].mean())
     (gradient,) = torch.autograd.grad(alone, student)
     torch.testing.assert_close(gradient, torch.stack([(p - q)[:, 0] / 2, torch.zeros(2)], dim=1))
-    assert float(divergence(student, teacher, ~both).detach()) == 0.0
+    assert float(distillation_divergence(student, teacher, ~both).detach()) == 0.0
 
 
 # ---------------------------------------------------------------------- at work

@@ -15,18 +15,18 @@ from common.contract import LabelContract
 from common.errors import BadInput
 from common.models.zoo.spec import Task
 from common.wire.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
-from strategies.local.losses import among_all, known_entries
+from strategies.local.losses import partial_loss, softmax_over_all_loss
 from strategies.methods.base import RoundContext
 from strategies.methods.fedsld import (
     chi_square_factor,
-    class_weights,
-    entry_weights,
-    image_weights,
-    label_counts,
-    label_prior,
-    mean_factor,
-    own_prior,
-    uncounted,
+    collect_label_counts,
+    compute_label_prior,
+    compute_site_prior,
+    find_uncounted_classes,
+    mean_chi_square_factor,
+    weigh_classes,
+    weigh_entries,
+    weigh_images,
     weighted_binary_cross_entropy,
     weighted_cross_entropy,
 )
@@ -51,7 +51,7 @@ def test_the_prior_is_the_vectors() -> None:
     vector = VECTOR["prior"]
     counts = np.array(vector["counts_client_by_class"], float)
     images = np.repeat(counts.sum(axis=1, keepdims=True), counts.shape[1], axis=1)
-    np.testing.assert_allclose(label_prior(counts, images), vector["expected_prior"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(compute_label_prior(counts, images), vector["expected_prior"], rtol=1e-5, atol=1e-7)
 
 
 @needs_vectors
@@ -60,8 +60,8 @@ def test_weights_losses_and_gradient_are_the_vectors() -> None:
     logits = torch.tensor(vector["logits"], dtype=torch.float64, requires_grad=True)
     prior = torch.tensor(vector["prior"], dtype=torch.float64)
     labels = one_hot(vector["y"], len(prior)).double()
-    np.testing.assert_allclose(class_weights(labels, prior), vector["class_weight_pb_over_prior"], rtol=1e-5)
-    np.testing.assert_allclose(image_weights(labels, prior), vector["sample_weight"], rtol=1e-5)
+    np.testing.assert_allclose(weigh_classes(labels, prior), vector["class_weight_pb_over_prior"], rtol=1e-5)
+    np.testing.assert_allclose(weigh_images(labels, prior), vector["sample_weight"], rtol=1e-5)
     losses = {r: weighted_cross_entropy(logits, labels, prior, r) for r in ("sum", "sum_over_batch", "weighted_mean")}
     values = {reduction: float(loss.detach()) for reduction, loss in losses.items()}
     assert values["sum"] == pytest.approx(vector["expected_sum_eq3"], rel=1e-5)
@@ -69,7 +69,7 @@ def test_weights_losses_and_gradient_are_the_vectors() -> None:
     assert values["weighted_mean"] == pytest.approx(vector["expected_torch_weighted_mean"], rel=1e-5)
     losses["sum"].backward()  # type: ignore[no-untyped-call]
     np.testing.assert_allclose(logits.grad, vector["grad_logits_sum_eq3"], rtol=1e-4, atol=1e-6)
-    assert float(image_weights(labels, prior).mean()) == pytest.approx(vector["chi2_factor_sum_pb2_over_prior"])
+    assert float(weigh_images(labels, prior).mean()) == pytest.approx(vector["chi2_factor_sum_pb2_over_prior"])
     shares = np.array(vector["p_b"])
     assert chi_square_factor(shares, prior.numpy()) == pytest.approx(vector["chi2_factor_sum_pb2_over_prior"])
 
@@ -77,7 +77,7 @@ def test_weights_losses_and_gradient_are_the_vectors() -> None:
 @needs_vectors
 def test_in_a_batch_of_one_class_every_image_weighs_one_over_the_prior() -> None:
     vector = VECTOR["one_class_batch"]
-    weights = image_weights(one_hot(vector["y"], 4), torch.tensor(vector["prior"]))
+    weights = weigh_images(one_hot(vector["y"], 4), torch.tensor(vector["prior"]))
     np.testing.assert_allclose(weights, [vector["expected_weight_each"]] * 3, rtol=1e-5)
 
 
@@ -93,20 +93,20 @@ def test_models_are_averaged_by_images() -> None:
 
 def test_a_batch_that_is_like_the_federation_weighs_every_image_one() -> None:
     labels = one_hot([0] * 5 + [1] * 3 + [2] * 2, 3)
-    torch.testing.assert_close(image_weights(labels, UNEVEN), torch.ones(10))
+    torch.testing.assert_close(weigh_images(labels, UNEVEN), torch.ones(10))
     logits = torch.randn(10, 3, generator=torch.Generator().manual_seed(1))
-    plain = among_all(logits, labels, torch.ones(3, dtype=torch.bool))
+    plain = softmax_over_all_loss(logits, labels, torch.ones(3, dtype=torch.bool))
     torch.testing.assert_close(weighted_cross_entropy(logits, labels, UNEVEN, "sum_over_batch"), plain)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
 def test_the_mean_weight_is_never_below_one(classes: list[int]) -> None:
-    assert float(image_weights(one_hot(classes, 3), UNEVEN).mean()) >= 1 - 1e-5
+    assert float(weigh_images(one_hot(classes, 3), UNEVEN).mean()) >= 1 - 1e-5
 
 
 def test_an_image_of_unknown_class_weighs_nothing_and_is_not_counted() -> None:
     labels = torch.cat([one_hot([0, 0, 1, 2], 3), torch.full((2, 3), torch.nan)])
-    torch.testing.assert_close(image_weights(labels, UNEVEN), torch.tensor([1.0, 1.0, 0.25 / 0.3, 0.25 / 0.2, 0, 0]))
+    torch.testing.assert_close(weigh_images(labels, UNEVEN), torch.tensor([1.0, 1.0, 0.25 / 0.3, 0.25 / 0.2, 0, 0]))
     logits = torch.zeros(6, 3)
     expected = (2 * 1 + 0.25 / 0.3 + 0.25 / 0.2) / 4 * np.log(3)
     assert float(weighted_cross_entropy(logits, labels, UNEVEN, "sum_over_batch")) == pytest.approx(expected, rel=1e-5)
@@ -115,7 +115,7 @@ def test_an_image_of_unknown_class_weighs_nothing_and_is_not_counted() -> None:
 def test_in_a_multi_label_task_presence_and_absence_are_weighed_class_by_class() -> None:
     labels = torch.tensor([[1.0, torch.nan], [0.0, 1.0], [0.0, torch.nan], [0.0, torch.nan]])
     # class 0: 1 of 4 present against a prior of 0.1, 3 of 4 absent against 0.9; class 1: all that is known is present
-    weights = entry_weights(labels, torch.tensor([0.1, 0.5]))
+    weights = weigh_entries(labels, torch.tensor([0.1, 0.5]))
     torch.testing.assert_close(weights, torch.tensor([[2.5, 0], [0.75 / 0.9, 2], [0.75 / 0.9, 0], [0.75 / 0.9, 0]]))
 
 
@@ -123,7 +123,7 @@ def test_a_multi_label_batch_that_is_like_the_federation_has_the_plain_loss() ->
     labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, torch.nan]])
     logits = torch.tensor([[0.5, -1.0], [2.0, 0.25], [-0.75, 3.0], [1.0, 0.0]])
     prior = torch.tensor([0.25, 2 / 3])
-    plain = known_entries(logits, labels, torch.ones(2, dtype=torch.bool))
+    plain = partial_loss(logits, labels, torch.ones(2, dtype=torch.bool))
     torch.testing.assert_close(weighted_binary_cross_entropy(logits, labels, prior, "sum_over_batch"), plain)
 
 
@@ -141,7 +141,7 @@ def known(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[int
 
 
 def prior_for(told: RoundContext, site: str) -> np.ndarray:
-    return own_prior(told, label_prior(*label_counts(told)), site)
+    return compute_site_prior(told, compute_label_prior(*collect_label_counts(told)), site)
 
 
 def test_an_unknown_count_is_left_out_and_is_not_zero() -> None:
@@ -159,7 +159,7 @@ def test_the_prior_of_a_site_runs_over_its_own_classes() -> None:
 
 def test_a_class_that_nobody_counts_stops_the_run_with_what_to_do() -> None:
     told = known("multi_label", north=(("a", "b"), (3, UNKNOWN_COUNT), (7, UNKNOWN_COUNT)), south=(("b",), (), ()))
-    (fault,) = uncounted(told)
+    (fault,) = find_uncounted_classes(told)
     assert 'too few sites tell it of "b"' in fault.problem
     assert "label_counts = true under [policy]" in fault.remedy
     assert "smallest_count" in fault.remedy
@@ -168,7 +168,7 @@ def test_a_class_that_nobody_counts_stops_the_run_with_what_to_do() -> None:
 def test_a_class_that_is_told_to_be_nowhere_and_kept_elsewhere_stops_the_run_too() -> None:
     # else the images of the site that keeps its counts would weigh nothing
     told = known("multi_label", north=(("a",), (0,), (10,)), south=(("a",), (UNKNOWN_COUNT,), (UNKNOWN_COUNT,)))
-    assert [fault.where for fault in uncounted(told)] == ["run.method"]
+    assert [fault.where for fault in find_uncounted_classes(told)] == ["run.method"]
 
 
 def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_of_its_images() -> None:
@@ -176,19 +176,19 @@ def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_o
     told = known("multi_class", north=(names, (60, kept, kept), (30, kept, kept)), south=(names, (0, 4, 6), (10, 6, 4)))
     # north: 60 of 90 told, 15 each left
     np.testing.assert_allclose(prior_for(told, "north"), [60 / 100, 19 / 100, 21 / 100], rtol=1e-6)
-    assert uncounted(told) == []
+    assert find_uncounted_classes(told) == []
 
 
 def test_a_site_without_any_label_has_no_say_in_the_factor() -> None:
     told = known("multi_label", north=(("a",), (3,), (7,)), south=(("a",), (0,), (0,)))
-    assert mean_factor(told) == pytest.approx(1.0)
+    assert mean_chi_square_factor(told) == pytest.approx(1.0)
 
 
 def test_the_controls_factor_is_the_mean_over_sites_by_images() -> None:
     told = known("multi_class", north=(("a", "b"), (30, 0), (0, 30)), south=(("a", "b"), (5, 5), (5, 5)))
     # prior 35/40, 5/40; north 1 / (35/40), south .25 / (35/40) + .25 / (5/40)
     expected = (30 * (1 / 0.875) + 10 * (0.25 / 0.875 + 0.25 / 0.125)) / 40
-    assert mean_factor(told) == pytest.approx(expected, rel=1e-6)
+    assert mean_chi_square_factor(told) == pytest.approx(expected, rel=1e-6)
 
 
 # ---------------------------------------------------------------------- whole federations

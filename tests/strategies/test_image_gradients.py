@@ -11,15 +11,20 @@ from common.data.base.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.zoo.spec import ModelSpec
-from strategies.local.losses import loss_for
+from strategies.local.losses import choose_plain_loss
 from strategies.local.objective import Examples, plain
-from strategies.local.training import Frozen, TrainingTask
-from strategies.privacy.gradients import PrivateEpochs, clipped_sum
-from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, secret_dropout, taken_gradients
-from strategies.privacy.noise import Grid, seeded
+from strategies.local.training import FrozenParts, TrainingTask
+from strategies.privacy.gradients import PrivateEpochs, sum_clipped_gradients
+from strategies.privacy.image_gradients import (
+    record_image_gradients,
+    refuse_mixed_images,
+    replace_dropout,
+    take_image_gradients,
+)
+from strategies.privacy.noise import NoiseGrid, make_seeded_noise
 
 SIDE, CLASSES = 8, ("a", "b")
-BCE = loss_for("multi_label", "masked")
+BCE = choose_plain_loss("multi_label", "masked")
 
 
 class Windows(nn.Module):
@@ -76,9 +81,9 @@ def network(backbone: nn.Module, neck: nn.Module | None = None) -> SplitNetwork:
 
 
 def gradients(of: SplitNetwork, images: Tensor) -> list[Tensor]:
-    with gradients_by_image(of) as learning:
+    with record_image_gradients(of) as learning:
         of(images).square().sum().backward()
-        return [taken_gradients(parameter, len(images)) for parameter in learning]
+        return [take_image_gradients(parameter, len(images)) for parameter in learning]
 
 
 def some(images: int, side: int = SIDE) -> Tensor:
@@ -87,14 +92,14 @@ def some(images: int, side: int = SIDE) -> Tensor:
 
 def influence(of: SplitNetwork, images: Tensor, bound: float) -> float:
     """How far one image moves the clipped sum, in parts of the bound: the most of all images."""
-    grid, filled = Grid(0.0, bound), gradients(of, images)
-    whole = clipped_sum(filled, grid)
+    grid, filled = NoiseGrid(0.0, bound), gradients(of, images)
+    whole = sum_clipped_gradients(filled, grid)
     found = []
     for left_out in range(len(images)):
         other = images.clone()
         other[left_out] = images[left_out - 1]  # a pack is filled up with repetitions that count for nothing
         kept = [index for index in range(len(images)) if index != left_out]
-        less = clipped_sum([rows[kept] for rows in gradients(of, other)], grid)
+        less = sum_clipped_gradients([rows[kept] for rows in gradients(of, other)], grid)
         apart = [(a - b).square().sum() for a, b in zip(whole, less, strict=True)]
         found.append(float(torch.stack(apart).sum().sqrt()) * grid.step / bound)
     return max(found)
@@ -194,8 +199,8 @@ def test_private_training_of_such_a_network_ends_before_any_image_is_seen() -> N
 
     of = network(Mixing(mixed, 0.0))
     images = Examples(torch.full((6, 1, SIDE, SIDE), 255, dtype=torch.uint8), torch.zeros(6, 2), torch.ones(2).bool())
-    what = TrainingTask(images, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), Frozen())
-    epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, 6, seeded(3))
+    what = TrainingTask(images, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), FrozenParts())
+    epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, 6, make_seeded_noise(3))
     with pytest.raises(BadInput, match="mixes the images of a batch"):
         epoch(of, what, torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
     white = of.backbone.dense(torch.full((1, 64), 127.5 / 64)).tanh()  # type: ignore[operator,union-attr]
@@ -228,7 +233,7 @@ class DroppedWindows(Windows):
 
 def masks_of_equal_images(of: SplitNetwork, images: int) -> int:
     """How many images of a pack of the same image have a gradient of their own."""
-    with secret_dropout(of, seeded(1)):
+    with replace_dropout(of, make_seeded_noise(1)):
         refuse_mixed_images(of, images, (1, SIDE, SIDE))
         rows = gradients(of, some(1).expand(images, -1, -1, -1).contiguous())
     return len({tuple(row.tolist()) for row in torch.cat([of_layer.flatten(1) for of_layer in rows], dim=1)})
@@ -260,17 +265,17 @@ def test_a_step_holds_as_many_gradients_no_matter_whose_images_were_drawn(
 ) -> None:
     clipped = list[list[int]]()
 
-    def noting(rows: list[Tensor], grid: Grid) -> list[Tensor]:
+    def noting(rows: list[Tensor], grid: NoiseGrid) -> list[Tensor]:
         clipped.append([len(one) for one in rows])
-        return clipped_sum(rows, grid)
+        return sum_clipped_gradients(rows, grid)
 
-    monkeypatch.setattr("strategies.privacy.gradients.clipped_sum", noting)
+    monkeypatch.setattr("strategies.privacy.gradients.sum_clipped_gradients", noting)
     owners = torch.repeat_interleave(torch.arange(len(images)), torch.tensor(images))
     of, count = network(Windows(windows_first=False)), sum(images)
     examples = Examples(
         torch.randint(0, 256, (count, 1, SIDE, SIDE), dtype=torch.uint8), torch.zeros(count, 2), torch.ones(2).bool()
     )
-    what = TrainingTask(examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), Frozen())
-    epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, count, seeded(3), owners if level == "patient" else None)
+    what = TrainingTask(examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), FrozenParts())
+    epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, count, make_seeded_noise(3), owners if level == "patient" else None)
     epoch(of, what, torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
     assert {count for rows in clipped for count in rows} == {4}

@@ -13,9 +13,9 @@ from common.errors import BadInput
 from common.wire.codec import encode
 from common.wire.fleet_protocol import REFUSAL
 from common.wire.records import RefusalNoted, RollCallAnswer
-from strategies.engine.claims import Claims, claim_faults
+from strategies.engine.claims import AdmissionLimits, find_excess_claims
 from strategies.engine.membership import Membership
-from strategies.registry import strategy_of
+from strategies.registry import build_experiment_strategy
 from tests.client.rounds import plan
 from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
 
@@ -42,19 +42,19 @@ def gathered(
     *said: RollCallAnswer,
     min_sites: int,
     method: str = "surgical",
-    claims: Mapping[str, Claims] | None = None,
+    claims: Mapping[str, AdmissionLimits] | None = None,
 ) -> tuple[Membership, Any]:
     """The members of a run after the roll call, and the network that carried it."""
     of = plan(method, {})
     nodes = {number: one.site for number, one in enumerate(said, start=7)}
     grid: Any = ScriptedGrid({number: hospital(one) for number, one in enumerate(said, start=7)}, clock)
     members = Membership(
-        strategy_of(of),
+        build_experiment_strategy(of),
         of,
         ParticipationSection(min_sites=min_sites),
         "run-1",
         registered=lambda: nodes,
-        admission=[partial(claim_faults, lambda: claims or {})],
+        admission=[partial(find_excess_claims, lambda: claims or {})],
     )
     members.roll_call(grid, len(said))
     return members, grid
@@ -62,7 +62,7 @@ def gathered(
 
 def test_a_site_that_claims_a_class_it_was_not_admitted_for_is_told_and_the_others_go_on(clock: Clock) -> None:
     all_of_them = answer("west", (*HONEST, "Mass"))
-    lists = dict.fromkeys(NAMES, Claims(frozenset(HONEST)))
+    lists = dict.fromkeys(NAMES, AdmissionLimits(frozenset(HONEST)))
     honest = [answer(name, HONEST) for name in ("north", "south")]
     members, grid = gathered(clock, *honest, all_of_them, min_sites=2, claims=lists)
     assert members.members.keys() == {"north", "south"}
@@ -73,14 +73,14 @@ def test_a_site_that_claims_a_class_it_was_not_admitted_for_is_told_and_the_othe
 
 def test_a_site_that_claims_more_images_than_it_was_admitted_for_is_left_out(clock: Clock) -> None:
     many = answer("west", HONEST, train_samples=10**9)
-    lists = {"west": Claims(images=5000), "north": Claims(images=10)}
+    lists = {"west": AdmissionLimits(images=5000), "north": AdmissionLimits(images=10)}
     members, _ = gathered(clock, answer("north", HONEST), many, min_sites=1, claims=lists)
     assert members.members.keys() == {"north"}
     assert "claims 1,000,000,000 training images; it was admitted for 5,000 at most" in members.left_out["west"]
 
 
 def test_what_a_site_may_claim_counts_where_every_site_is_needed_too(clock: Clock) -> None:
-    lists = {"west": Claims(frozenset({"Effusion"}))}
+    lists = {"west": AdmissionLimits(frozenset({"Effusion"}))}
     with pytest.raises(BadInput, match="was not admitted for"):
         gathered(clock, answer("north", HONEST), answer("west", HONEST), min_sites=0, claims=lists)
 

@@ -24,20 +24,20 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
-from strategies.privacy.secure_aggregation.crypto import add_mask, agree_secret, public_hex, read_statement
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRounds, fewest
-from strategies.privacy.secure_aggregation.site import Identity, MaskingRefused, ParticipationTerms, SiteRound
+from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskingFailed, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.crypto import add_mask, agree_secret, public_key_hex, read_statement
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRoundMemory, count_needed_survivors
+from strategies.privacy.secure_aggregation.site import MaskingRefused, ParticipationTerms, SigningIdentity, SiteRound
 from strategies.privacy.secure_aggregation.vectors import (
     BODY,
     ONE,
     SegmentLayout,
+    compute_share_threshold,
+    convert_from_fixed_point,
+    convert_to_fixed_point,
     count_out_of_range,
-    fixed_point,
     flatten_update,
-    from_fixed_point,
-    segments_of,
-    threshold,
+    list_segments,
 )
 
 LAYOUT = SegmentLayout(trunk=5, norm=2, features=3)
@@ -92,14 +92,14 @@ class Ward:
         return SumRequest("run", 3, self.rows, classes, LAYOUT, 8.0)
 
     def opened(self) -> UnmaskedSum:
-        return Summing(self.asked, self).opened()
+        return MaskedSummation(self.asked, self).opened()
 
     def plain_sum(self, opened: UnmaskedSum) -> np.ndarray:
         """The sum of the survivors' fixed-point numbers, without masks, over what was opened."""
         result = np.zeros(LAYOUT.size(opened.request.classes), np.uint32)
         for seed, (site, rows) in enumerate(self.rows.items()):
             if self.lost_at.get(site, NEVER) > 2:
-                vector = fixed_point(flatten_update(update_of(seed, rows))[2], len(self.rows), 8.0)
+                vector = convert_to_fixed_point(flatten_update(update_of(seed, rows))[2], len(self.rows), 8.0)
                 result[:7] += vector[:7]
                 for place, name in enumerate(rows):
                     if name in opened.rows:
@@ -164,7 +164,7 @@ def test_what_is_sent_shows_nothing_of_an_update() -> None:
     }
     ward.sites = big
     layout = SegmentLayout(20_000, 0, 0)
-    opened = Summing(replace(ward.asked, layout=layout), ward).opened()
+    opened = MaskedSummation(replace(ward.asked, layout=layout), ward).opened()
     assert not opened.integers.any()
     sent = [said.vector for _, said in ward.said if isinstance(said, MaskedAnswer)]
     # 80,000 bytes of each site: were they all alike likely, each of 256 would be there 312 times, give or take 18.
@@ -184,7 +184,7 @@ def test_a_round_makes_new_keys_and_new_masks() -> None:
 
 @pytest.mark.parametrize(("sites", "stay"), [(2, 2), (3, 2), (4, 3), (6, 4), (7, 5), (12, 8)])
 def test_two_thirds_must_stay(sites: int, stay: int) -> None:
-    assert threshold(sites) == stay
+    assert compute_share_threshold(sites) == stay
     assert stay > sites / 2
 
 
@@ -193,17 +193,17 @@ def test_all_but_the_honest_sites_open_no_second_secret_of_a_site(sites: int, da
     """The honest are told two stories, each some of them; the others answer to both."""
     honest = data.draw(st.integers(2, sites))
     first = data.draw(st.integers(0, honest))
-    siding, needed = sites - honest, threshold(sites, honest)
+    siding, needed = sites - honest, compute_share_threshold(sites, honest)
     assert min(first, honest - first) + siding < needed
-    assert threshold(sites) <= needed <= sites
-    assert needed <= max(threshold(sites), siding + honest // 2 + 1)  # and no more than it takes
+    assert compute_share_threshold(sites) <= needed <= sites
+    assert needed <= max(compute_share_threshold(sites), siding + honest // 2 + 1)  # and no more than it takes
 
 
 @pytest.mark.parametrize("first", range(2, 16))
 def test_a_later_attempt_with_fewer_sites_needs_no_fewer_shares(first: int) -> None:
     """All but the honest side with the coordinator, which has named some of the honest as lost."""
     for honest in range(2, first + 1):
-        siding, needed = first - honest, fewest(first, honest, honest)
+        siding, needed = first - honest, count_needed_survivors(first, honest, honest)
         for left in range(needed, first + 1):
             told_both = left - siding  # each of them answers one of the two stories
             assert told_both + 2 * siding < 2 * needed, (honest, left)
@@ -211,8 +211,8 @@ def test_a_later_attempt_with_fewer_sites_needs_no_fewer_shares(first: int) -> N
 
 def test_a_site_that_goes_on_with_fewer_counts_by_those_that_were_asked_first(tmp_path: Path) -> None:
     names = NAMES[:6]
-    terms = replace(TERMS, masked=MaskedRounds(tmp_path, durable=False))
-    MaskedRounds(tmp_path, durable=False).note("run", 3, MaskedRound(names[:5], divisor=6))
+    terms = replace(TERMS, masked=MaskedRoundMemory(tmp_path, durable=False))
+    MaskedRoundMemory(tmp_path, durable=False).note("run", 3, MaskedRound(names[:5], divisor=6))
     site = SiteRound("run", 3, "ash", update_of(0, ()), terms)
     stated = read_statement(site.keys(KeysRequest("run", 3, names[:5], 5)).statement)
     assert (stated.members, stated.divisor) == (names[:5], 6)
@@ -237,13 +237,13 @@ def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> No
         places = [slice(0, 7)]
         add_mask(sent, places, ward.sites[site]._own[BODY], subtract=True)
         for one in senders:
-            key = agree_secret(ward.sites[site]._masking, public_hex(ward.sites[one]._masking))
+            key = agree_secret(ward.sites[site]._masking, public_key_hex(ward.sites[one]._masking))
             add_mask(sent, places, key, subtract=site < one)
         return sent
 
     few, all_others = vector_of("ash", ("birch", "cedar", "elm")), vector_of("birch", ("ash", *names[2:]))
-    assert few.tolist() == fixed_point(flatten_update(update_of(0, ()))[2], 6, 8.0).tolist()
-    assert all_others.tolist() == fixed_point(flatten_update(update_of(1, ()))[2], 6, 8.0).tolist()
+    assert few.tolist() == convert_to_fixed_point(flatten_update(update_of(0, ()))[2], 6, 8.0).tolist()
+    assert all_others.tolist() == convert_to_fixed_point(flatten_update(update_of(1, ()))[2], 6, 8.0).tolist()
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 5, 300])
@@ -325,7 +325,7 @@ def test_shares_of_a_closed_rows_mask_are_given_by_nobody() -> None:
 
 
 def test_rows_of_the_same_owners_are_one_segment_and_those_of_all_go_with_the_trunk() -> None:
-    found = segments_of({"ash": "abcd", "birch": "bcd", "cedar": "d"})
+    found = list_segments({"ash": "abcd", "birch": "bcd", "cedar": "d"})
     assert [(one.name, one.classes, one.owners) for one in found] == [
         ("", ("d",), ("ash", "birch", "cedar")),
         ("a", ("a",), ("ash",)),
@@ -352,7 +352,7 @@ class Stages:
 TERMS = ParticipationTerms(8.0)
 
 
-def begun(lines: Mapping[str, Identity] | None = None, terms: ParticipationTerms = TERMS) -> Stages:
+def begun(lines: Mapping[str, SigningIdentity] | None = None, terms: ParticipationTerms = TERMS) -> Stages:
     """Three sites that have stated their keys, and what two have written to the first."""
     names = ("ash", "birch", "cedar")
     identities = lines or {}
@@ -470,9 +470,9 @@ def test_another_round_is_refused() -> None:
 # ---------------------------------------------------------------------- who is who
 
 
-def identity() -> Identity:
+def identity() -> SigningIdentity:
     key = ec.generate_private_key(ec.SECP256R1())
-    return Identity(key, public_key_line(key, ""))
+    return SigningIdentity(key, public_key_line(key, ""))
 
 
 def test_statements_are_signed_with_the_admitted_key_and_a_changed_one_is_refused() -> None:
@@ -516,7 +516,7 @@ def test_a_number_comes_back_within_half_a_step_and_one_beyond_the_range_at_its_
     numbers: list[float], divisor: int
 ) -> None:
     update = np.array(numbers, np.float32)
-    back = from_fixed_point(fixed_point(update, divisor, 8.0), 8.0)
+    back = convert_from_fixed_point(convert_to_fixed_point(update, divisor, 8.0), 8.0)
     wanted = np.clip(update.astype(np.float64), -8, 8) / divisor
     assert np.abs(back - wanted).max() <= 8.0 / ONE / 2 * (1 + 1e-6)
     assert count_out_of_range(update, 8.0) == sum(abs(number) > 8 for number in numbers)
@@ -524,13 +524,13 @@ def test_a_number_comes_back_within_half_a_step_and_one_beyond_the_range_at_its_
 
 def test_fixed_point_by_hand() -> None:
     # r = 8, two sites: one step is 8 / 2**30; 1.5 * 0.5 = 0.75 = 0.75 / 8 * 2**30 = 100663296 steps.
-    found = fixed_point(np.array([1.5, -1.5, 100.0], np.float32), 2, 8.0)
+    found = convert_to_fixed_point(np.array([1.5, -1.5, 100.0], np.float32), 2, 8.0)
     assert found.view(np.int32).tolist() == [100663296, -100663296, 2**29]
 
 
 def test_what_is_not_finite_is_not_masked() -> None:
     with pytest.raises(ValueError, match="not finite"):
-        fixed_point(np.array([np.nan], np.float32), 1, 8.0)
+        convert_to_fixed_point(np.array([np.nan], np.float32), 1, 8.0)
 
 
 def test_stages_are_answered_by_their_own_records() -> None:

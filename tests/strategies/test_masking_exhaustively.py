@@ -1,8 +1,9 @@
 """Secure aggregation, every order of messages: in a small model no coordinator opens less than a cohort's sum.
 
-The model has the site's own rules (:class:`MaskedRound`, :func:`threshold`) and perfect cryptography: a secret is known
-with as many shares of one attempt as the threshold says, and not at all with fewer. The coordinator relays each site's
-statement as it was signed, and otherwise tells each site anything, in two attempts at the same round.
+The model has the site's own rules (:class:`MaskedRound`, :func:`compute_share_threshold`) and perfect cryptography: a
+secret is known with as many shares of one attempt as the threshold says, and not at all with fewer. The coordinator
+relays each site's statement as it was signed, and otherwise tells each site anything, in two attempts at the same
+round.
 """
 
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from itertools import chain, combinations, product
 import pytest
 
 from strategies.privacy.secure_aggregation.crypto import SecretsError
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, fewest
-from strategies.privacy.secure_aggregation.vectors import threshold
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, count_needed_survivors
+from strategies.privacy.secure_aggregation.vectors import compute_share_threshold
 
 Sites = frozenset[str]
 
@@ -43,7 +44,7 @@ def attempts_of(site: str, sites: Sites, cohort: int, done: MaskedRound) -> Iter
     yield Attempt(), done
     for asked in subsets(sites, 2):
         members = frozenset(done.members) or asked
-        least = fewest(len(members), cohort)
+        least = count_needed_survivors(len(members), cohort)
         for took_part in subsets(members, least):
             try:
                 begun = done.masking(took_part)
@@ -84,7 +85,7 @@ def opened(attempts: dict[str, Attempt]) -> set[Sites]:
     shown, keys = set[str](), set[str]()
     for site, one in masked.items():
         fellows = [given for given in masked.values() if given.members == one.members and site in given.took_part]
-        needed = threshold(len(one.members))
+        needed = compute_share_threshold(len(one.members))
         shown |= {site} if sum(site in given.survivors for given in fellows) >= needed else set()
         gone = [given for given in fellows if given.survivors and site not in given.survivors]
         keys |= {site} if len(gone) >= needed else set()

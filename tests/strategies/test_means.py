@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from common.models.network import Head
 from strategies.aggregation import means
-from strategies.aggregation.means import BLOCK, STRETCH, Float32, MeanOfAll, WholeHeadMean, moved, running_sum
+from strategies.aggregation.means import BLOCK, STRETCH, BlockwiseMean, Float32, WholeHeadMean, add_update, running_sum
 from tests.strategies.folds import moved_by_mean, moved_head, owners_mean, weighted_mean
 
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)
@@ -52,10 +52,10 @@ def test_one_by_one_and_all_at_once_in_any_blocks_have_the_bits_of_the_plain_mea
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(means, "BLOCK", block)
         after = moved_by_mean(state, updates, weights)
-        together = MeanOfAll(list(zip(updates, weights, strict=True)))
+        together = BlockwiseMean(list(zip(updates, weights, strict=True)))
         assert together.mean.tobytes() == weighted_mean(updates, weights).tobytes()
         assert together.moved(state).tobytes() == after.tobytes()
-    assert after.tobytes() == moved(state, weighted_mean(updates, weights)).tobytes()
+    assert after.tobytes() == add_update(state, weighted_mean(updates, weights)).tobytes()
     assert [array.tobytes() for array in (state, *updates)] == before
     assert not any(np.shares_memory(after, array) for array in (state, *updates))
 
@@ -66,7 +66,7 @@ def test_all_at_once_has_the_bits_of_one_by_one_for_any_numbers(
     drawn: tuple[Float32, list[Float32], list[float]],
 ) -> None:
     state, updates, weights = drawn
-    together = MeanOfAll(list(zip(updates, weights, strict=True)))
+    together = BlockwiseMean(list(zip(updates, weights, strict=True)))
     assert together.moved(state).tobytes() == moved_by_mean(state, updates, weights).tobytes()
 
 
@@ -75,8 +75,8 @@ def test_at_the_edges_of_real_blocks_and_on_two_threads_they_have_the_bits_of_th
     draws = np.random.default_rng(size)
     updates = [(10.0**power * draws.normal(size=size)).astype(np.float32) for power in (-3, 0, 5)]
     weights, state = [3.0, 0.1, 7.0], draws.normal(size=size).astype(np.float32)
-    expected = moved(state, weighted_mean(updates, weights)).tobytes()
-    assert MeanOfAll(list(zip(updates, weights, strict=True))).moved(state).tobytes() == expected
+    expected = add_update(state, weighted_mean(updates, weights)).tobytes()
+    assert BlockwiseMean(list(zip(updates, weights, strict=True))).moved(state).tobytes() == expected
     assert moved_by_mean(state, updates, weights).tobytes() == expected
 
 
@@ -96,9 +96,9 @@ def test_arrays_as_they_come_off_the_wire_which_are_read_only_will_do() -> None:
 def test_arrays_of_another_length_and_updates_without_a_weight_are_refused() -> None:
     short, long = np.zeros(2, np.float32), np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"expected shape \(2,\), got \(3,\)"):
-        MeanOfAll([(short, 1.0), (long, 1.0)])
+        BlockwiseMean([(short, 1.0), (long, 1.0)])
     with pytest.raises(ValueError, match=r"expected shape \(3,\), got \(2,\)"):
-        MeanOfAll([(short, 1.0), (short, 1.0)]).moved(long)
+        BlockwiseMean([(short, 1.0), (short, 1.0)]).moved(long)
     with pytest.raises(ValueError, match="zip"):
         moved_by_mean(short, [short, short], [1.0])
 

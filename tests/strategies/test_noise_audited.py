@@ -15,17 +15,17 @@ from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.models.network import SplitNetwork
 from common.models.zoo.spec import ModelSpec
-from strategies.local.losses import loss_for
+from strategies.local.losses import choose_plain_loss
 from strategies.local.objective import Examples, plain
-from strategies.local.training import Frozen, TrainingTask
+from strategies.local.training import FrozenParts, TrainingTask
 from strategies.privacy.gradients import PrivateEpochs
-from strategies.privacy.mechanism import Steps, epsilon_of
-from strategies.privacy.noise import seeded
+from strategies.privacy.mechanism import NoisySteps, compute_epsilon
+from strategies.privacy.noise import make_seeded_noise
 
 SIZE = 64
 CANARIES = SIZE * SIZE
 DELTA = 1e-5
-BCE = loss_for("multi_label", "masked")
+BCE = choose_plain_loss("multi_label", "masked")
 
 
 class Brightest(nn.Module):
@@ -55,9 +55,9 @@ def scores(
     network = SplitNetwork(spec, ("a",), backbone=Brightest(), neck=nn.Identity(), head=head)
     present = np.repeat(np.flatnonzero(taking_part), images_each)
     training = TrainingSection(batch_size=256, lr=1.0, optimizer="sgd")
-    exercise = TrainingTask(canaries(present), plain(BCE), training, AugmentationSpec(), Frozen())
+    exercise = TrainingTask(canaries(present), plain(BCE), training, AugmentationSpec(), FrozenParts())
     owners = torch.from_numpy(np.unique(present, return_inverse=True)[1]) if hides_patients else None
-    step = PrivateEpochs(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, seeded(11), owners)
+    step = PrivateEpochs(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, make_seeded_noise(11), owners)
     step(network, exercise, torch.optim.SGD(network.parameters(), lr=1.0), torch.Generator())
     return head.weight.detach()[0]
 
@@ -86,7 +86,7 @@ def test_the_guesses_prove_no_more_than_is_stated_and_not_much_less(
 ) -> None:
     taking_part = np.random.default_rng(3).random(CANARIES) < 0.5
     seen = scores(taking_part, noise_multiplier, images_each, hides_patients=hides_patients).numpy()
-    stated = epsilon_of([Steps(noise_multiplier, 1.0, 1)], DELTA, "prv")
+    stated = compute_epsilon([NoisySteps(noise_multiplier, 1.0, 1)], DELTA, "prv")
     proven = proven_epsilon(taking_part, seen, guesses=128)
     assert stated / 3 <= proven <= stated
 
@@ -95,4 +95,4 @@ def test_images_hidden_one_by_one_do_not_hide_a_patient_of_many() -> None:
     """The audit can fail: with five images each, a patient is found beyond the epsilon of an image."""
     taking_part = np.random.default_rng(3).random(CANARIES) < 0.5
     seen = scores(taking_part, 2.0, 5, hides_patients=False).numpy()
-    assert proven_epsilon(taking_part, seen, guesses=512) > epsilon_of([Steps(2.0, 1.0, 1)], DELTA, "prv")
+    assert proven_epsilon(taking_part, seen, guesses=512) > compute_epsilon([NoisySteps(2.0, 1.0, 1)], DELTA, "prv")

@@ -17,11 +17,16 @@ from common.wire.codec import R
 from common.wire.records import Groups, Record
 from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.aggregation.means import running_sum
-from strategies.privacy.mechanism import Protection, Steps, epsilon_of
-from strategies.privacy.noise import KEY_BYTES, BitStream, discrete_gaussian
-from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.mechanism import NoisySteps, SitePrivacy, compute_epsilon
+from strategies.privacy.noise import KEY_BYTES, BitStream, draw_discrete_gaussian
+from strategies.privacy.secure_aggregation.coordinator import MaskedSummation, MaskingFailed, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.crypto import SecretsError
-from strategies.privacy.secure_aggregation.noise_shares import LEAST_SCALE_BITS, NoiseShares, ShareGrid, closeness
+from strategies.privacy.secure_aggregation.noise_shares import (
+    LEAST_SCALE_BITS,
+    NoiseShares,
+    ShareGrid,
+    bound_log_probability_gap,
+)
 from strategies.privacy.secure_aggregation.site import ParticipationTerms, SiteRound
 from strategies.privacy.secure_aggregation.vectors import SegmentLayout, flatten_update
 
@@ -62,12 +67,12 @@ def test_a_sum_of_shares_lies_within_the_published_bound_of_one_discrete_gaussia
     one = mass(whole, 8 * reach)
     seen = slice(7 * reach, 9 * reach + 1)
     apart = float(np.abs(np.log(found[seen] / one[seen])).max())
-    assert 1e-7 < apart <= closeness(sites, deviation)
-    assert sites > 2 or apart > closeness(sites, deviation) / 10  # for two sites it is a close bound
+    assert 1e-7 < apart <= bound_log_probability_gap(sites, deviation)
+    assert sites > 2 or apart > bound_log_probability_gap(sites, deviation) / 10  # for two sites it is a close bound
 
 
 def test_at_the_least_share_the_bound_is_no_number_that_a_float_has() -> None:
-    assert closeness(1_000, 2.0**LEAST_SCALE_BITS) == 0.0
+    assert bound_log_probability_gap(1_000, 2.0**LEAST_SCALE_BITS) == 0.0
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.5, 2.0])
@@ -117,7 +122,7 @@ def test_an_update_is_on_the_grid_no_longer_than_its_bound_and_a_sum_stays_in_ra
     grid = NoiseShares(bound, noise_multiplier, 2).grid(sites)
     update = generator.normal(size=50)
     update = (update / np.linalg.norm(update) * bound * (1 - 2.0**-20)).astype(np.float32)
-    noise = discrete_gaussian(50, stream(1), grid.scale_bits)
+    noise = draw_discrete_gaussian(50, stream(1), grid.scale_bits)
     placed = grid.masked_input(update, stream(1)).view(np.int32) - noise
     assert np.linalg.norm(placed) <= bound / sites * grid.steps
     assert np.abs(placed - update.astype(np.float64) * (1 / sites * grid.steps)).max() < 1
@@ -153,7 +158,7 @@ def opened(
     classes = tuple(sorted({name for names in rows.values() for name in names}))
     layout = SegmentLayout(NUMBERS, 0, 3)
     asked = SumRequest("run", 3, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
-    return Summing(asked, ask).opened(), {
+    return MaskedSummation(asked, ask).opened(), {
         site: flatten_update(update)[2].astype(np.float64) for site, update in updates.items()
     }
 
@@ -194,17 +199,19 @@ def test_a_row_of_fewer_sites_than_must_add_their_share_stays_masked() -> None:
 # ---------------------------------------------------------------------- what it costs, and what makes no sense
 
 
-def protection(honest_sites: int, noise_multiplier: float = 4.0) -> Protection:
+def protection(honest_sites: int, noise_multiplier: float = 4.0) -> SitePrivacy:
     facts = {"level": "update", "secure_aggregation": True, "noise": "distributed", "honest_sites": honest_sites}
     section = PrivacySection.model_validate({**facts, "noise_multiplier": noise_multiplier})
-    return Protection(section, noise_multiplier, 1.0, 1, 1, 40)
+    return SitePrivacy(section, noise_multiplier, 1.0, 1, 1, 40)
 
 
 def test_sites_that_side_with_the_coordinator_take_their_shares_off_and_it_is_counted() -> None:
     """Of four shares one is left: half the deviation."""
-    assert protection(4).cost_with(1) == Steps(2.0, 1.0, 1)
-    assert protection(4).cost_with(4) == protection(4).cost_with(9) == Steps(4.0, 1.0, 1)
-    alone, promised = (epsilon_of([cost], 1e-5, "rdp") for cost in (protection(4).cost_with(1), protection(4).cost))
+    assert protection(4).cost_with(1) == NoisySteps(2.0, 1.0, 1)
+    assert protection(4).cost_with(4) == protection(4).cost_with(9) == NoisySteps(4.0, 1.0, 1)
+    alone, promised = (
+        compute_epsilon([cost], 1e-5, "rdp") for cost in (protection(4).cost_with(1), protection(4).cost)
+    )
     assert alone > 2 * promised
 
 

@@ -20,7 +20,7 @@ from server.federation.checkpoints import CheckpointFolder
 from server.federation.recorder import Recorder
 from server.runs.verify import verify
 from server.simulation.simulate import simulate
-from strategies.engine.layers import Rollback
+from strategies.engine.layers import RollbackLayer
 from strategies.registry import STRATEGIES
 from tests.backdoors import backdoor, success_of
 from tests.federations import federation, given_weights, needs_of
@@ -145,9 +145,9 @@ COLLAPSING = plan(3, rounds=3)
 
 @pytest.fixture
 def only_after_a_collapse(monkeypatch: pytest.MonkeyPatch) -> None:
-    due = Rollback.due
+    due = RollbackLayer.due
     monkeypatch.setattr(
-        Rollback,
+        RollbackLayer,
         "due",
         lambda self, state, losses, updates, too_long: (
             state.repeated == state.round + 1 and due(self, state, losses, updates, too_long=too_long)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from strategies.registry import STRATEGIES, strategy_named
+from strategies.registry import STRATEGIES, build_strategy
 from tests.federations import federation
 
 FEW_CLASSES = 'partition={kind = "missing_classes", sites = 3, missing = 6}'
@@ -74,7 +74,7 @@ def test_each_parameter_changes_the_model(
 @pytest.mark.parametrize("method", sorted(name for name, kind in STRATEGIES.items() if not kind.site_class.multi_class))
 def test_a_task_of_exclusive_classes_is_refused(method: str) -> None:
     with pytest.raises(BadInput) as refused:
-        strategy_named(method, {}, "multi_class")
+        build_strategy(method, {}, "multi_class")
     assert [fault.where for fault in refused.value.faults] == ["run.method"]
 
 
@@ -86,5 +86,5 @@ def test_every_method_that_does_not_pair_presence_and_absence_serves_exclusive_c
 @pytest.mark.parametrize("method", ["fedmlp", "fednoro"])
 def test_batch_normalisation_at_the_sites_is_refused_where_a_method_compares_by_the_model_of_all(method: str) -> None:
     with pytest.raises(BadInput) as refused:
-        strategy_named(method, {"trunk": "fedbn"})
+        build_strategy(method, {"trunk": "fedbn"})
     assert [fault.where for fault in refused.value.faults] == ["method.trunk"]

@@ -19,28 +19,34 @@ from common.models.network import Head, SplitNetwork, build, train_mode
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Groups
-from strategies.local.losses import loss_for
+from strategies.local.losses import choose_plain_loss
 from strategies.local.objective import Examples, plain
-from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Frozen, TrainingTask, train_epoch
-from strategies.local.updates import clipped
-from strategies.privacy.gradients import PrivateEpochs, clipped_sum, losses_by_image, packs, rows_by_owner
-from strategies.privacy.image_gradients import gradients_by_image, secret_dropout
+from strategies.local.optimisation import make_optimizer
+from strategies.local.training import FrozenParts, TrainingTask, train_epoch
+from strategies.local.updates import clip_to_length
+from strategies.privacy.gradients import (
+    PrivateEpochs,
+    compute_losses_by_image,
+    group_rows_by_owner,
+    split_into_packs,
+    sum_clipped_gradients,
+)
+from strategies.privacy.image_gradients import record_image_gradients, replace_dropout
 from strategies.privacy.mechanism import (
     Accountant,
-    NoisyReply,
-    Steps,
-    epsilon_of,
-    has_batch_norm,
-    noise_multiplier_for,
-    protection_of,
-    shortened,
+    NoisySteps,
+    ReplyNoise,
+    compute_epsilon,
+    find_noise_multiplier,
+    has_trained_batch_norm,
+    make_site_privacy,
+    shorten_arrays,
 )
-from strategies.privacy.noise import SHRUNK, Grid, seeded
-from strategies.registry import method_of
+from strategies.privacy.noise import SHRUNK, NoiseGrid, make_seeded_noise
+from strategies.registry import build_site_method
 from tests.federations import experiment, federation, given_weights
 
-BCE = loss_for("multi_label", "masked")
+BCE = choose_plain_loss("multi_label", "masked")
 EVERY = torch.tensor([True, True])
 
 
@@ -67,8 +73,8 @@ def test_every_images_gradient_is_that_of_a_batch_of_it_alone(architecture: str,
     labels = batch.labels.clone()
     labels[1, 0] = torch.nan
     train_mode(trained)
-    with gradients_by_image(trained) as learning:
-        losses_by_image(BCE, trained(batch.images), labels, EVERY).sum().backward()
+    with record_image_gradients(trained) as learning:
+        compute_losses_by_image(BCE, trained(batch.images), labels, EVERY).sum().backward()
         found = [parameter.grad_sample for parameter in learning]
     for image in range(3):
         trained.zero_grad()
@@ -80,15 +86,15 @@ def test_every_images_gradient_is_that_of_a_batch_of_it_alone(architecture: str,
 def test_a_network_is_as_before_once_its_gradients_were_looked_at() -> None:
     trained = network()
     before = [(name, type(module)) for name, module in trained.named_modules()]
-    with gradients_by_image(trained):
+    with record_image_gradients(trained):
         pass
     assert [(name, type(module)) for name, module in trained.named_modules()] == before
     assert not any(hasattr(parameter, "grad_sample") for parameter in trained.parameters())
 
 
 def released_sum(gradients: list[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
-    grid = Grid(0.0, max_norm)
-    return [grid.released(total, seeded(0)) for total in clipped_sum(gradients, grid)]
+    grid = NoiseGrid(0.0, max_norm)
+    return [grid.released(total, make_seeded_noise(0)) for total in sum_clipped_gradients(gradients, grid)]
 
 
 def test_a_long_gradient_is_shortened_over_all_parameters_together_and_a_short_one_stays() -> None:
@@ -101,10 +107,10 @@ def test_a_long_gradient_is_shortened_over_all_parameters_together_and_a_short_o
 
 @pytest.mark.parametrize("deviation", [0.0, 0.3, 30.0])
 def test_no_gradient_is_longer_than_the_bound_in_whole_steps_of_the_grid(deviation: float) -> None:
-    generator, grid = torch.Generator().manual_seed(1), Grid(deviation, 0.7)
+    generator, grid = torch.Generator().manual_seed(1), NoiseGrid(deviation, 0.7)
     for scale in (1e-9, 1.0, 1e30):
         gradients = [scale * torch.randn(1, *shape, generator=generator) for shape in ((40, 30), (50,), ())]
-        totals = clipped_sum(gradients, grid)
+        totals = sum_clipped_gradients(gradients, grid)
         squares = sum(int(step) ** 2 for total in totals for step in total.flatten().tolist())
         assert all(torch.equal(total, total.round()) for total in totals)
         assert squares <= (grid.longest / grid.step) ** 2
@@ -117,14 +123,17 @@ def test_what_is_clipped_to_the_smallest_and_largest_bound_is_no_longer(
     bound: float, noise_multiplier: float, numbers: int
 ) -> None:
     """All numbers alike: then rounding makes all of them longer, or none."""
-    grid = Grid(noise_multiplier * bound, bound)
+    grid = NoiseGrid(noise_multiplier * bound, bound)
     for size in (1e-30, 1e-6, 1.0, 1e30):
         values = torch.full((1, numbers), size)
-        (total,) = clipped_sum([values], grid)
+        (total,) = sum_clipped_gradients([values], grid)
         assert float(total.norm()) * grid.step <= bound
-        update = clipped(Groups(values[0].numpy()), bound * SHRUNK)
+        update = clip_to_length(Groups(values[0].numpy()), bound * SHRUNK)
         assert np.linalg.norm(update.trunk.astype(np.float64)) <= bound  # type: ignore[union-attr]
-        assert np.linalg.norm(shortened({"one": values[0].numpy()}, bound * SHRUNK)["one"].astype(np.float64)) <= bound
+        assert (
+            np.linalg.norm(shorten_arrays({"one": values[0].numpy()}, bound * SHRUNK)["one"].astype(np.float64))
+            <= bound
+        )
 
 
 @pytest.mark.parametrize("name", ["max_grad_norm", "max_update_norm", "max_statistics_norm"])
@@ -135,9 +144,9 @@ def test_bounds_at_which_rounding_would_count_are_refused(name: str, bound: floa
 
 
 def test_the_sum_does_not_depend_on_the_order_of_the_images() -> None:
-    gradients, grid = torch.randn(500, 300, generator=torch.Generator().manual_seed(2)), Grid(1.0, 1.0)
+    gradients, grid = torch.randn(500, 300, generator=torch.Generator().manual_seed(2)), NoiseGrid(1.0, 1.0)
     order = torch.randperm(500, generator=torch.Generator().manual_seed(3))
-    forwards, backwards = (clipped_sum([rows], grid)[0] for rows in (gradients, gradients[order]))
+    forwards, backwards = (sum_clipped_gradients([rows], grid)[0] for rows in (gradients, gradients[order]))
     assert torch.equal(forwards, backwards)
 
 
@@ -158,17 +167,17 @@ def test_an_image_whose_gradient_is_not_finite_adds_nothing(odd: float) -> None:
 
 
 def private(noise_multiplier: float, max_norm: float, *, rate: float, steps: int, images: int) -> PrivateEpochs:
-    return PrivateEpochs(BCE, max_norm, noise_multiplier, rate, steps, rate * images, seeded(3))
+    return PrivateEpochs(BCE, max_norm, noise_multiplier, rate, steps, rate * images, make_seeded_noise(3))
 
 
 def exercise(of: Examples, batch_size: int) -> TrainingTask:
     spec = TrainingSection(batch_size=batch_size, lr=0.1, optimizer="sgd")
-    return TrainingTask(of, plain(BCE), spec, AugmentationSpec(), Frozen())
+    return TrainingTask(of, plain(BCE), spec, AugmentationSpec(), FrozenParts())
 
 
 def trunk_after(epoch: object, of: TrainingTask, epochs: int = 3) -> np.ndarray:
     trained = network()
-    optimizer, generator = optimizer_for(trained, of.spec, of.spec.lr), torch.Generator().manual_seed(5)
+    optimizer, generator = make_optimizer(trained, of.spec, of.spec.lr), torch.Generator().manual_seed(5)
     for _ in range(epochs):
         epoch(trained, of, optimizer, generator)  # type: ignore[operator]
     return read_state(trained).trunk
@@ -190,8 +199,8 @@ def test_images_are_taken_a_few_at_a_time_without_changing_the_step() -> None:
 def test_a_patients_images_are_clipped_together() -> None:
     of, trained = exercise(examples(20), 6), network()
     owners = torch.tensor([0] * 9 + [1] * 4 + [2] * 7)  # the first is more than a batch
-    with gradients_by_image(trained) as learning:
-        losses_by_image(BCE, trained(of.examples.images), of.examples.labels, EVERY).sum().backward()
+    with record_image_gradients(trained) as learning:
+        compute_losses_by_image(BCE, trained(of.examples.images), of.examples.labels, EVERY).sum().backward()
         each = [parameter.grad_sample for parameter in learning]
     sums = [torch.stack([gradient[owners == owner].sum(dim=0) for owner in range(3)]) for gradient in each]
     norms = torch.stack([part.flatten(1).square().sum(1) for part in sums]).sum(0).sqrt()
@@ -207,15 +216,19 @@ def test_a_patients_images_are_clipped_together() -> None:
 
 def test_rows_are_found_by_owner_and_no_owner_is_split_over_packs() -> None:
     owners = torch.tensor([2, 0, 1, 0, 2, 2])
-    assert [rows.tolist() for rows in rows_by_owner(owners)] == [[1, 3], [2], [0, 4, 5]]
-    assert [[len(rows) for rows in pack] for pack in packs(rows_by_owner(owners), 2)] == [[2], [1], [3]]
+    assert [rows.tolist() for rows in group_rows_by_owner(owners)] == [[1, 3], [2], [0, 4, 5]]
+    assert [[len(rows) for rows in pack] for pack in split_into_packs(group_rows_by_owner(owners), 2)] == [
+        [2],
+        [1],
+        [3],
+    ]
 
 
 def test_an_empty_draw_is_a_step_of_noise() -> None:
     never = private(1.0, 1.0, rate=1e-12, steps=2, images=10**12)
     trained, of = network(), exercise(examples(20), 5)
     before = read_state(trained).trunk
-    losses = never(trained, of, optimizer_for(trained, of.spec, 0.1), torch.Generator())
+    losses = never(trained, of, make_optimizer(trained, of.spec, 0.1), torch.Generator())
     assert losses.tolist() == [0.0, 0.0]
     assert (read_state(trained).trunk != before).all()
 
@@ -229,7 +242,7 @@ def test_a_network_sees_batches_of_one_size_however_many_images_are_drawn(images
         trained.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
         epoch = private(1.0, 1.0, rate=rate, steps=2, images=images)
         whose = torch.arange(images) % owners
-        replace(epoch, owners=whose)(trained, of, optimizer_for(trained, of.spec, 0.1), torch.Generator())
+        replace(epoch, owners=whose)(trained, of, make_optimizer(trained, of.spec, 0.1), torch.Generator())
     assert sizes.count(17) == 3  # of random images, in the trial before; as many whoever is drawn
     assert set(sizes) == {16, 17}
 
@@ -243,15 +256,15 @@ def test_a_network_that_fails_does_so_no_matter_whether_anybody_is_drawn() -> No
         trained.register_forward_pre_hook(fails)
         with pytest.raises(BadInput, match="gives no gradient for each image: ValueError: Expected more than 1 value"):
             private(1.0, 1.0, rate=rate, steps=2, images=images)(
-                trained, of, optimizer_for(trained, of.spec, 0.1), torch.Generator()
+                trained, of, make_optimizer(trained, of.spec, 0.1), torch.Generator()
             )
 
 
 # ---------------------------------------------------------------------- noise
 
 
-def reply(noise_multiplier: float, update_norm: float, statistics_norm: float) -> NoisyReply:
-    return NoisyReply(update_norm, statistics_norm, noise_multiplier, seeded(2))
+def reply(noise_multiplier: float, update_norm: float, statistics_norm: float) -> ReplyNoise:
+    return ReplyNoise(update_norm, statistics_norm, noise_multiplier, make_seeded_noise(2))
 
 
 UPDATE = Groups(
@@ -304,30 +317,32 @@ def test_epsilon_is_what_opacus_says_of_the_same_steps(accountant: str, direct: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = counted.get_epsilon(delta=1e-5)
-    assert epsilon_of([Steps(4.0, rate, 30), Steps(5.0, rate, 10)], 1e-5, accountant) == expected  # type: ignore[arg-type]
+    assert compute_epsilon([NoisySteps(4.0, rate, 30), NoisySteps(5.0, rate, 10)], 1e-5, accountant) == expected  # type: ignore[arg-type]
 
 
 def test_nothing_costs_nothing_and_no_noise_has_no_price() -> None:
-    assert epsilon_of([], 1e-5, "rdp") == 0.0
-    assert epsilon_of([Steps(1.0, 0.1, 5), Steps(0.0, 0.1, 1)], 1e-5, "rdp") == float("inf")
+    assert compute_epsilon([], 1e-5, "rdp") == 0.0
+    assert compute_epsilon([NoisySteps(1.0, 0.1, 5), NoisySteps(0.0, 0.1, 1)], 1e-5, "rdp") == float("inf")
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
 def test_the_noise_for_an_epsilon_costs_that_and_no_more(accountant: Accountant) -> None:
-    noise = noise_multiplier_for(4.0, 1e-5, sample_rate=0.1, count=50, accountant=accountant)
-    assert 3.98 < epsilon_of([Steps(noise, 0.1, 50)], 1e-5, accountant) <= 4.0
+    noise = find_noise_multiplier(4.0, 1e-5, sample_rate=0.1, count=50, accountant=accountant)
+    assert 3.98 < compute_epsilon([NoisySteps(noise, 0.1, 50)], 1e-5, accountant) <= 4.0
 
 
 def test_the_tighter_accountant_asks_for_less_noise() -> None:
     by_rdp, by_prv = (
-        noise_multiplier_for(8.0, 1e-5, sample_rate=0.1, count=30, accountant=name) for name in ("rdp", "prv")
+        find_noise_multiplier(8.0, 1e-5, sample_rate=0.1, count=30, accountant=name) for name in ("rdp", "prv")
     )
     assert by_prv < 0.97 * by_rdp
 
 
-@pytest.mark.parametrize("steps", [Steps(1.0, 0.5, 20_000), Steps(0.05, 1.0, 3), Steps(1.0, 1e-4, 3_000_000)])
-def test_what_the_tighter_accountant_has_no_memory_for_is_counted_by_the_other(steps: Steps) -> None:
-    assert epsilon_of([steps], 1e-5, "prv") == epsilon_of([steps], 1e-5, "rdp")
+@pytest.mark.parametrize(
+    "steps", [NoisySteps(1.0, 0.5, 20_000), NoisySteps(0.05, 1.0, 3), NoisySteps(1.0, 1e-4, 3_000_000)]
+)
+def test_what_the_tighter_accountant_has_no_memory_for_is_counted_by_the_other(steps: NoisySteps) -> None:
+    assert compute_epsilon([steps], 1e-5, "prv") == compute_epsilon([steps], 1e-5, "rdp")
 
 
 def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
@@ -336,12 +351,12 @@ def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
     private = ("privacy.level=sample", "privacy.epsilon=3", "model.norm=group", "evaluation.checkpoint=last")
     length = ("run.rounds=4", "training.epochs=2", "training.batch_size=30")
     plan = make_plan(experiment(tmp_path, *private, *length).experiment)
-    found = protection_of(plan, method_of(plan), images=100)
+    found = make_site_privacy(plan, build_site_method(plan), images=100)
     assert found is not None
     # 100 images in batches of 30: four steps an epoch, two epochs a round.
     assert (found.cost.count, found.cost.sample_rate) == (8, 0.3)
-    run = Steps(found.noise_multiplier, 0.3, 4 * 8)
-    assert 2.98 < epsilon_of([run], 1e-5, "prv") <= 3.0
+    run = NoisySteps(found.noise_multiplier, 0.3, 4 * 8)
+    assert 2.98 < compute_epsilon([run], 1e-5, "prv") <= 3.0
 
 
 # ---------------------------------------------------------------------- where it is refused
@@ -368,7 +383,7 @@ def test_where_noise_would_not_mean_what_it_says_it_is_refused(
     overrides: tuple[str, ...], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput) as refused:
-        method_of(experiment(tmp_path, *overrides).experiment)
+        build_site_method(experiment(tmp_path, *overrides).experiment)
     assert reason in str(refused.value)
 
 
@@ -383,7 +398,7 @@ def test_where_noise_would_not_mean_what_it_says_it_is_refused(
     ],
 )
 def test_where_it_does_it_is_not(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    method_of(experiment(tmp_path, *overrides).experiment)
+    build_site_method(experiment(tmp_path, *overrides).experiment)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +422,7 @@ def test_it_is_known_which_architectures_have_batch_normalisation() -> None:
         for name in ("densenet121", "tiny_cnn", "fedsld_cnn", "timm:resnet18", "timm:vit_tiny_patch16_224")
     ]
     specs[-1] = specs[-1].model_copy(update={"image_size": 224})
-    assert list(map(has_batch_norm, specs)) == [True, True, False, True, False]
+    assert list(map(has_trained_batch_norm, specs)) == [True, True, False, True, False]
 
 
 # ---------------------------------------------------------------------- a whole run
@@ -425,14 +440,14 @@ def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, t
     assert first["model_sha256"] == again["model_sha256"]
     images = first["sites"]["site-1"]["train_samples"]
     rate, count = (300 / images, -(-images // 300)) if level != "update" else (1.0, 1)
-    expected = epsilon_of([Steps(2.0, rate, count)], 1e-5, "prv")
+    expected = compute_epsilon([NoisySteps(2.0, rate, count)], 1e-5, "prv")
     assert first["privacy"]["epsilon"]["site-1"] == pytest.approx(expected)
 
 
 def test_secret_dropout_drops_at_its_rate_whole_channels_where_the_layer_does_and_nothing_in_evaluation() -> None:
     network = nn.Sequential(nn.Dropout(0.25), nn.Dropout2d(0.5), nn.Dropout(1.0))
     values = torch.ones(20, 50, 4, 4)
-    with secret_dropout(network, seeded(1)):
+    with replace_dropout(network, make_seeded_noise(1)):
         each, channels, none = network[0](values), network[1](values), network[2](values)
         evaluated = network.eval()(values)
     assert [type(layer) for layer in network] == [nn.Dropout, nn.Dropout2d, nn.Dropout]
@@ -445,7 +460,7 @@ def test_secret_dropout_drops_at_its_rate_whole_channels_where_the_layer_does_an
 
 
 def test_uniform_numbers_are_even_and_never_one() -> None:
-    drawn = seeded(1).uniform((200_000,))
+    drawn = make_seeded_noise(1).uniform((200_000,))
     assert 0 <= drawn.min().item() < 1e-4
     assert 1 - 1e-4 < drawn.max().item() < 1
     counts = np.histogram(drawn.numpy(), bins=50, range=(0, 1))[0]

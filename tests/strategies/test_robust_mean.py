@@ -11,8 +11,14 @@ from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import Groups
 from strategies.aggregation import means
-from strategies.aggregation.means import Merged
-from strategies.aggregation.robust import RobustMean, krum, robust_mean, robust_means, squared_distances
+from strategies.aggregation.means import MergedUpdates
+from strategies.aggregation.robust import (
+    RobustMean,
+    average_updates_robustly,
+    compute_robust_mean,
+    krum,
+    squared_distances,
+)
 
 MEDIAN = RobustMean(kind="coordinate_median")
 TRIMMED = RobustMean(kind="trimmed_mean", fraction=0.2)
@@ -22,7 +28,7 @@ RULES = pytest.mark.parametrize("rule", [MEDIAN, TRIMMED, KRUM, MULTI_KRUM], ids
 
 
 def of(rule: RobustMean, vectors: Sequence[Sequence[float]]) -> np.ndarray:
-    (mean,) = robust_mean([[np.array(vector, np.float32)] for vector in vectors], rule)
+    (mean,) = compute_robust_mean([[np.array(vector, np.float32)] for vector in vectors], rule)
     return mean
 
 
@@ -151,8 +157,8 @@ def update(trunk: Sequence[float], norm: float, **rows: float) -> Groups:
 UPDATES = [update([1, 5], 2, b=1, a=4), update([2, -9], 3, a=-2), update([60, 1], -4, a=1, b=7)]
 
 
-def merged(rule: RobustMean, updates: Sequence[Groups] = UPDATES) -> Merged:
-    return robust_means(MODEL, updates, [1.0, 1.0, 3.0, 1.0, 1.0][: len(updates)], rule)
+def merged(rule: RobustMean, updates: Sequence[Groups] = UPDATES) -> MergedUpdates:
+    return average_updates_robustly(MODEL, updates, [1.0, 1.0, 3.0, 1.0, 1.0][: len(updates)], rule)
 
 
 def test_each_row_has_the_median_of_its_owners_and_with_too_few_of_them_their_plain_mean() -> None:

@@ -11,8 +11,8 @@ from common.errors import Fault
 from common.wire.codec import decode, encode, payload_bytes
 from common.wire.fleet_protocol import REFUSAL, ROLL_CALL
 from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
-from strategies.engine.events import TooFewSites, Waiting
-from strategies.engine.membership import Member, Roll, call_the_roll, model_faults
+from strategies.engine.events import TooFewSites, WaitingStatus
+from strategies.engine.membership import RunMember, SiteRoll, call_the_roll, find_layout_faults
 from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost
 
 CALL = RollCall("run-1", "{}")
@@ -40,28 +40,28 @@ def hospital(node: int, after_s: float = 1.0) -> Site:
     return Site([Answer(after_s, present(NAMES[node])), Answer(0, noted)])
 
 
-def roll_of(sites: Mapping[int, Site], clock: Clock, names: Mapping[int, str] | None = NAMES) -> Roll:
+def roll_of(sites: Mapping[int, Site], clock: Clock, names: Mapping[int, str] | None = NAMES) -> SiteRoll:
     """A roll over a network where these nodes are registered; None for a simulation."""
     grid: Any = ScriptedGrid(sites, clock)
-    return Roll(grid, CALL, None if names is None else lambda: names)
+    return SiteRoll(grid, CALL, None if names is None else lambda: names)
 
 
-def sent_to(roll: Roll, node: int) -> list[str]:
+def sent_to(roll: SiteRoll, node: int) -> list[str]:
     """The kinds of messages that one site got, in order."""
     grid: Any = roll.grid
     return [message.metadata.message_type for message in grid.to(node)]
 
 
-def refusal_to(roll: Roll, node: int) -> Refusal:
+def refusal_to(roll: SiteRoll, node: int) -> Refusal:
     """What a site was told last."""
     grid: Any = roll.grid
     assert grid.to(node)[-1].metadata.message_type == REFUSAL
     return decode(grid.to(node)[-1].content, Refusal)
 
 
-def called(roll: Roll, expected: int, needed: int = 0) -> list[Waiting]:
+def called(roll: SiteRoll, expected: int, needed: int = 0) -> list[WaitingStatus]:
     """Call the roll; what anyone who watches was told."""
-    told: list[Waiting] = []
+    told: list[WaitingStatus] = []
     call_the_roll(roll, expected, needed or expected, DEADLINE_S, told.append)
     return told
 
@@ -237,18 +237,18 @@ def test_whoever_watches_is_told_who_is_not_there_once_for_each_change(clock: Cl
 # ---------------------------------------------------------------------- who has to fix something
 
 
-def member(node: int, layout: str = "layout", version: str = "0.1.0") -> Member:
-    return Member(node, replace(answer_of(NAMES[node]), layout=layout, version=version), 0, 0)
+def member(node: int, layout: str = "layout", version: str = "0.1.0") -> RunMember:
+    return RunMember(node, replace(answer_of(NAMES[node]), layout=layout, version=version), 0, 0)
 
 
 def test_every_site_that_builds_another_model_is_named_with_its_release() -> None:
     members = [member(7), member(8, "other", "0.0.9"), member(9, "third", "0.2.0")]
-    assert [str(fault) for fault in model_faults(members, "layout")] == [
+    assert [str(fault) for fault in find_layout_faults(members, "layout")] == [
         f"site {site}: builds another model from this plan (its release is {version})."
         " Install the coordinator's release there."
         for site, version in (("east", "0.2.0"), ("south", "0.0.9"))
     ]
-    assert [fault.site for fault in model_faults(members, "layout")] == ["east", "south"]
+    assert [fault.site for fault in find_layout_faults(members, "layout")] == ["east", "south"]
 
 
 def test_whoever_has_to_mend_something_is_told_all_of_it_in_one_message_and_is_out_and_nobody_else(

@@ -12,10 +12,10 @@ from common.config import ParticipationSection, Plan
 from common.models.network import Head
 from common.models.state import ModelState
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.events import Callbacks, FederationValidation, RolledBack
-from strategies.engine.layers import ModelCollapse, Rollback, collapse, culprit, stalled
+from strategies.engine.events import Callbacks, FederationValidation, RollbackEvent
+from strategies.engine.layers import ModelCollapse, RollbackLayer, collapse, find_harmful_site, stalled
 from strategies.engine.state import FederationState
-from strategies.registry import strategy_named
+from strategies.registry import build_strategy
 
 BEFORE = {"a": 0.5, "b": 0.6, "c": 0.7}
 ONE = np.zeros(1, np.float32)
@@ -59,7 +59,7 @@ def test_the_culprit_is_the_site_without_which_the_others_are_twice_as_well_off(
         "b": of({"a": 0.4, "b": 2.0, "c": 0.7}),  # 2.5 and 2 times at a and c; its own word does not count
         "c": of({"a": 0.9, "b": 1.2, "c": 0.1}),
     }
-    site, reason = culprit(whole, without)
+    site, reason = find_harmful_site(whole, without)
     assert site == "b"
     assert "2 times the validation loss" in reason
 
@@ -68,14 +68,14 @@ def test_an_auroc_a_tenth_higher_without_an_update_names_its_site_too() -> None:
     loss = {"a": 0.69, "b": 0.69, "c": 0.69}
     whole = of(loss, {"a": 0.6, "b": 0.55, "c": 0.6})
     without = {site: of(loss, {"a": 0.61, "b": 0.57, "c": 0.62}) for site in "ab"}
-    assert culprit(whole, {**without, "c": of(loss, {"a": 0.71, "b": 0.9, "c": 0.6})})[0] == "c"
-    assert culprit(whole, {**without, "c": of(loss, {"a": 0.69, "b": 0.9, "c": 0.6})}) == ("", "")
+    assert find_harmful_site(whole, {**without, "c": of(loss, {"a": 0.71, "b": 0.9, "c": 0.6})})[0] == "c"
+    assert find_harmful_site(whole, {**without, "c": of(loss, {"a": 0.69, "b": 0.9, "c": 0.6})}) == ("", "")
 
 
 def test_a_model_without_a_finite_loss_at_the_others_is_the_worst() -> None:
     whole = of({"b": 0.5})
     without = {"a": of({"a": 0.5, "b": 0.5, "c": 0.5}), "b": of({"a": 0.5, "b": 0.5, "c": 0.5}), "c": of({"b": 0.5})}
-    site, reason = culprit(whole, without)
+    site, reason = find_harmful_site(whole, without)
     assert site == "b"  # a and c have a loss without it, and none with it; of a's judges b has one both times
     assert "no finite validation loss" in reason
 
@@ -94,25 +94,25 @@ def test_one_lying_judge_of_three_or_more_neither_saves_itself_nor_has_another_l
         loss = 0.3 if harmful and out == harmful else 0.9
         return of({**dict.fromkeys(sites, loss), liar: data.draw(words)})
 
-    assert culprit(judged(""), {site: judged(site) for site in sites})[0] == harmful
+    assert find_harmful_site(judged(""), {site: judged(site) for site in sites})[0] == harmful
 
 
 class Going(Callbacks):
     """Has every round's state."""
 
-    def on_rollback(self, rolled_back: RolledBack) -> FederationState | None:
+    def on_rollback(self, rolled_back: RollbackEvent) -> FederationState | None:
         return FederationState(rolled_back.to, MODEL, excluded={"z": "later"})
 
 
-def rollback_of(sites: str = "abc", state: FederationState = STATE) -> Rollback:
+def rollback_of(sites: str = "abc", state: FederationState = STATE) -> RollbackLayer:
     """The layer of a run with these sites and this state."""
     model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
     tables: dict[str, Any] = {"run": {"method": "surgical"}, "method": {}, "training": {}, "augmentation": {}}
     plan = Plan.model_validate({**tables, "model": model})
-    coordinator = Coordinator(strategy_named("surgical", {}), plan, ParticipationSection(), "run-1", callbacks=Going())
+    coordinator = Coordinator(build_strategy("surgical", {}), plan, ParticipationSection(), "run-1", callbacks=Going())
     coordinator.state = state
     coordinator.sites.members = dict.fromkeys(sites)  # type: ignore[assignment]
-    (rollback,) = [layer for layer in coordinator.layers if isinstance(layer, Rollback)]
+    (rollback,) = [layer for layer in coordinator.layers if isinstance(layer, RollbackLayer)]
     return rollback
 
 
@@ -149,6 +149,6 @@ def test_a_site_that_states_no_figure_is_tried_like_any_other_where_two_others_s
 
 def test_a_silent_site_is_found_by_two_others_and_one_judge_has_nobody_left_out() -> None:
     bad, good = of({"a": 9.0, "b": 9.0}), of({"a": 0.3, "b": 0.3})
-    assert culprit(bad, {"a": bad, "b": bad, "silent": good})[0] == "silent"
+    assert find_harmful_site(bad, {"a": bad, "b": bad, "silent": good})[0] == "silent"
     alone, without = of({"a": 9.0}), of({"a": 0.3})
-    assert culprit(alone, {"b": without, "silent": alone}) == ("", "")
+    assert find_harmful_site(alone, {"b": without, "silent": alone}) == ("", "")

@@ -26,9 +26,9 @@ from common.wire.records import (
 from server.simulation.backends.inline import inline
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RoundRecord, TooFewSites
-from strategies.engine.exchange import Replies
-from strategies.engine.state import array_record, of_bytes, to_bytes
-from strategies.registry import strategy_named
+from strategies.engine.exchange import ExchangeReplies
+from strategies.engine.state import deserialize_state, make_array_record, serialize_state
+from strategies.registry import build_strategy
 from tests.harms import FORMS, Harm
 from tests.strategies.leading import Noted, app_of
 from tests.words import raw_in
@@ -99,7 +99,7 @@ class Ran:
 
     coordinator: Coordinator
     rounds: list[RoundRecord]
-    tested: Replies[EvaluateReply]
+    tested: ExchangeReplies[EvaluateReply]
 
     @property
     def model(self) -> ModelState:
@@ -115,7 +115,7 @@ def plan(seed: int = 7) -> Plan:
 def initial(class_names: Sequence[str]) -> ArrayRecord:
     rows = np.arange(2 * len(class_names), dtype=np.float32).reshape(-1, 2) - 2
     head = Head(tuple(class_names), rows, rows[:, 0].copy())
-    return array_record(ModelState(np.array([0.25, -4], np.float32), np.array([1], np.float32), head))
+    return make_array_record(ModelState(np.array([0.25, -4], np.float32), np.array([1], np.float32), head))
 
 
 def run(
@@ -132,7 +132,7 @@ def run(
     participation = {"roll_call_deadline_s": 5.0, "clip": "off", **participation}  # every step is a constant
     section = ParticipationSection.model_validate(participation)
     noted = noted or Noted()
-    coordinator = Coordinator(strategy_named("surgical", parameters), plan(seed), section, "run-1", callbacks=noted)
+    coordinator = Coordinator(build_strategy("surgical", parameters), plan(seed), section, "run-1", callbacks=noted)
     ran: list[Ran] = []
 
     def main(grid: Any) -> None:
@@ -297,14 +297,14 @@ def test_a_site_is_told_once_why_its_reply_did_not_count(monkeypatch: pytest.Mon
 
 def test_why_a_reply_did_not_count_outlives_the_coordinator() -> None:
     coordinator = run((EAST, NORTH, replace(SOUTH, tested=("q",))), min_sites=2).coordinator
-    kept = of_bytes(to_bytes(coordinator.state)).left_out
+    kept = deserialize_state(serialize_state(coordinator.state)).left_out
     assert kept == coordinator.state.left_out == {"south": 'evaluation: tested "q", which it does not annotate'}
 
 
 def test_the_lowest_losses_outlive_the_coordinator() -> None:
     state = run(ALL, rounds=2).coordinator.state
     assert set(state.lowest_losses) == {"east", "north", "south"}
-    assert of_bytes(to_bytes(state)).lowest_losses == state.lowest_losses
+    assert deserialize_state(serialize_state(state)).lowest_losses == state.lowest_losses
 
 
 def test_an_evaluation_that_cannot_count_is_reported_with_its_reason_and_told_to_the_site() -> None:

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 from client.site.memory import parse_memory
 from common.contract import LabelContract
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.local.objective import decay_after
+from strategies.local.objective import teacher_decay
 from strategies.methods.base import RoundContext
-from strategies.methods.rscfed import RSCFed, consensus, group, reweighted
+from strategies.methods.rscfed import RSCFed, compute_consensus_weights, draw_group, weigh_group_by_distance
 from tests.federations import federation
 
 CONTRACT = LabelContract(("a",), MappingProxyType({"east": ("a",), "north": ("a",), "west": ("a",)}))
@@ -53,19 +53,21 @@ def test_a_run_with_one_sub_consensus_of_all_and_no_teacher_is_the_partial_loss(
 def test_weights_in_a_sub_consensus_fall_with_the_distance_an_image() -> None:
     # Models at 0 and 4, weights 3 and 1: mean 1, distances 1 and 3. beta 2, images 4 and 2: exp(-1/2), exp(-3).
     products = np.array([[0.0, 0.0], [0.0, 16.0]])
-    found = reweighted(products, np.array([3.0, 1.0]), np.array([4.0, 2.0]), 2.0)
+    found = weigh_group_by_distance(products, np.array([3.0, 1.0]), np.array([4.0, 2.0]), 2.0)
     raw = np.array([3 * np.exp(-0.5), np.exp(-3.0)])
     np.testing.assert_allclose(found, raw / raw.sum())
 
 
 def test_however_large_beta_is_the_closest_site_stays() -> None:
     products = np.array([[0.0, 0.0], [0.0, 16.0]])
-    np.testing.assert_allclose(reweighted(products, np.array([3.0, 1.0]), np.array([4.0, 2.0]), 1e9), [1.0, 0.0])
+    np.testing.assert_allclose(
+        weigh_group_by_distance(products, np.array([3.0, 1.0]), np.array([4.0, 2.0]), 1e9), [1.0, 0.0]
+    )
 
 
 def test_the_sub_consensus_models_are_averaged_plainly() -> None:
     # Groups {0, 1} and {1, 2}, beta 0, weights 1, 3, 2: (1/4, 3/4) and (3/5, 2/5), each by half.
-    found = consensus(np.eye(3), np.array([1.0, 3.0, 2.0]), np.ones(3), [[0, 1], [1, 2]], 0.0)
+    found = compute_consensus_weights(np.eye(3), np.array([1.0, 3.0, 2.0]), np.ones(3), [[0, 1], [1, 2]], 0.0)
     np.testing.assert_allclose(found, [1 / 8, 3 / 8 + 3 / 10, 1 / 5])
 
 
@@ -73,14 +75,14 @@ SITES = [f"site-{number}" for number in range(8)]
 
 
 def test_groups_change_with_round_seed_and_number() -> None:
-    drawn = {tuple(group(SITES, 4, seed)) for seed in [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)]}
+    drawn = {tuple(draw_group(SITES, 4, seed)) for seed in [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)]}
     assert len(drawn) == 4
 
 
 def test_every_site_is_drawn_about_as_often_as_any_other() -> None:
     counts = np.zeros(8)
     for number in range(400):
-        counts[group(SITES, 4, (0, 1, number))] += 1
+        counts[draw_group(SITES, 4, (0, 1, number))] += 1
     assert counts.sum() == 1600
     assert (np.abs(counts - 200) < 50).all()  # five standard deviations
 
@@ -88,21 +90,21 @@ def test_every_site_is_drawn_about_as_often_as_any_other() -> None:
 def test_a_lost_site_gives_its_place_to_the_next_in_line_and_moves_nobody_else() -> None:
     left = [site for site in SITES if site != "site-3"]
     for number in range(50):
-        before = {SITES[place] for place in group(SITES, 4, (0, 1, number))}
-        after = {left[place] for place in group(left, 4, (0, 1, number))}
+        before = {SITES[place] for place in draw_group(SITES, 4, (0, 1, number))}
+        after = {left[place] for place in draw_group(left, 4, (0, 1, number))}
         assert before - {"site-3"} <= after
         assert len(after) == 4
 
 
 def test_more_sites_than_there_are_is_all() -> None:
-    assert group(SITES[:3], 6, (0, 1, 0)) == [0, 1, 2]
+    assert draw_group(SITES[:3], 6, (0, 1, 0)) == [0, 1, 2]
 
 
 # ---------------------------------------------------------------------- the teacher
 
 
 def test_the_teacher_is_the_mean_of_all_students_until_that_would_be_slower_than_its_decay() -> None:
-    assert [decay_after(steps, 0.75) for steps in range(6)] == [0.0, 0.5, pytest.approx(2 / 3), 0.75, 0.75, 0.75]
+    assert [teacher_decay(steps, 0.75) for steps in range(6)] == [0.0, 0.5, pytest.approx(2 / 3), 0.75, 0.75, 0.75]
 
 
 def kept(folder: Path, site: str) -> Mapping[str, np.ndarray]:

@@ -14,8 +14,8 @@ from common.wire.codec import decode
 from common.wire.records import EvaluateReply, TrainReply
 from common.wire.secure_aggregation import TEST_ROUND, MaskedAnswer
 from server.simulation.backends import inline as backends
-from strategies.privacy.mechanism import secure_aggregation_faults
-from strategies.registry import strategy_named
+from strategies.privacy.mechanism import find_secure_aggregation_faults
+from strategies.registry import build_strategy
 from tests.federations import FULL_COVERAGE, experiment, federation, of_type, overheard
 
 MASKED = "privacy.secure_aggregation=true"
@@ -88,7 +88,7 @@ def test_a_site_lost_between_training_and_masking_costs_its_own_update_only(tmp_
 def test_a_method_that_needs_more_than_sums_is_refused_with_the_reason(
     method: str, parameters: dict[str, Any], reason: str
 ) -> None:
-    found = [str(fault) for fault in secure_aggregation_faults(strategy_named(method, parameters).site)]
+    found = [str(fault) for fault in find_secure_aggregation_faults(build_strategy(method, parameters).site)]
     assert any(reason in fault for fault in found)
 
 
@@ -96,8 +96,8 @@ def test_a_method_that_needs_more_than_sums_is_refused_with_the_reason(
     "method", ["surgical", "fedprox", "partial_loss", "vanilla", "pfl", "fedsld", *sorted(FULL_COVERAGE)]
 )
 def test_averaging_methods_can_do_with_sums_of_sites_that_count_alike(method: str) -> None:
-    assert secure_aggregation_faults(strategy_named(method, {"weighting": "uniform"}).site) == []
-    (fault,) = secure_aggregation_faults(strategy_named(method, {"weighting": "samples"}).site)
+    assert find_secure_aggregation_faults(build_strategy(method, {"weighting": "uniform"}).site) == []
+    (fault,) = find_secure_aggregation_faults(build_strategy(method, {"weighting": "samples"}).site)
     assert (fault.where, fault.remedy) == ("method.weighting", 'Set method.weighting = "uniform".')
 
 

@@ -12,8 +12,8 @@ from common.metrics.auroc import mean_and_sd, per_class
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.engine.state import FederationState, with_validation
-from strategies.local.losses import known_entries, missing_as_negative
+from strategies.engine.state import FederationState, record_losses
+from strategies.local.losses import missing_as_negative_loss, partial_loss
 from tests.federations import VECTORS
 from tests.strategies.folds import aggregated, owners_mean
 
@@ -90,8 +90,8 @@ def test_partial_and_full_loss_are_the_authors() -> None:
     truth = torch.tensor(vector["y"])
     labels = torch.where(annotated, truth, torch.nan)
     logits = torch.logit(torch.tensor(vector["prob"]))
-    partial = known_entries(logits, labels, annotated)
-    full = missing_as_negative(logits, truth, torch.ones(len(names), dtype=torch.bool))
+    partial = partial_loss(logits, labels, annotated)
+    full = missing_as_negative_loss(logits, truth, torch.ones(len(names), dtype=torch.bool))
     assert float(partial) == pytest.approx(vector["expected_partial_bce"], rel=1e-5)
     assert float(full) == pytest.approx(vector["expected_full_bce_missing_as_negative"], rel=1e-5)
 
@@ -102,8 +102,8 @@ def test_vanilla_takes_what_a_site_does_not_annotate_as_absent_and_leaves_the_un
     annotated = torch.tensor([False, True, True])
     # a: not annotated -> absent, -ln(1 - .9); b: present, -ln(.2); c: annotated but uncertain -> left out
     expected = (2.302585093 + 1.609437912) / 2
-    assert float(missing_as_negative(logits, labels, annotated)) == pytest.approx(expected, rel=1e-6)
-    assert float(known_entries(logits, labels, annotated)) == pytest.approx(1.609437912, rel=1e-6)
+    assert float(missing_as_negative_loss(logits, labels, annotated)) == pytest.approx(expected, rel=1e-6)
+    assert float(partial_loss(logits, labels, annotated)) == pytest.approx(1.609437912, rel=1e-6)
 
 
 def test_auroc_mean_and_population_sd_are_the_authors() -> None:
@@ -126,6 +126,6 @@ def test_the_rounds_saved_as_best_are_the_authors(case: dict[str, Any]) -> None:
     losses = case["mean_val_loss"][: None if stop is None else stop + 1]
     state, saved = FederationState(0, one), []
     for index, loss in enumerate(losses):
-        state = with_validation(replace(state, round=index), {"north": loss - 0.1, "south": loss + 0.1})
+        state = record_losses(replace(state, round=index), {"north": loss - 0.1, "south": loss + 0.1})
         saved += [index] if state.best_round == index else []
     assert saved == case["rounds_saved_as_best"]

@@ -18,16 +18,21 @@ from common.models.state import read_state, state_sha256
 from common.models.zoo.spec import ModelSpec
 from strategies.local import optimisation
 from strategies.local.early_stopping import EarlyStopping
-from strategies.local.losses import known_entries
+from strategies.local.losses import partial_loss
 from strategies.local.objective import Examples, plain
-from strategies.local.optimisation import optimizer_arrays, optimizer_for, rate_factor, restore_optimizer
+from strategies.local.optimisation import (
+    learning_rate_factor,
+    make_optimizer,
+    restore_optimizer_state,
+    save_optimizer_state,
+)
 from strategies.local.training import (
-    Frozen,
+    FrozenParts,
     StopCriterion,
-    Trained,
+    TrainingFigures,
     TrainingTask,
-    batches,
-    reproducible,
+    reproducible_training,
+    shuffle_into_batches,
     train_epoch,
     train_until_settled,
     validate,
@@ -53,13 +58,15 @@ def sha256(model: SplitNetwork) -> str:
     return state_sha256(read_state(model), layout(model))
 
 
-NOTHING = Frozen()
+NOTHING = FrozenParts()
 
 
-def epochs(model: SplitNetwork, optimizer: torch.optim.Optimizer, seeds: list[int], frozen: Frozen = NOTHING) -> None:
+def epochs(
+    model: SplitNetwork, optimizer: torch.optim.Optimizer, seeds: list[int], frozen: FrozenParts = NOTHING
+) -> None:
     for seed in seeds:
-        with reproducible(seed, threads=1) as generator:
-            train_epoch(model, TrainingTask(EXAMPLES, plain(known_entries), ADAM, WEAK, frozen), optimizer, generator)
+        with reproducible_training(seed, threads=1) as generator:
+            train_epoch(model, TrainingTask(EXAMPLES, plain(partial_loss), ADAM, WEAK, frozen), optimizer, generator)
 
 
 ADAMW = TrainingSection(optimizer="adamw", weight_decay=0.05, lr=0.01, batch_size=8)
@@ -68,14 +75,14 @@ ADAMW = TrainingSection(optimizer="adamw", weight_decay=0.05, lr=0.01, batch_siz
 @pytest.mark.parametrize("spec", [ADAM, ADAMW, TrainingSection(optimizer="sgd", lr=0.01, momentum=0.9, batch_size=8)])
 def test_an_optimiser_put_back_from_disk_goes_on_exactly_where_it_was(spec: TrainingSection) -> None:
     through = network()
-    optimizer = optimizer_for(through, spec, spec.lr)
+    optimizer = make_optimizer(through, spec, spec.lr)
     epochs(through, optimizer, [1, 2])
     stopped = network()
-    before = optimizer_for(stopped, spec, spec.lr)
+    before = make_optimizer(stopped, spec, spec.lr)
     epochs(stopped, before, [1])
-    arrays = optimizer_arrays(stopped, before)
-    after = optimizer_for(stopped, spec, spec.lr)
-    restore_optimizer(stopped, after, arrays)
+    arrays = save_optimizer_state(stopped, before)
+    after = make_optimizer(stopped, spec, spec.lr)
+    restore_optimizer_state(stopped, after, arrays)
     epochs(stopped, after, [2])
     assert arrays
     assert sha256(stopped) == sha256(through)
@@ -103,13 +110,13 @@ def test_an_optimiser_steps_as_torchs_own_does(
 ) -> None:
     spec = spec.model_copy(update={"batch_size": 8, "clip_gradients": clip})
     ours, same = network(), network()
-    exercise = TrainingTask(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
+    exercise = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
     for model, optimizer in (
-        (ours, optimizer_for(ours, spec, 0.01)),
+        (ours, make_optimizer(ours, spec, 0.01)),
         (same, theirs(same.parameters(), lr=0.01, fused=True)),
     ):
         for seed in (1, 2):
-            with reproducible(seed, threads=1) as generator:
+            with reproducible_training(seed, threads=1) as generator:
                 train_epoch(model, exercise, optimizer, generator)
         assert torch.is_grad_enabled()
     assert sha256(ours) == sha256(same) != sha256(network())
@@ -117,9 +124,9 @@ def test_an_optimiser_steps_as_torchs_own_does(
 
 def test_a_fresh_optimiser_does_not() -> None:
     through, stopped = network(), network()
-    epochs(through, optimizer_for(through, ADAM, ADAM.lr), [1, 2])
+    epochs(through, make_optimizer(through, ADAM, ADAM.lr), [1, 2])
     for seed in (1, 2):
-        epochs(stopped, optimizer_for(stopped, ADAM, ADAM.lr), [seed])
+        epochs(stopped, make_optimizer(stopped, ADAM, ADAM.lr), [seed])
     assert sha256(stopped) != sha256(through)
 
 
@@ -128,7 +135,7 @@ def test_the_same_seed_trains_the_same_model_whatever_was_drawn_before() -> None
     for noise in (0, 1000):
         torch.rand(noise)
         model = network()
-        epochs(model, optimizer_for(model, ADAM, ADAM.lr), [9])
+        epochs(model, make_optimizer(model, ADAM, ADAM.lr), [9])
         hashes.append(sha256(model))
     assert hashes[0] == hashes[1]
 
@@ -138,21 +145,21 @@ def test_training_leaves_the_processes_own_random_state_and_threads_alone() -> N
     expected, threads = torch.rand(3), torch.get_num_threads()
     torch.manual_seed(4)
     model = network()
-    epochs(model, optimizer_for(model, ADAM, ADAM.lr), [9])
+    epochs(model, make_optimizer(model, ADAM, ADAM.lr), [9])
     assert torch.equal(torch.rand(3), expected)
     assert torch.get_num_threads() == threads
 
 
 def test_warming_up_leaves_the_backbone_bit_for_bit() -> None:
     model, fresh = network(), network()
-    epochs(model, optimizer_for(model, ADAM, ADAM.lr), [1], Frozen(backbone=True))
+    epochs(model, make_optimizer(model, ADAM, ADAM.lr), [1], FrozenParts(backbone=True))
     pairs = zip(model.backbone.state_dict().values(), fresh.backbone.state_dict().values(), strict=True)
     assert all(torch.equal(left, right) for left, right in pairs)
     assert not torch.equal(model.head.weight, fresh.head.weight)
 
 
 def test_every_image_is_in_one_batch_and_no_batch_is_of_one() -> None:
-    parts = batches(33, 8, torch.Generator().manual_seed(0))
+    parts = shuffle_into_batches(33, 8, torch.Generator().manual_seed(0))
     assert [len(part) for part in parts] == [8, 8, 8, 9]
     assert sorted(torch.cat(parts).tolist()) == list(range(33))
 
@@ -161,22 +168,24 @@ def test_validation_of_nothing_is_not_a_number_but_none() -> None:
     nothing = Examples(EXAMPLES.images[:0], EXAMPLES.labels[:0], EXAMPLES.annotated)
     unlabelled = Examples(EXAMPLES.images, torch.full_like(EXAMPLES.labels, torch.nan), EXAMPLES.annotated)
     for examples in (nothing, unlabelled):
-        found = validate(network(), examples, known_entries, ADAM)
+        found = validate(network(), examples, partial_loss, ADAM)
         assert (found.loss, found.mean_auroc) == (None, None)
 
 
-def settled(losses: list[float], patience: int = 2) -> tuple[SplitNetwork, Trained, torch.optim.Optimizer, list[str]]:
+def settled(
+    losses: list[float], patience: int = 2
+) -> tuple[SplitNetwork, TrainingFigures, torch.optim.Optimizer, list[str]]:
     """Train until scripted validation losses settle; also the hash after every epoch."""
     model, hashes, said = network(), list[str](), iter(losses)
     spec = TrainingSection(optimizer="sgd", lr=0.01, momentum=0.9, batch_size=8, epochs=3)
-    optimizer = optimizer_for(model, spec, spec.lr)
+    optimizer = make_optimizer(model, spec, spec.lr)
 
     def loss(logits: torch.Tensor, labels: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
         hashes.append(sha256(model))
         return torch.tensor(next(said))
 
-    exercise = TrainingTask(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
-    with reproducible(1, threads=1) as generator:
+    exercise = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
+    with reproducible_training(1, threads=1) as generator:
         done = train_until_settled(
             model, exercise, optimizer, generator, StopCriterion(EXAMPLES, loss, EarlyStopping(patience))
         )
@@ -199,10 +208,10 @@ def test_a_loss_that_is_no_number_is_worse_than_any() -> None:
 def test_without_validation_images_training_takes_the_experiments_epochs() -> None:
     nothing = Examples(EXAMPLES.images[:0], EXAMPLES.labels[:0], EXAMPLES.annotated)
     model, spec = network(), TrainingSection(batch_size=8, epochs=3)
-    exercise = TrainingTask(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
-    with reproducible(1, threads=1) as generator:
-        judge = StopCriterion(nothing, known_entries, EarlyStopping(2))
-        done = train_until_settled(model, exercise, optimizer_for(model, spec, spec.lr), generator, judge)
+    exercise = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
+    with reproducible_training(1, threads=1) as generator:
+        judge = StopCriterion(nothing, partial_loss, EarlyStopping(2))
+        done = train_until_settled(model, exercise, make_optimizer(model, spec, spec.lr), generator, judge)
     assert (done.epochs, len(done.losses)) == (3, 12)
 
 
@@ -212,10 +221,10 @@ def test_without_validation_images_training_takes_the_experiments_epochs() -> No
 def trained_by(spec: TrainingSection) -> SplitNetwork:
     """One epoch without dropout or augmentation."""
     model = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
-    optimizer = optimizer_for(model, spec, spec.lr)
-    with reproducible(3, threads=1) as generator:
+    optimizer = make_optimizer(model, spec, spec.lr)
+    with reproducible_training(3, threads=1) as generator:
         train_epoch(
-            model, TrainingTask(EXAMPLES, plain(known_entries), spec, AugmentationSpec(), NOTHING), optimizer, generator
+            model, TrainingTask(EXAMPLES, plain(partial_loss), spec, AugmentationSpec(), NOTHING), optimizer, generator
         )
     return model
 
@@ -228,7 +237,7 @@ def test_adamw_decays_weights_apart_from_the_gradient() -> None:
     spec = TrainingSection(optimizer="adamw", lr=0.01, weight_decay=0.1, batch_size=64)
     ours, theirs = trained_by(spec), build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1, eps=1e-7)
-    known_entries(theirs(EXAMPLES.images.float()), EXAMPLES.labels, EXAMPLES.annotated).backward()  # type: ignore[no-untyped-call]
+    partial_loss(theirs(EXAMPLES.images.float()), EXAMPLES.labels, EXAMPLES.annotated).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     np.testing.assert_allclose(read_state(ours).trunk, read_state(theirs).trunk, rtol=1e-4, atol=1e-5)
     plain_adam = trained_by(TrainingSection(optimizer="adam", lr=0.01, weight_decay=0.1, batch_size=64))
@@ -242,9 +251,9 @@ def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> 
     for size, steps in ((32, 1), (8, 4)):
         spec = sgd(batch_size=size, gradient_accumulation_steps=steps)
         model = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
-        with reproducible(3, threads=1) as generator:
-            exercise = TrainingTask(few, plain(known_entries), spec, AugmentationSpec(), NOTHING)
-            train_epoch(model, exercise, optimizer_for(model, spec, spec.lr), generator)
+        with reproducible_training(3, threads=1) as generator:
+            exercise = TrainingTask(few, plain(partial_loss), spec, AugmentationSpec(), NOTHING)
+            train_epoch(model, exercise, make_optimizer(model, spec, spec.lr), generator)
         states.append(read_state(model).trunk)
     np.testing.assert_allclose(states[0], states[1], rtol=1e-4, atol=1e-6)
 
@@ -262,15 +271,17 @@ def test_no_step_is_longer_than_the_bound_and_a_high_bound_changes_nothing() -> 
 
 
 def test_the_schedule_rises_falls_and_never_ends_at_nothing() -> None:
-    constant = [rate_factor(sgd(), number, 4) for number in (1, 2, 3, 4)]
+    constant = [learning_rate_factor(sgd(), number, 4) for number in (1, 2, 3, 4)]
     assert constant == [1.0] * 4
-    warm = [rate_factor(sgd(schedule_warm_up=3), number, 5) for number in (1, 2, 3, 4, 5)]
+    warm = [learning_rate_factor(sgd(schedule_warm_up=3), number, 5) for number in (1, 2, 3, 4, 5)]
     assert warm == [0.25, 0.5, 0.75, 1.0, 1.0]
-    cosine = [rate_factor(sgd(schedule="cosine", schedule_warm_up=1), number, 5) for number in range(1, 6)]
+    cosine = [learning_rate_factor(sgd(schedule="cosine", schedule_warm_up=1), number, 5) for number in range(1, 6)]
     assert cosine[:2] == [0.5, 1.0]
     assert cosine[1:] == sorted(cosine[1:], reverse=True)
     assert 0 < cosine[-1] < 0.2
-    assert rate_factor(sgd(schedule="cosine"), 9, 5) == rate_factor(sgd(schedule="cosine"), 5, 5)  # a run made longer
+    assert learning_rate_factor(sgd(schedule="cosine"), 9, 5) == learning_rate_factor(
+        sgd(schedule="cosine"), 5, 5
+    )  # a run made longer
 
 
 @pytest.mark.parametrize(

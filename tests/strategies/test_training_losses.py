@@ -13,8 +13,8 @@ from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.zoo.spec import Task
 from strategies.engine.events import TooFewSites
-from strategies.local.losses import Loss, Missing, chosen_loss, loss_for
-from strategies.registry import STRATEGIES, method_of
+from strategies.local.losses import Loss, Missing, choose_plain_loss, make_training_loss
+from strategies.registry import STRATEGIES, build_site_method
 from tests.federations import experiment, federation
 from tests.third_parties import install, stairs
 
@@ -37,12 +37,12 @@ def of_classes(images: int = 40) -> tuple[Tensor, Tensor]:
 
 def chosen(labels: Tensor, task: Task = "multi_label", missing: Missing = "masked", **training: object) -> Loss:
     spec = TrainingSection.model_validate(training)
-    return chosen_loss(spec, loss_for(task, missing), task, missing, labels)
+    return make_training_loss(spec, choose_plain_loss(task, missing), task, missing, labels)
 
 
 def test_without_a_choice_it_is_the_methods_own_loss() -> None:
-    plain = loss_for("multi_label", "masked")
-    assert chosen_loss(TrainingSection(), plain, "multi_label", "masked", drawn()[1]) is plain
+    plain = choose_plain_loss("multi_label", "masked")
+    assert make_training_loss(TrainingSection(), plain, "multi_label", "masked", drawn()[1]) is plain
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0, 5.0])
@@ -167,7 +167,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_trained(
     overrides: tuple[str, ...], fault: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput) as refused:
-        method_of(experiment(tmp_path, *overrides).experiment)
+        build_site_method(experiment(tmp_path, *overrides).experiment)
     assert fault in str(refused.value)
 
 

@@ -25,8 +25,8 @@ from common.wire.records import (
 from server.simulation.backends.inline import inline
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RoundRecord, RunStopped, TooFewSites
-from strategies.engine.sequential import coordinator_of
-from strategies.engine.state import array_record
+from strategies.engine.sequential import make_coordinator
+from strategies.engine.state import make_array_record
 from strategies.methods.unifed import SequentialTraining, UniFed
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
 from tests.strategies.leading import Noted, app_of
@@ -106,14 +106,14 @@ def passed(
     plan = Plan.model_validate({"run": {"method": method}, **tables})
     section = ParticipationSection(roll_call_deadline_s=5.0, clip="off", **participation)  # every step is a constant
     kind, noted = {"unifed": HospitalsAlone, "fedseq": SequentialTraining}[method], Noted()
-    coordinator = coordinator_of(kind(), plan, section, "run-1", callbacks=noted)
+    coordinator = make_coordinator(kind(), plan, section, "run-1", callbacks=noted)
     heard = [] if heard is None else heard
 
     def main(grid: Any) -> None:
         names = coordinator.sites.roll_call(grid, len(hospitals)).class_names
         head = Head(names, np.zeros((len(names), 2), np.float32), np.zeros(len(names), np.float32))
         one = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
-        coordinator.start(grid, array_record(one), rounds)
+        coordinator.start(grid, make_array_record(one), rounds)
 
     inline(main, app_of([replace(hospital, heard=heard) for hospital in hospitals]), len(hospitals))
     return Passed(coordinator, noted.records, heard, noted.absences)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.aggregation.means import mixed
+from strategies.aggregation.means import mix_tensors
 from strategies.local.early_stopping import EarlyStopping
-from strategies.methods.unifed import SlopeRule, easy_first, loss_slope
+from strategies.methods.unifed import SlopeRule, loss_slope, sort_easiest_first
 from tests.federations import VECTORS
 
 FILE = VECTORS / "unifed.json"
@@ -40,13 +40,13 @@ def test_slopes_and_the_order_of_sites_are_the_authors(rule: SlopeRule, values: 
     vector = VECTOR["slope"]
     slopes = {site: loss_slope(losses, rule) for site, losses in vector["loss_per_batch"].items()}
     assert slopes == pytest.approx(vector[values], rel=1e-5)
-    assert list(map(int, easy_first(slopes))) == vector[order]
+    assert list(map(int, sort_easiest_first(slopes))) == vector[order]
 
 
 @authors
 def test_sites_of_one_slope_go_by_their_number_as_the_authors_do() -> None:
     vector = VECTOR["slope"]["tie_break"]
-    assert list(map(int, easy_first(vector["slopes"]))) == vector["order"]
+    assert list(map(int, sort_easiest_first(vector["slopes"]))) == vector["order"]
 
 
 @pytest.mark.parametrize("rule", ["least_squares", "endpoints"])
@@ -71,14 +71,14 @@ def test_the_two_slopes_differ_where_the_last_batch_is_an_outlier() -> None:
 @given(slopes, st.randoms())
 def test_the_order_of_sites_does_not_depend_on_who_answered_first(slopes: dict[str, float], random: Any) -> None:
     shuffled = random.sample(sorted(slopes), len(slopes))
-    order = easy_first({site: slopes[site] for site in shuffled})
-    assert order == easy_first(slopes)
+    order = sort_easiest_first({site: slopes[site] for site in shuffled})
+    assert order == sort_easiest_first(slopes)
     assert [slopes[site] for site in order] == sorted(slopes.values())
 
 
 def test_a_site_whose_loss_is_not_a_number_goes_last() -> None:
-    assert easy_first({"a": math.nan, "b": 2.0, "c": -1.0}) == ("c", "b", "a")
-    assert easy_first({"c": -1.0, "b": 2.0, "a": math.nan}) == ("c", "b", "a")
+    assert sort_easiest_first({"a": math.nan, "b": 2.0, "c": -1.0}) == ("c", "b", "a")
+    assert sort_easiest_first({"c": -1.0, "b": 2.0, "a": math.nan}) == ("c", "b", "a")
 
 
 @pytest.mark.parametrize("case", VECTOR.get("local_stopping", {}).get("cases", []))
@@ -123,13 +123,13 @@ def tensors(side: str) -> dict[str, np.ndarray]:
 def test_every_tensor_is_mixed_as_in_the_paper() -> None:
     clients, server = tensors("clients_last"), tensors("server")
     for name, expected in VECTOR["mixing"]["expected_paper_all_tensors"].items():
-        np.testing.assert_allclose(mixed(clients[name], server[name], 0.7), expected, rtol=1e-5)
+        np.testing.assert_allclose(mix_tensors(clients[name], server[name], 0.7), expected, rtol=1e-5)
 
 
 @authors
 def test_a_hospitals_share_of_three_tenths_on_parameters_alone_is_the_authors_code() -> None:
     clients, server = tensors("clients_last"), tensors("server")
-    found = server | {name: mixed(clients[name], server[name], 0.3) for name in clients.keys() - BUFFERS}
+    found = server | {name: mix_tensors(clients[name], server[name], 0.3) for name in clients.keys() - BUFFERS}
     assert found.keys() == VECTOR["mixing"]["expected_code"].keys()
     for name, expected in VECTOR["mixing"]["expected_code"].items():
         np.testing.assert_allclose(found[name], expected, rtol=1e-5)
@@ -138,13 +138,13 @@ def test_a_hospitals_share_of_three_tenths_on_parameters_alone_is_the_authors_co
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
 def test_a_share_of_none_or_all_is_one_side_unchanged(pairs: list[tuple[float, float]]) -> None:
     clients, server = np.array(pairs, np.float32).T
-    np.testing.assert_array_equal(mixed(clients, server, 0.0), server)
-    np.testing.assert_array_equal(mixed(clients, server, 1.0), clients)
-    assert mixed(clients, server, 0.5).dtype == np.float32
+    np.testing.assert_array_equal(mix_tensors(clients, server, 0.0), server)
+    np.testing.assert_array_equal(mix_tensors(clients, server, 1.0), clients)
+    assert mix_tensors(clients, server, 0.5).dtype == np.float32
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20), st.floats(0, 1))
 def test_mixing_with_sides_and_share_exchanged_is_the_same(pairs: list[tuple[float, float]], alpha: float) -> None:
     clients, server = np.array(pairs, np.float32).T
-    mirrored = mixed(server, clients, 1 - alpha)
-    np.testing.assert_allclose(mixed(clients, server, alpha), mirrored, rtol=1e-6, atol=1e-9)
+    mirrored = mix_tensors(server, clients, 1 - alpha)
+    np.testing.assert_allclose(mix_tensors(clients, server, alpha), mirrored, rtol=1e-6, atol=1e-9)

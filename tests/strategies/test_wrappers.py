@@ -15,12 +15,12 @@ from common.models.state import ModelState, layout_of
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode
 from common.wire.records import NO_ARRAYS, Form, Groups, TrainReply
-from strategies.aggregation.server_optimizer import ServerOptimizer, stepped
-from strategies.engine.exchange import fault_in
+from strategies.aggregation.server_optimizer import ServerOptimizer, compute_server_step
+from strategies.engine.exchange import find_update_fault
 from strategies.engine.state import FederationState
-from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, proximal
-from strategies.local.updates import clipped, compressed, norm_of
-from strategies.registry import strategy_named
+from strategies.local.objective import Batch, ClientContext, Examples, LocalRound, add_proximal_term
+from strategies.local.updates import clip_to_length, compress_trunk, measure_length
+from strategies.registry import build_strategy
 from tests.federations import ALL_SHARED, federation, finished, needs_of, of_type, overheard
 from tests.strategies.folds import aggregated, stepped_by
 
@@ -37,7 +37,7 @@ def zero(network: Any, batch: Batch) -> torch.Tensor:
 @pytest.mark.parametrize(("head", "norm"), [(True, True), (False, True), (True, False)])
 def test_the_proximal_term_is_half_mu_times_the_squared_distance_of_what_is_shared(head: bool, norm: bool) -> None:
     network = build(SPEC, ("a", "b"), 3)
-    half = proximal(lambda situation: LocalRound(zero), 0.4, head=head, norm=norm)
+    half = add_proximal_term(lambda situation: LocalRound(zero), 0.4, head=head, norm=norm)
     objective = half(ClientContext(network, NOTHING, NO_ARRAYS, NO_ARRAYS, 1, TrainingSection())).objective
     assert float(objective(network, None).detach()) == 0  # type: ignore[arg-type]
     norms = [part for part in network.modules() if isinstance(part, torch.nn.BatchNorm2d)]
@@ -69,19 +69,19 @@ def update(trunk: list[float], head: list[float]) -> Groups:
 
 def test_an_update_that_is_too_long_keeps_its_direction() -> None:
     long = update([3, 0], [0, -4, 12])  # length 13
-    short = clipped(long, 6.5)
-    assert norm_of(short) == pytest.approx(6.5, rel=1e-6)
+    short = clip_to_length(long, 6.5)
+    assert measure_length(short) == pytest.approx(6.5, rel=1e-6)
     assert short.trunk is not None
     assert short.head is not None
     np.testing.assert_allclose([*short.trunk, *short.head.weight[0], *short.head.bias], [1.5, 0, 0, -2, 6], rtol=1e-6)
-    assert clipped(long, 13.5) is long
+    assert clip_to_length(long, 13.5) is long
 
 
 @pytest.mark.parametrize("method", ["surgical", "fedsld", "fedmlp", "vanilla"])
 def test_no_site_sends_more_than_the_bound(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = overheard(monkeypatch)
     federation(tmp_path, f"run.method={method}", *needs_of(method), "method.clip_update=0.05")
-    lengths = [norm_of(decode(content, TrainReply).update) for content in of_type(traffic.up, "train")]
+    lengths = [measure_length(decode(content, TrainReply).update) for content in of_type(traffic.up, "train")]
     assert lengths == [pytest.approx(0.05, rel=1e-5)] * 6
 
 
@@ -93,12 +93,12 @@ def test_what_rounding_loses_goes_with_the_next_update(form: Form) -> None:
     generator, unsent, sent = np.random.default_rng(1), Groups(), np.zeros(2000)
     wanted = [generator.normal(size=2000).astype(np.float32) for _ in range(50)]
     for trunk in wanted:
-        update, unsent = compressed(Groups(trunk), unsent, form)
+        update, unsent = compress_trunk(Groups(trunk), unsent, form)
         assert update.trunk is not None
         sent += update.trunk
     assert unsent.trunk is not None
     np.testing.assert_allclose(sent + unsent.trunk, np.sum(wanted, axis=0, dtype=np.float64), atol=1e-5)
-    forgotten = np.sum([compressed(Groups(trunk), Groups(), form)[0].trunk for trunk in wanted], axis=0)
+    forgotten = np.sum([compress_trunk(Groups(trunk), Groups(), form)[0].trunk for trunk in wanted], axis=0)
     off, without = (np.abs(total - np.sum(wanted, axis=0)).mean() for total in (sent, forgotten))
     assert off < without / 3
 
@@ -121,8 +121,8 @@ def test_a_compressed_update_takes_a_half_or_a_quarter_of_the_bytes(
 def test_an_update_in_another_form_than_asked_for_is_quarantined() -> None:
     trunk = np.array([1.0, -2.0], np.float32)
     asked, came = Groups(trunk, form="int8"), Groups(trunk)
-    assert fault_in(came, asked) == "trunk travels as float32, expected int8"
-    assert fault_in(asked, asked) == ""
+    assert find_update_fault(came, asked) == "trunk travels as float32, expected int8"
+    assert find_update_fault(asked, asked) == ""
 
 
 # ---------------------------------------------------------------------- server optimisers
@@ -133,7 +133,7 @@ UPDATES = (np.array([0.5, -2.0]), np.array([-1.0, 0.25]))
 def steps(optimizer: ServerOptimizer) -> list[np.ndarray]:
     moments, taken = {}, []
     for mean in UPDATES:
-        step, moments = stepped(optimizer, mean, moments, "trunk")  # type: ignore[assignment]
+        step, moments = compute_server_step(optimizer, mean, moments, "trunk")  # type: ignore[assignment]
         taken.append(step)
     return taken
 
@@ -260,7 +260,7 @@ def test_a_combination_without_sense_is_refused_with_the_reason(
     method: str, parameters: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(BadInput) as refused:
-        strategy_named(method, parameters)
+        build_strategy(method, parameters)
     assert reason in str(refused.value)
 
 

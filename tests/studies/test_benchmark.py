@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import BadInput
-from strategies.registry import STRATEGIES, method_of
+from strategies.registry import STRATEGIES, build_site_method
 from studies.benchmark import BenchmarkOptions, all_runs, estimate, lines_by_block, planned_count, run_benchmark
 from studies.benchmark_file import FormPlan, PlannedRun
 from studies.benchmark_report import as_markdown, write_benchmark_report
@@ -62,7 +62,7 @@ def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves
         for method in plan.methods(data):
             run = plan.run(data, pattern, method, 1e-3, 0)
             experiment = Trial(run.experiment, Path("nowhere"), run.overrides, "").file.experiment
-            assert method_of(experiment).name == method.name
+            assert build_site_method(experiment).name == method.name
             assert experiment.run.rounds == plan.form.rounds
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from strategies.registry import method_of
+from strategies.registry import build_site_method
 from studies.study import trials_of
 from studies.study_file import read_study
 from studies.trial import Trial
@@ -133,7 +133,7 @@ def test_a_run_that_two_tables_want_is_one_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_papers_study_names_experiments_and_methods_that_there_are(folder: Path, quick: bool) -> None:
     for trial in trials(folder, quick=quick):
-        method_of(trial.file.experiment)
+        build_site_method(trial.file.experiment)
 
 
 def test_every_paper_has_its_study() -> None:

@@ -55,7 +55,7 @@ from server.deployment.superlink.object_store import (
 from server.deployment.superlink.process import CLOCK, OBJECTS, steady_clock
 from server.deployment.superlink.request_signing import Recipient, RequestSigner
 from server.runs.live_status import stopped_at
-from strategies.engine.events import Arrival
+from strategies.engine.events import ReplyArrival
 from strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
 
 LOST_SIGNAL = signal.SIGUSR1
@@ -277,7 +277,7 @@ class NetworkGrid(Grid):
             del self._pending[name]
         return [*errors, *(self._reply(pending) for pending in replies.values())]
 
-    def left_replies(self, run: str) -> Iterator[Arrival]:
+    def left_replies(self, run: str) -> Iterator[ReplyArrival]:
         """Yield the replies to this run that were accepted, and that no process had recorded when it ended.
 
         A reply is released, as are those to other runs, once the caller has recorded it and asks for the next.
@@ -290,7 +290,9 @@ class NetworkGrid(Grid):
                 message = join_message(name, objects, size)
                 statement = self._signer.statement_of(node, message.content)
                 if statement.run == run:
-                    yield Arrival(statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY)
+                    yield ReplyArrival(
+                        statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY
+                    )
             self._control.release([name])
         self._left = ()
 

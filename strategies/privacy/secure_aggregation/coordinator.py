@@ -23,23 +23,23 @@ from common.wire.secure_aggregation import (
 )
 from strategies.privacy.secure_aggregation.crypto import (
     SecretsError,
-    Statement,
+    SiteStatement,
     StatementError,
     add_mask,
     agree_secret,
     join_shares,
-    key_from_bytes,
+    private_key_from_bytes,
     read_statement,
 )
-from strategies.privacy.secure_aggregation.masked_rounds import fewest
+from strategies.privacy.secure_aggregation.masked_rounds import count_needed_survivors
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
-from strategies.privacy.secure_aggregation.site import may_open
+from strategies.privacy.secure_aggregation.site import may_open_segment
 from strategies.privacy.secure_aggregation.vectors import (
     Segment,
     SegmentLayout,
-    from_fixed_point,
-    plausible,
-    segments_of,
+    convert_from_fixed_point,
+    is_plausible_sum,
+    list_segments,
 )
 
 
@@ -96,12 +96,12 @@ class UnmaskedSum:
 
 
 @dataclass
-class Summing:
+class MaskedSummation:
     """One round's masking, stage by stage."""
 
     request: SumRequest
     ask: QueryFn
-    _statements: dict[str, Statement] = field(default_factory=dict)
+    _statements: dict[str, SiteStatement] = field(default_factory=dict)
     _members: tuple[str, ...] = ()
     _divisor: int = 0
 
@@ -114,7 +114,7 @@ class Summing:
         letters = self._letters(self._keys())
         taking_part = sorted(letters)
         total, survivors = self._masked(letters)
-        segments = segments_of({site: statement.rows for site, statement in self._statements.items()})
+        segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
         try:
             self._take_off(total, taking_part, survivors, segments)
         except SecretsError as error:
@@ -209,14 +209,14 @@ class Summing:
         masks, keys = self._revealed(survivors)
         sum_request, layout = self.request, self.request.layout
         for segment in segments:
-            if may_open(segment, set(survivors), self._statements):
+            if may_open_segment(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
                     secret = join_shares(masks.get((site, segment.name), [])[: self._needed])
                     places = layout.places(sum_request.classes, segment.classes, body=segment.body)
                     add_mask(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
-            key = key_from_bytes(join_shares(keys.get(gone, [])[: self._needed]), stated.masking_key)
+            key = private_key_from_bytes(join_shares(keys.get(gone, [])[: self._needed]), stated.masking_key)
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)
@@ -246,7 +246,7 @@ class Summing:
         rows, closed = dict[str, tuple[str, ...]](), list[str]()
         for segment in segments:
             owners = tuple(site for site in segment.owners if site in left)
-            if may_open(segment, left, self._statements):
+            if may_open_segment(segment, left, self._statements):
                 rows |= dict.fromkeys(segment.classes, owners)
             elif owners:
                 closed += segment.classes
@@ -259,15 +259,15 @@ class Summing:
     def _numbers(self, total: Integers) -> NDArray[np.float64]:
         """Return the sum as it was before it was turned into integers."""
         grid = self.request.shares.grid(self._divisor) if self.request.shares else None
-        if not (grid.plausible(total) if grid else plausible(total, self._divisor)):
+        if not (grid.plausible(total) if grid else is_plausible_sum(total, self._divisor)):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
-        return grid.values(total) if grid else from_fixed_point(total, self.request.largest)
+        return grid.values(total) if grid else convert_from_fixed_point(total, self.request.largest)
 
     @property
     def _needed(self) -> int:
         """Return how many sites must stay to the end, which is how many shares make each site's secrets."""
         honest = self.request.shares.honest if self.request.shares else 0
-        return fewest(
+        return count_needed_survivors(
             self._divisor, max((statement.cohort for statement in self._statements.values()), default=0), honest
         )
 

@@ -39,23 +39,23 @@ class SecretsError(WireError):
     """Shares, keys or letters that do not fit together, with the reason."""
 
 
-def new_key() -> ec.EllipticCurvePrivateKey:
+def make_key_pair() -> ec.EllipticCurvePrivateKey:
     """Make a key pair for one round."""
     return ec.generate_private_key(CURVE)
 
 
-def public_hex(key: ec.EllipticCurvePrivateKey) -> str:
+def public_key_hex(key: ec.EllipticCurvePrivateKey) -> str:
     """Return the public half of a key, as a statement has it."""
     return key.public_key().public_bytes(form.Encoding.X962, form.PublicFormat.CompressedPoint).hex()
 
 
-def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return the private half of a key, as it is shared among sites."""
     return key.private_numbers().private_value.to_bytes(SECRET_BYTES, "big")
 
 
-def key_from_bytes(secret: bytes, stated: str) -> ec.EllipticCurvePrivateKey:
-    """Return a key from its :func:`private_bytes`.
+def private_key_from_bytes(secret: bytes, stated: str) -> ec.EllipticCurvePrivateKey:
+    """Return a key from its :func:`private_key_bytes`.
 
     Raises:
         SecretsError: If the bytes are not the private half of the stated key.
@@ -64,7 +64,7 @@ def key_from_bytes(secret: bytes, stated: str) -> ec.EllipticCurvePrivateKey:
         key = ec.derive_private_key(int.from_bytes(secret, "big"), CURVE)
     except ValueError:
         raise SecretsError("the shares of a key make no key") from None
-    if public_hex(key) != stated:
+    if public_key_hex(key) != stated:
         raise SecretsError("the shares of a key do not make the stated one")
     return key
 
@@ -181,7 +181,7 @@ class StatementError(ValueError):
     """A statement that does not count, with the reason."""
 
 
-class Statement(BaseModel):
+class SiteStatement(BaseModel):
     """A site's part in one round.
 
     Attributes:
@@ -229,7 +229,7 @@ class Statement(BaseModel):
         """Return the text that is signed."""
         return self.model_dump_json().encode()
 
-    def disagreement(self, other: "Statement") -> str:
+    def disagreement(self, other: "SiteStatement") -> str:
         """Return a phrase on what the other site was asked that this site was not; empty where they agree.
 
         The coordinator asks; a site that it asks otherwise could add nothing to the sum, or another site's update
@@ -247,14 +247,14 @@ class Statement(BaseModel):
         return next((f"received another {name}" for name in common if self.shared[name] != other.shared[name]), "")
 
 
-def read_statement(text: bytes) -> Statement:
+def read_statement(text: bytes) -> SiteStatement:
     """Read a statement.
 
     Raises:
         StatementError: If the text is no statement.
     """
     try:
-        return Statement.model_validate_json(text)
+        return SiteStatement.model_validate_json(text)
     except ValidationError as error:
         raise StatementError(f"is no statement of a site's keys: {error.errors()[0]['msg']}") from None
 

@@ -20,7 +20,7 @@ from typing import Any
 from common.errors import quoted
 from common.system.files import write_atomically
 from strategies.privacy.secure_aggregation.crypto import SecretsError
-from strategies.privacy.secure_aggregation.vectors import threshold
+from strategies.privacy.secure_aggregation.vectors import compute_share_threshold
 
 KEPT = 5_000
 """Runs; each costs a coordinator a round of training before a file is written. None is forgotten, see above."""
@@ -75,19 +75,19 @@ class MaskedRound:
         return replace(self, noise=drawn_for)
 
 
-def fewest(members: int, cohort: int, honest: int = 0) -> int:
+def count_needed_survivors(members: int, cohort: int, honest: int = 0) -> int:
     """Return how many sites must stay to the end, which is how many shares make a secret.
 
     Args:
         members: Sites of the round's first attempt: a later attempt has fewer, of whom as many may side with the
             coordinator.
         cohort: Fewest sites whose sum a site helps to open.
-        honest: Sites that help the coordinator in nothing; see :func:`threshold`.
+        honest: Sites that help the coordinator in nothing; see :func:`compute_share_threshold`.
     """
-    return max(threshold(members, honest), cohort)
+    return max(compute_share_threshold(members, honest), cohort)
 
 
-class MaskedRounds:
+class MaskedRoundMemory:
     """A folder with one file a run.
 
     Args:

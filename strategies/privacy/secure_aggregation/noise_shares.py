@@ -7,9 +7,9 @@ truncated to the grid, not rounded by chance, so that it becomes no longer and n
 a standard deviation of 2^12 steps of the grid or more.
 
 A sum of discrete Gaussians is no discrete Gaussian. Their theorem 1 bounds the difference: the logarithms of the two
-probabilities lie at most tau apart in each number (:func:`closeness`), which at such shares is below 10^-1000000. So
-the sum costs what a discrete Gaussian of its variance costs, and that is no more than the continuous one (Canonne,
-Kamath, Steinke, NeurIPS 2020, theorem 4).
+probabilities lie at most tau apart in each number (:func:`bound_log_probability_gap`), which at such shares is below
+10^-1000000. So the sum costs what a discrete Gaussian of its variance costs, and that is no more than the continuous
+one (Canonne, Kamath, Steinke, NeurIPS 2020, theorem 4).
 """
 
 import math
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from common.config import Plan
 from common.wire.secure_aggregation import Integers
 from strategies.local.site_method import SiteMethod
-from strategies.privacy.mechanism import protection_of
-from strategies.privacy.noise import SCALE_BITS, BitStream, discrete_gaussian
+from strategies.privacy.mechanism import make_site_privacy
+from strategies.privacy.noise import SCALE_BITS, BitStream, draw_discrete_gaussian
 from strategies.privacy.secure_aggregation.crypto import SecretsError
 
 LEAST_SCALE_BITS: Final = 12
@@ -57,7 +57,7 @@ class ShareGrid:
             bits: Source of the noise.
         """
         truncated = np.trunc(update.astype(np.float64) * (1 / self.divisor * self.steps)).astype(np.int64)
-        noisy = truncated + discrete_gaussian(len(update), bits, self.scale_bits)
+        noisy = truncated + draw_discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)
 
     def plausible(self, total: Integers) -> bool:
@@ -101,18 +101,18 @@ class NoiseShares:
         return ShareGrid(bits, divisor, in_shares * 2.0**bits, math.ceil(needed * 2.0**bits) + divisor)
 
 
-def shares_of(plan: Plan, method: SiteMethod) -> NoiseShares | None:
+def make_noise_shares(plan: Plan, method: SiteMethod) -> NoiseShares | None:
     """Return the noise that the sites of a run add together; None where each adds its own or there is none."""
     section = plan.privacy
     if section.noise != "distributed":
         return None
-    protection = protection_of(plan, method, 1)
+    protection = make_site_privacy(plan, method, 1)
     assert protection is not None, "it has a level"
     assert section.honest_sites is not None, "the schema says"
     return NoiseShares(section.max_update_norm, protection.noise_multiplier, section.honest_sites)
 
 
-def closeness(sites: int, deviation: float) -> float:
+def bound_log_probability_gap(sites: int, deviation: float) -> float:
     """Return tau: the distance in log probability of a sum of discrete Gaussians from one of the same variance.
 
     Theorem 1 of Kairouz et al., for each number of a vector.

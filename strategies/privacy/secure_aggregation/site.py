@@ -35,30 +35,30 @@ from strategies.privacy.noise import BitStream
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     SecretShares,
-    Statement,
+    SiteStatement,
     StatementError,
     add_mask,
     agree_secret,
     decrypt_from,
     encrypt_for,
-    new_key,
-    private_bytes,
-    public_hex,
+    make_key_pair,
+    private_key_bytes,
+    public_key_hex,
     read_shares,
     read_statement,
     refuse_unsigned,
     sign_statement,
     split_secret,
 )
-from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds, fewest
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRoundMemory, count_needed_survivors
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
 from strategies.privacy.secure_aggregation.vectors import (
     Segment,
+    compute_share_threshold,
+    convert_to_fixed_point,
     count_out_of_range,
-    fixed_point,
     flatten_update,
-    segments_of,
-    threshold,
+    list_segments,
 )
 
 Request = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
@@ -70,7 +70,7 @@ class MaskingRefused(WireError):
 
 
 @dataclass(frozen=True)
-class Identity:
+class SigningIdentity:
     """The key that a site is admitted with, and its public half as an OpenSSH line."""
 
     key: ec.EllipticCurvePrivateKey
@@ -79,7 +79,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class RequestDigest:
-    """Hashes of a site's request, which the sites of a round compare; see :class:`Statement`.
+    """Hashes of a site's request, which the sites of a round compare; see :class:`SiteStatement`.
 
     Attributes:
         start: Hash of the model alone, which stays at the site and shows when a model comes again.
@@ -112,11 +112,11 @@ class ParticipationTerms:
     largest: float
     counts: bool = False
     alone: bool = False
-    identity: Identity | None = None
+    identity: SigningIdentity | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
     cohort: int = 2
     digest: RequestDigest = field(default_factory=RequestDigest)
-    masked: MaskedRounds = field(default_factory=MaskedRounds)
+    masked: MaskedRoundMemory = field(default_factory=MaskedRoundMemory)
     shares: NoiseShares | None = None
     noise: Callable[[str], bytes] = lambda covered: os.urandom(SECRET_BYTES)
 
@@ -141,11 +141,11 @@ class SiteRound:
         self._layout, self._rows, vector = flatten_update(update)
         self._update: NDArray[np.float32] | None = vector
         self.cut = count_out_of_range(vector, terms.largest)
-        self._sealing, self._masking = new_key(), new_key()
+        self._sealing, self._masking = make_key_pair(), make_key_pair()
         self._done = terms.masked.of(run, server_round, terms.digest.start)
         self._members: tuple[str, ...] = ()
         self._divisor = 0
-        self._statements: Mapping[str, Statement] = {}
+        self._statements: Mapping[str, SiteStatement] = {}
         self._segments: tuple[Segment, ...] = ()
         self._own: dict[str, bytes] = {}  # segment -> secret of this site's own mask
         self._letters: dict[str, SecretShares] = {}  # sender -> shares, this site's own too
@@ -160,7 +160,7 @@ class SiteRound:
         """
         if SharesAnswer not in self._answered and self._answered.get(KeysAnswer, (request,))[0] != request:
             del self._answered[KeysAnswer]
-            self._sealing, self._masking = new_key(), new_key()
+            self._sealing, self._masking = make_key_pair(), make_key_pair()
         return self._once(request, KeysAnswer, self._state_keys)
 
     def shares(self, request: SharesRequest) -> SharesAnswer:
@@ -198,7 +198,9 @@ class SiteRound:
     def rows_of_few(self) -> tuple[str, ...]:
         """Return the rows of this site that too few sites of the round own, once it is known who takes part."""
         own = [segment for segment in self._segments if self.site in segment.owners]
-        few = [segment for segment in own if len(segment.owners) < least_owners(segment.owners, self._statements)]
+        few = [
+            segment for segment in own if len(segment.owners) < count_needed_owners(segment.owners, self._statements)
+        ]
         return tuple(name for segment in few for name in segment.classes)
 
     def _once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:
@@ -222,7 +224,7 @@ class SiteRound:
             raise MaskingRefused(f"{self.site} is not among the sites that are to mask together.")
         self._members = self._done.members or tuple(sorted(set(request.members)))
         self._divisor = self._done.divisor or request.divisor
-        if self._divisor < len(self._members) or threshold(self._divisor) > len(self._members):
+        if self._divisor < len(self._members) or compute_share_threshold(self._divisor) > len(self._members):
             raise MaskingRefused(f"of {self._divisor} sites, {len(self._members)} are too few to go on with.")
         self._refuse_too_few(len(self._members))
         statement = self._statement.written()
@@ -231,8 +233,8 @@ class SiteRound:
         return KeysAnswer(self.run, self.round, self.site, statement, signature, identity.line if identity else "")
 
     @property
-    def _statement(self) -> Statement:
-        return Statement(
+    def _statement(self) -> SiteStatement:
+        return SiteStatement(
             run=self.run,
             round=self.round,
             site=self.site,
@@ -245,8 +247,8 @@ class SiteRound:
             shared=dict(self._terms.digest.shared),
             rows=self._rows,
             alone=self._terms.alone,
-            sealing_key=public_hex(self._sealing),
-            masking_key=public_hex(self._masking),
+            sealing_key=public_key_hex(self._sealing),
+            masking_key=public_key_hex(self._masking),
         )
 
     # ------------------------------------------------------------------ shares
@@ -254,11 +256,11 @@ class SiteRound:
     def _share(self, request: SharesRequest) -> SharesAnswer:
         self._statements = self._checked(request)
         sites = sorted(self._statements)
-        self._segments = segments_of({site: statement.rows for site, statement in self._statements.items()})
+        self._segments = list_segments({site: statement.rows for site, statement in self._statements.items()})
         own = [segment.name for segment in self._segments if self.site in segment.owners]
         self._own = {name: os.urandom(SECRET_BYTES) for name in own}
         needed = self._needed
-        keys = split_secret(private_bytes(self._masking), needed, len(sites))
+        keys = split_secret(private_key_bytes(self._masking), needed, len(sites))
         masks = {name: split_secret(secret, needed, len(sites)) for name, secret in self._own.items()}
         letters = {
             site: SecretShares(
@@ -277,9 +279,9 @@ class SiteRound:
         ]
         return SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
 
-    def _checked(self, request: SharesRequest) -> dict[str, Statement]:
+    def _checked(self, request: SharesRequest) -> dict[str, SiteStatement]:
         """Return the statements by site; all must be of this round, of different sites, with different keys."""
-        by_site: dict[str, Statement] = {}
+        by_site: dict[str, SiteStatement] = {}
         for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
             try:
                 statement = read_statement(text)
@@ -301,7 +303,7 @@ class SiteRound:
         self._refuse_too_few(len(by_site))
         return by_site
 
-    def _refuse_stranger(self, statement: Statement, text: bytes, signature: bytes, identity: str) -> None:
+    def _refuse_stranger(self, statement: SiteStatement, text: bytes, signature: bytes, identity: str) -> None:
         if self._terms.identity is None or statement.site == self.site:
             return
         refuse_unsigned(text, signature, identity)
@@ -324,7 +326,7 @@ class SiteRound:
         self._letters |= {sender: self._opened(sender, letter) for sender, letter in letters}
         self._done = replace(self._done.masking({self.site, *others}), divisor=self._divisor)
         if terms.shares is None:
-            vector = fixed_point(self._update, 1 if terms.counts else self._divisor, terms.largest)
+            vector = convert_to_fixed_point(self._update, 1 if terms.counts else self._divisor, terms.largest)
         else:
             vector = self._with_share(self._update, terms.shares)
         self._note()
@@ -367,7 +369,7 @@ class SiteRound:
         self._refuse_too_few(len(survivors))
         self._done = self._done.opening(survivors)
         self._note()
-        openable = [segment for segment in self._segments if may_open(segment, survivors, self._statements)]
+        openable = [segment for segment in self._segments if may_open_segment(segment, survivors, self._statements)]
         shown = [(site, segment.name) for segment in openable for site in segment.owners if site in survivors]
         gone = tuple(sorted(took_part - survivors))
         answer = RevealAnswer(
@@ -387,7 +389,7 @@ class SiteRound:
     def _needed(self) -> int:
         """Return how many sites must stay to the end, which is how many shares make this site's secrets."""
         honest = self._terms.shares.honest if self._terms.shares else 0
-        return fewest(self._divisor, self._terms.cohort, honest)
+        return count_needed_survivors(self._divisor, self._terms.cohort, honest)
 
     def _note(self) -> None:
         self._terms.masked.note(self.run, self.round, self._done, self._terms.digest.start)
@@ -402,19 +404,19 @@ class SiteRound:
             raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {self._needed} are needed.")
 
 
-def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Statement]) -> bool:
+def may_open_segment(segment: Segment, survivors: set[str], statements: Mapping[str, SiteStatement]) -> bool:
     """Return whether a segment's sum may be opened: it is of enough sites, or all of them allow fewer."""
     left = [site for site in segment.owners if site in survivors]
     if not left:
         return False
-    return len(left) >= least_owners(left, statements) or all(statements[site].alone for site in left)
+    return len(left) >= count_needed_owners(left, statements) or all(statements[site].alone for site in left)
 
 
-def least_owners(owners: Collection[str], statements: Mapping[str, Statement]) -> int:
+def count_needed_owners(owners: Collection[str], statements: Mapping[str, SiteStatement]) -> int:
     """Return the fewest sites whose sum these sites help to open."""
     return max(2, *(statements[site].cohort for site in owners))
 
 
-def no_round(site: str) -> MaskingRefused:
+def make_no_round_refusal(site: str) -> MaskingRefused:
     """Return the refusal of a site that holds no update, because its process began after it had trained."""
     return MaskingRefused(f"{site} holds no update of this round: it was restarted since it trained.")

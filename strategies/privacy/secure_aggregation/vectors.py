@@ -23,7 +23,7 @@ BODY = ""
 """Name of the segment that all sites share: trunk, batch normalisation, and the rows that all own."""
 
 
-def threshold(sites: int, honest: int = 0) -> int:
+def compute_share_threshold(sites: int, honest: int = 0) -> int:
     """Return how many sites must stay to the end, which is how many shares make a secret: two thirds, rounded up.
 
     More than half of them, so that a coordinator that names different survivors to different sites gets the shares of
@@ -86,7 +86,7 @@ class Segment:
         return self.name == BODY
 
 
-def segments_of(rows: Mapping[str, Collection[str]]) -> tuple[Segment, ...]:
+def list_segments(rows: Mapping[str, Collection[str]]) -> tuple[Segment, ...]:
     """Return the body, then the other segments by their first class.
 
     Args:
@@ -129,7 +129,7 @@ BLOCK = 2**16
 """Numbers turned at a time: half a megabyte in float64."""
 
 
-def fixed_point(update: NDArray[np.float32], divisor: int, largest: float) -> Integers:
+def convert_to_fixed_point(update: NDArray[np.float32], divisor: int, largest: float) -> Integers:
     """Return an update's numbers as integers.
 
     Args:
@@ -156,14 +156,14 @@ def count_out_of_range(update: NDArray[np.float32], largest: float) -> int:
     return int(np.count_nonzero(np.abs(update) > largest))
 
 
-def plausible(total: Integers, sites: int) -> bool:
+def is_plausible_sum(total: Integers, sites: int) -> bool:
     """Return whether this can be a sum of ``sites`` updates; a mask left on shows in every second number."""
     signed = total.view(np.int32)
     limit = ONE + sites
     return not len(signed) or bool(-limit <= signed.min() and signed.max() <= limit)
 
 
-def from_fixed_point(total: Integers, largest: float) -> NDArray[np.float64]:
+def convert_from_fixed_point(total: Integers, largest: float) -> NDArray[np.float64]:
     """Return a sum as it was before it was turned into integers."""
     return total.view(np.int32) * np.float64(largest / ONE)
 
