@@ -1,1 +1,1 @@
-"""One method in one place, both halves: coordinator, hospital, and what they say to one another."""
+"""The federated learning methods: the coordinator's half, the hospital's half and the messages between them."""

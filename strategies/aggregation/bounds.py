@@ -45,7 +45,7 @@ Lengths = Mapping[str, float]
 
 
 def measure_update_lengths(update: Groups) -> dict[str, float]:
-    """Return the lengths of the parts that an update holds."""
+    """Return the Euclidean length of each part of an update: trunk, batch normalisation and the longest head row."""
     lengths = {}
     for part, values in ((TRUNK, update.trunk), (NORM, update.norm)):
         if values is not None:
@@ -56,7 +56,7 @@ def measure_update_lengths(update: Groups) -> dict[str, float]:
 
 
 def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
-    """Return part -> median length over the sites that sent it, without parts that fewer than three sent."""
+    """Return the median length of each part over the sites that sent it, without parts of fewer than three sites."""
     sent: dict[str, list[float]] = {}
     for of_site in lengths:
         for part, length in of_site.items():
@@ -65,7 +65,10 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
 
 
 def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
-    """Return the update with no part longer than ``clip`` medians, and a sentence on what was shortened, if any."""
+    """Return the update with no part longer than ``clip`` median lengths, and a sentence on the part most shortened.
+
+    The sentence is empty where nothing was too long.
+    """
     long = {part: times for part, times in compare_with_medians(lengths, medians).items() if times > clip}
     if not long:
         return update, ""
@@ -82,15 +85,15 @@ def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: flo
 def shorten_long_updates(
     replies: Mapping[str, TrainReply], clip: float, lengths: Mapping[str, Lengths] = MappingProxyType({})
 ) -> tuple[dict[str, TrainReply], dict[str, str]]:
-    """Shorten the updates that are too long.
+    """Shorten the updates of a round that are longer than ``clip`` times the median length.
 
     Args:
         replies: Site -> its reply with its update of the round.
         clip: The longest update, in median lengths of the round.
-        lengths: Lengths of the updates, where they were measured before.
+        lengths: Site -> lengths of the parts of its update, for the sites where they are measured already.
 
     Returns:
-        The replies with bounded updates; and site -> a sentence that says what was shortened.
+        All replies with their bounded updates; and, for the sites whose update was shortened, a sentence about it.
     """
     measured = {site: lengths.get(site) or measure_update_lengths(reply.update) for site, reply in replies.items()}
     medians, result, done = compute_median_lengths(measured.values()), dict(replies), dict[str, str]()
@@ -102,7 +105,7 @@ def shorten_long_updates(
 
 
 def compare_with_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
-    """Return part -> how many medians long it is, for parts that have a median."""
+    """Return the length of each part divided by its median length; parts without a median are absent."""
     return {
         part: length / medians[part] if medians[part] else (math.inf if length else 0.0)
         for part, length in lengths.items()
@@ -111,7 +114,7 @@ def compare_with_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]
 
 
 def _scale_array(array: Float32, factor: float) -> Float32:
-    """Return the product, computed in float64: as a float32 a very small factor is too coarse."""
+    """Return array times factor as float32, multiplied in float64, because float32 rounds a tiny factor too much."""
     return (array * np.float64(factor)).astype(np.float32)
 
 
@@ -147,10 +150,10 @@ HEAVY = 0.9
 
 
 def cap_image_counts(images: Mapping[str, int], largest_share: float) -> dict[str, int]:
-    """Return how many images of each site count, so that none has more than ``largest_share`` of all that count.
+    """Return how many images each site counts for, so that no site has more than ``largest_share`` of their sum.
 
     Sites above the cap count as if they had as many images as the cap allows; the others stay as they are. Where even
-    equal weights exceed the share, all count as the smallest does.
+    equal weights exceed the share, all sites count as much as the smallest site.
 
     Args:
         images: Number of images that each site stated at the roll call, at least 1.
@@ -169,7 +172,7 @@ def cap_image_counts(images: Mapping[str, int], largest_share: float) -> dict[st
 
 
 def find_dominant_sites(images: Mapping[str, int]) -> dict[str, float]:
-    """Return the share of all images of each site that has more than :data:`HEAVY` of them, among several sites."""
+    """Return the sites that have more than :data:`HEAVY` of all images, with their share; none in a run of one site."""
     total = sum(images.values())
     shares = {site: count / total for site, count in images.items()} if total and len(images) > 1 else {}
     return {site: share for site, share in shares.items() if share > HEAVY}

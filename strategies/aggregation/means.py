@@ -39,7 +39,7 @@ Weights = Sequence[float]
 
 
 def running_sum(values: Iterable[float]) -> float:
-    """Add numbers one after the other: from Python 3.12 on ``sum`` rounds otherwise, and hashes would differ."""
+    """Add numbers one after the other, because ``sum`` rounds in another way from Python 3.12 on and changes hashes."""
     total = 0.0
     for value in values:
         total += value
@@ -47,12 +47,12 @@ def running_sum(values: Iterable[float]) -> float:
 
 
 def add_update(state: Float32, update: Float64) -> Float32:
-    """Return state plus update, rounded once to float32."""
+    """Return model values plus an update, added in float64 and rounded once to float32."""
     return (state.astype(np.float64) + update).astype(np.float32)
 
 
 def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
-    """Call ``work`` for all of ``n`` numbers block by block, on a second thread too where there are many."""
+    """Call ``work`` with slices that together cover ``n`` numbers; long arrays are divided between two threads."""
 
     def stretch(begin: int) -> None:
         for start in range(begin, min(begin + STRETCH, n), BLOCK):
@@ -69,7 +69,7 @@ def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
 
 
 class FlatMean(ABC):
-    """A mean of flat arrays of one length.
+    """The mean of flat arrays of equal length, computed one block of numbers at a time.
 
     Args:
         size: Length of the arrays.
@@ -80,7 +80,7 @@ class FlatMean(ABC):
 
     @abstractmethod
     def part(self, block: slice) -> Float64:
-        """Return the mean of one block of numbers."""
+        """Return the mean of the numbers in one slice of the arrays."""
 
     @property
     def mean(self) -> Float64:
@@ -94,7 +94,7 @@ class FlatMean(ABC):
         return result
 
     def moved(self, state: Float32) -> Float32:
-        """Return a state moved by the mean, block by block."""
+        """Return flat model values plus the mean update, added block by block."""
         if state.shape != (self._size,):
             raise ValueError(f"expected shape {state.shape}, got {(self._size,)}")
         result = np.empty_like(state)
@@ -107,14 +107,14 @@ class FlatMean(ABC):
 
 
 class PrecomputedMean(FlatMean):
-    """A mean that was computed elsewhere."""
+    """Presents an array that is already a mean, such as a robust one, as a :class:`FlatMean`."""
 
     def __init__(self, values: Float64) -> None:
         super().__init__(len(values))
         self._values = values
 
     def part(self, block: slice) -> Float64:
-        """Return one block of the values."""
+        """Return one slice of the mean."""
         return self._values[block]
 
 
@@ -143,10 +143,10 @@ class RunningMean(FlatMean):
 
 
 class BlockwiseMean(FlatMean):
-    """The weighted mean of flat arrays, at least one, which are all there.
+    """The weighted mean of flat arrays that are all in memory or on disk from the beginning; at least one.
 
-    The bits are those of :class:`RunningMean`. Each block is added up over all arrays while it is in the processor's
-    cache; a running sum of a large model goes through memory once for each array.
+    The result has the same bits as :class:`RunningMean` but is faster: each block is added up over all arrays while it is in
+    the processor's cache; a running sum of a large model goes through memory once for each array.
 
     Args:
         weighted: Each array with its weight, in the order in which they are added; weights need not sum to one.
@@ -176,7 +176,7 @@ class BlockwiseMean(FlatMean):
 
 
 class HeadRowsMean(Protocol):
-    """A mean of head rows, class by class: the part of :class:`RunningHeadMean` that moves a model."""
+    """The mean of head rows, class by class, as it is read once it is complete."""
 
     @property
     def mean(self) -> HeadArrays: ...
@@ -196,12 +196,12 @@ HeadMean = Callable[[Sequence[str], int], RunningHeadMean]
 
 @dataclass(frozen=True)
 class PrecomputedHeadMean:
-    """A mean of head rows that was computed elsewhere."""
+    """A mean of head rows that is already computed, such as a robust one."""
 
     mean: HeadArrays
 
     def moved(self, head: Head) -> Head:
-        """Move each row by its mean; a row that nobody sent stays as it was."""
+        """Return a head with each row moved by its mean update; a row that nobody sent stays as it was."""
         weight, bias, _ = self.mean
         return Head(head.class_names, add_update(head.weight, weight), add_update(head.bias, bias))
 
@@ -220,10 +220,10 @@ class WholeHeadMean:
         self._bias, self._total = np.zeros(len(self._names), np.float64), 0.0
 
     def add(self, head: Head, share: float) -> None:
-        """Add a site's head with weight ``share``.
+        """Add a site's update of the head with weight ``share``.
 
         Raises:
-            ValueError: If the head has other rows.
+            ValueError: If its rows are not exactly those of the mean.
         """
         if head.class_names != self._names:
             raise ValueError(f"expected rows {self._names}, got {head.class_names}")
@@ -233,12 +233,12 @@ class WholeHeadMean:
 
     @property
     def mean(self) -> HeadArrays:
-        """Return the mean of all rows."""
+        """Return mean weight, mean bias, and True for every row, because every site sends all rows."""
         divisor = np.float64(self._total)
         return self._weight / divisor, self._bias / divisor, np.ones(len(self._names), np.bool_)
 
     def moved(self, head: Head) -> Head:
-        """Move each row by its mean."""
+        """Return a head with each row moved by its mean update."""
         return PrecomputedHeadMean(self.mean).moved(head)
 
 
@@ -247,7 +247,7 @@ class WholeHeadMean:
 
 @dataclass(frozen=True)
 class UpdateMeans:
-    """The means of sites' updates, group by group; None where nobody sent a group.
+    """The means of the sites' updates of trunk, batch normalisation and head; None for a part that nobody sent.
 
     Attributes:
         model: The model that the sites started from.
@@ -259,7 +259,7 @@ class UpdateMeans:
     head: HeadRowsMean | None = None
 
     def moved(self) -> ModelState:
-        """Return the model, moved by the means; a group that nobody sent stays as it was."""
+        """Return the model plus the mean updates; a part that nobody sent stays as it was."""
         model = self.model
         return ModelState(
             trunk=self.trunk.moved(model.trunk) if self.trunk else model.trunk,
@@ -268,7 +268,7 @@ class UpdateMeans:
         )
 
     def stepped(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
-        """Return the model, moved by a server optimiser's steps along the means, and the moments after them.
+        """Return the model after a server optimiser's step with the mean updates, and the optimiser's new moments.
 
         Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent
         stays, and so do its moments.
@@ -291,12 +291,12 @@ class UpdateMeans:
 
 @dataclass(frozen=True)
 class MergedUpdates:
-    """The means of a round, and the exceptions that were made.
+    """The mean updates of a round, with the parts and sites that were treated as exceptions.
 
     Attributes:
         plain: Parts that got the plain mean instead of the method's own, because too few sites sent them: ``trunk``,
             and classes.
-        shortened: Sites whose update was too long, with what was done.
+        shortened: Site whose update was too long -> a sentence that says how it was shortened.
     """
 
     means: UpdateMeans
@@ -319,7 +319,7 @@ class RunningUpdateMeans:
         self._head: RunningHeadMean | None = None
 
     def add(self, update: Groups, weight: float) -> None:
-        """Add the groups that a site sent; they are not kept."""
+        """Add a site's update to the means; the update itself is not kept."""
         if update.trunk is not None:
             self._trunk = self._trunk or RunningMean(len(self._model.trunk))
             self._trunk.add(update.trunk, weight)
@@ -337,19 +337,19 @@ class RunningUpdateMeans:
 
 
 def site_weight(reply: TrainReply, weighting: Weighting) -> float:
-    """Return a site's plain weight in every mean."""
+    """Return a site's weight in every mean: its training images, or 1 for ``uniform``."""
     return float(reply.train_samples) if weighting == "samples" else 1.0
 
 
 def average_updates(
     model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean
 ) -> UpdateMeans:
-    """Return the means of the sites' updates.
+    """Return the weighted means of the updates in the sites' replies.
 
     Args:
         model: The model that the sites started from.
         replies: Accepted replies in the order of site names; at least one.
-        weights: One a reply.
+        weights: One weight for each reply.
         head_mean: Makes the mean of head rows.
     """
     trunks, norms = list[tuple[Float32, float]](), list[tuple[Float32, float]]()
@@ -367,7 +367,7 @@ def average_updates(
 
 
 def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
-    """Mix two models' tensors, or flat groups of them, of one shape.
+    """Return ``alpha * clients + (1 - alpha) * server`` for two arrays of one shape.
 
     Args:
         clients: Tensor of the model that the last hospital of the round returned.
@@ -379,7 +379,7 @@ def mix_tensors(clients: Float32, server: Float32, alpha: float) -> Float32:
 
 
 def mix_models(hospitals: ModelState, server: ModelState, alpha: float) -> ModelState:
-    """Mix all values of two models; head rows are matched by class name."""
+    """Return ``alpha * hospitals + (1 - alpha) * server``, value by value; head rows are matched by class name."""
     other = server.head.rows(hospitals.head.class_names)
     weight, bias = (
         mix_tensors(hospitals.head.weight, other.weight, alpha),

@@ -1,4 +1,4 @@
-"""Means that a few wrong updates cannot move far: the maths, on plain arrays.
+"""Robust means, which a few wrong updates cannot move far: the maths, on plain arrays.
 
 Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
 Towards Optimal Statistical Rates", ICML 2018, definitions 1 and 2.
@@ -47,12 +47,12 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 
 class RobustMean(BaseModel):
-    """``method.mean``: the name of a rule, or a table with its keys.
+    """The ``method.mean`` key: the name of a robust mean, or a table with its name as ``kind`` and its own keys.
 
     Attributes:
-        fraction: Trimmed mean: the part of the sites whose values are cut off at either end, at least one of them.
-        byzantine: Krum: how many sites may send anything at all.
-        keep: Krum: sites whose mean is taken, the best ones; from 2 on it is multi-Krum.
+        fraction: For the trimmed mean: share of the sites whose values are dropped at each end, at least one site.
+        byzantine: For Krum: number of sites that may send arbitrary values.
+        keep: For Krum: number of best sites whose mean is taken; from 2 on it is multi-Krum.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -75,20 +75,21 @@ class RobustMean(BaseModel):
 
     @property
     def fewest(self) -> int:
-        """Return the number of sites that the rule needs; of fewer the plain mean is taken."""
+        """Return the number of sites that the rule needs; with fewer sites the plain mean is used."""
         return 2 * self.byzantine + 3 if self.kind == "krum" else 3
 
     def cut_off(self, sites: int) -> int:
-        """Return the number of values that a trimmed mean drops at either end; fewer than half of them together."""
+        """Return how many values a trimmed mean over ``sites`` values drops at each end; at least one value is left."""
         share = math.ceil(self.fraction * sites - 1e-9)  # 0.1 * 30 is a little more than 3
         return min(share, (sites - 1) // 2)
 
 
 def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[Float64]:
-    """Return the parts of the mean of the sites' vectors by a rule.
+    """Return the robust mean of the sites' vectors, in the same parts as the vectors.
 
     Args:
-        vectors: One a site, at least :attr:`RobustMean.fewest`; each in parts, which are as long for every site.
+        vectors: One vector for each site, at least :attr:`RobustMean.fewest`; each vector is a list of flat arrays,
+            whose lengths are the same at all sites.
         rule: The robust mean.
     """
     parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
@@ -103,7 +104,7 @@ def compute_robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) 
 def average_updates_robustly(
     model: ModelState, updates: Sequence[Groups], weights: Weights, rule: RobustMean
 ) -> MergedUpdates:
-    """Return the means of the sites' updates by a rule.
+    """Return the robust means of the sites' updates.
 
     Trunk and batch normalisation are one vector; each head row is a vector over its owners. Where fewer sites sent a
     group or row than the rule needs, it gets their plain mean, and :class:`MergedUpdates` names it.
@@ -111,7 +112,7 @@ def average_updates_robustly(
     Args:
         model: The model that the sites started from.
         updates: Updates in the order of site names; at least one; with the same groups.
-        weights: One a site, for plain means only.
+        weights: One weight for each site, which only plain means use.
         rule: The robust mean.
     """
     flat = [[array for array in (update.trunk, update.norm) if array is not None] for update in updates]
@@ -136,7 +137,7 @@ def average_updates_robustly(
 
 
 def _robust_or_plain_mean(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMean) -> list[Float64]:
-    """Return the robust mean where there are enough sites, else the plain one."""
+    """Return the robust mean where there are enough sites for it, else the plain weighted mean."""
     if not vectors[0]:
         return []
     if len(vectors) >= rule.fewest:
@@ -160,15 +161,15 @@ def trimmed_mean(values: Float64, cut: int) -> Float64:
 
 
 def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
-    """Return the places of the ``keep`` sites that lie closest to the others, in their order.
+    """Return the positions of the ``keep`` sites that lie closest to the others, in ascending order.
 
-    A site's score is the sum of its squared distances to its ``n - byzantine - 2`` nearest; the lowest scores are best,
-    the first of equals. More than ``n - byzantine`` are never kept.
+    A site's score is the sum of its squared distances to its ``n - byzantine - 2`` nearest; the lowest scores win, and
+    of equal scores the first. At most ``n - byzantine`` sites are returned.
 
     Args:
         distances: Squared distances ``(n, n)``; ``n`` is at least ``2 * byzantine + 3``.
-        byzantine: Number of sites that may send anything at all.
-        keep: Number of places to return.
+        byzantine: Number of sites that may send arbitrary values.
+        keep: Number of sites to return.
     """
     sites = len(distances)
     near = np.sort(distances + np.diag(np.full(sites, np.inf)), axis=1)[:, : sites - byzantine - 2]
@@ -177,7 +178,11 @@ def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
 
 
 def squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
-    """Return the squared distance of every two sites' vectors, ``(sites, sites)``, from the parts of the vectors."""
+    """Return the squared Euclidean distances between the sites' vectors, ``(sites, sites)``.
+
+    Args:
+        parts: For each part of the vectors, that part of every site.
+    """
     sites = len(parts[0])
     total = np.zeros((sites, sites), np.float64)
     for part in parts:
@@ -189,7 +194,12 @@ def squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
 
 
 def apply_by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float64]) -> Float64:
-    """Apply a rule to all coordinates, block by block."""
+    """Apply a rule such as the median over the sites to every coordinate of their vectors, block by block.
+
+    Args:
+        part: The flat array of each site.
+        rule: Turns ``(sites, n)`` into ``(n,)``.
+    """
     result = np.empty(part[0].shape, np.float64)
 
     def fill(block: slice) -> None:

@@ -1,4 +1,4 @@
-"""An optimiser on the coordinator's side that takes the mean update for a gradient: a wrapper of any averaging method.
+"""Server optimisers, which use the mean update of a round as a gradient; they go with any averaging method.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021, algorithm
 2 (FedAdam, FedYogi); Hsu, Qi, Brown, arXiv 1909.06335 (momentum). As there, without bias correction.
@@ -23,10 +23,10 @@ class ServerOptimizer(BaseModel):
     """The ``[method.server_optimizer]`` table.
 
     Attributes:
-        lr: Step length; 1 for momentum, 0.01 for the others where left out.
-        beta1: Decay of the mean update.
-        beta2: Decay of its square.
-        tau: Added to the root; its square is where the second moment begins.
+        lr: Learning rate; by default 1 for momentum and 0.01 for Adam and Yogi.
+        beta1: Decay of the first moment, the running mean of updates.
+        beta2: Decay of the second moment, the running mean of squared updates.
+        tau: Added to the root of the second moment in the divisor; the second moment starts at ``tau ** 2``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -41,11 +41,13 @@ class ServerOptimizer(BaseModel):
 def compute_server_step(
     spec: ServerOptimizer, update: Float64, moments: Moments, group: str
 ) -> tuple[Float64, Moments]:
-    """Turn a mean update into the step to take; return it with the moments after it.
+    """Return the step that a server optimiser takes for a mean update, and the optimiser's new moments.
 
     Args:
+        spec: The server optimiser.
         update: Mean of the sites' updates, of any shape.
-        group: Under which name its moments are kept.
+        moments: First and second moments of all groups before the step.
+        group: Name under which the moments of this update are stored.
     """
     lr = spec.lr or DEFAULT_LR[spec.kind]
     before = moments.get(f"{group}.first", np.zeros_like(update))

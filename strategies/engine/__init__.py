@@ -1,1 +1,1 @@
-"""The round loop: who takes part, messages, the guard, secure aggregation."""
+"""The round loop: roll call, messages to the sites, checks of replies, secure aggregation and the state of a run."""

@@ -1,7 +1,7 @@
-"""The aggregator: one round's updates on their way into the model, by the method's own rule.
+"""Aggregators, which collect the updates of one round and merge them by the method's rule.
 
-Updates are added as they come, or kept until all are there; either way in the order of site names, so that the bits are
-the same no matter who was first. The same rules, from updates on disk, check a run afterwards.
+They add updates as they arrive, or keep them until all are there. Both add in the order of site names, so that the
+result has the same bits no matter which site was first. The same rules check a finished run from its stored updates.
 """
 
 import os
@@ -43,19 +43,19 @@ from strategies.methods.base import Method, RoundContext
 
 
 class Aggregator(Protocol):
-    """Takes the updates of one round's good replies, in any order, and merges them."""
+    """Collects the updates of one round's accepted replies, which come in any order, and merges them."""
 
     def take(self, reply: TrainReply) -> TrainReply:
-        """Take a good reply's update; return the reply without it."""
+        """Collect the update of an accepted reply; return the reply without the update."""
 
     def leave_out(self, site: str) -> None:
-        """Go on without the update of a site whose reply does not count."""
+        """Note that a site's update will not be merged, because its reply does not count."""
 
     def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies with their updates, as far as the aggregator still has them."""
+        """Return the replies with their updates put back, where the aggregator keeps updates."""
 
     def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
-        """Return the means of replies with their updates, in the order of site names."""
+        """Return the mean updates of these replies, which are in the order of site names."""
 
 
 def make_aggregator(
@@ -68,7 +68,7 @@ def make_aggregator(
         model: The model that the sites started from.
         sites: The sites that were asked.
         folder: Folder for files of updates that wait; the system's own for temporary files where None.
-        buffered: A rule looks at all updates of the round together.
+        buffered: True if some rule needs all updates of the round together.
     """
     if buffered or method.site.parameters.mean is not None:
         return BufferedAggregator(method, model, folder)
@@ -76,7 +76,7 @@ def make_aggregator(
 
 
 class StreamingAggregator:
-    """Adds each update to the means as soon as those of all sites before it by name are added.
+    """Adds each update to running means as soon as the updates of all sites with earlier names are added.
 
     Args:
         model: The model that the sites started from.
@@ -99,7 +99,7 @@ class StreamingAggregator:
         self._weights: dict[str, float] = {}
 
     def take(self, reply: TrainReply) -> TrainReply:
-        """Add a good reply's update, now or when those before it are there; return the reply without it."""
+        """Add a reply's update, now or once all sites with earlier names are added; return the reply without it."""
         self._weights[reply.site] = site_weight(reply, self._weighting)
         self._waiting.put(reply.site, reply.update, briefly=self._next[0] == reply.site)
         self._add()
@@ -111,15 +111,15 @@ class StreamingAggregator:
         self._add()
 
     def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies without updates: those that were added are not kept."""
+        """Return the replies as they are, without updates: updates that were added to the means are not kept."""
         return replies
 
     def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
-        """Return the means of all updates that were taken."""
+        """Return the means of all updates that were collected."""
         return MergedUpdates(self.means())
 
     def means(self) -> UpdateMeans:
-        """Return the means of all updates that were taken."""
+        """Add the updates that still wait, and return the means of all that were collected."""
         self._next = deque(sorted(self._waiting))
         self._add()
         return self._means.means
@@ -131,9 +131,9 @@ class StreamingAggregator:
 
 
 class BufferedAggregator:
-    """Keeps a round's updates until all are there, for rules that look at all of them together.
+    """Keeps a round's updates until all are there, for rules that need all of them together.
 
-    The first stay in memory; the trunks of the others lie in a file and are read from there, a piece at a time.
+    The first updates stay in memory. The trunks of the others are written to a file and read from it in pieces.
 
     Args:
         method: The coordinator's half of the method.
@@ -145,7 +145,7 @@ class BufferedAggregator:
         self._method, self._model, self._waiting = method, model, WaitingUpdates(folder)
 
     def take(self, reply: TrainReply) -> TrainReply:
-        """Keep a good reply's update; return the reply without it."""
+        """Store the update of an accepted reply; return the reply without it."""
         self._waiting.put(reply.site, reply.update)
         return replace(reply, update=Groups())
 
@@ -155,11 +155,11 @@ class BufferedAggregator:
             self._waiting.take(site)
 
     def whole(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies with their updates."""
+        """Return the replies with their stored updates."""
         return {site: replace(reply, update=self._waiting[site]) for site, reply in replies.items()}
 
     def merged(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
-        """Return the means by the method's own weights, or its robust mean."""
+        """Return the means of the replies' updates by the method's own weights, or its robust mean."""
         return merge_updates(self._method, context, self._model, replies)
 
 
@@ -169,7 +169,10 @@ class BufferedAggregator:
 def update_length_limit(
     method: SiteMethod, participation: ParticipationSection, privacy: PrivacySection
 ) -> float | None:
-    """Return the longest update that counts as it is, in median lengths; None for any, or where none is averaged."""
+    """Return the longest update that is not shortened, in median lengths of the round.
+
+    None sets no limit: the experiment has ``clip = "off"``, nothing is averaged, or updates are masked.
+    """
     averaged = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
     return participation.clip if averaged and participation.clip != "off" else None
 
@@ -196,7 +199,7 @@ def merge_updates(
 def update_global_model(
     method: Method, server_round: int, means: UpdateMeans, moments: Moments
 ) -> tuple[ModelState, Moments]:
-    """Return the global model and the moments after the round."""
+    """Return the global model after a round's mean updates, and the moments that go into the next round."""
     optimizer = method.site.parameters.server_optimizer
     stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
     return method.finalize(server_round, *stepped)
@@ -208,12 +211,12 @@ UNTRAINED = 10.0
 
 @dataclass(frozen=True)
 class SiteVisit:
-    """A model that has passed through one site.
+    """The result of passing a model through one site.
 
     Attributes:
-        model: The model that goes on; where the update cannot count, the model as it came.
+        model: The model for the next site: moved by the site's update, or unchanged if the update cannot count.
         lengths: Site -> lengths of its last update, as it counted.
-        shortened: A sentence that says how too long an update was shortened.
+        shortened: A sentence that says how the update was shortened; empty where it was not too long.
         reason: Why the update cannot count; empty where it does.
     """
 
@@ -226,9 +229,15 @@ class SiteVisit:
 def pass_through_site(
     model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]
 ) -> SiteVisit:
-    """Pass a model through one site, whose update may be ``clip`` times as long as the median of those before.
+    """Move a model by one site's update, which is at most ``clip`` times as long as the median of earlier updates.
 
-    Until three sites were visited there is no such median; then no part may be longer than the model's own.
+    Before three sites were visited there is no median; then no part of the update may be longer than the model's own.
+
+    Args:
+        model: The model that the site received.
+        reply: The site's reply with its update.
+        clip: The longest update, in median lengths; None for no limit.
+        lengths: Site -> lengths of its last update.
     """
     done = ""
     if clip is not None:
@@ -251,7 +260,7 @@ IN_MEMORY = 2**29
 
 
 class WaitingUpdates(Mapping[str, Groups]):
-    """Updates by site that wait to be merged: :data:`IN_MEMORY` bytes in memory, the trunks of the others in a file.
+    """Updates by site that wait to be merged, up to :data:`IN_MEMORY` bytes in memory and further trunks in a file.
 
     Args:
         folder: Folder of that file; the system's own for temporary files where None.
@@ -262,7 +271,13 @@ class WaitingUpdates(Mapping[str, Groups]):
         self._file, self._places = TrunkFile(folder), dict[str, slice]()
 
     def put(self, site: str, update: Groups, *, briefly: bool = False) -> None:
-        """Keep an update: in memory if there is room, if it leaves at once, or if the disk is full; else on disk."""
+        """Store a site's update in memory, or its trunk on disk if memory is full.
+
+        Args:
+            site: Name of the site.
+            update: The update.
+            briefly: The update is removed again at once, so it may go to memory in any case.
+        """
         if site in self._updates:
             self.take(site)
         trunk = update.trunk
@@ -274,7 +289,7 @@ class WaitingUpdates(Mapping[str, Groups]):
         self._bytes += _count_trunk_bytes(update)
 
     def take(self, site: str) -> Groups:
-        """Return a site's update, and forget it."""
+        """Remove a site's update and return it."""
         update = self[site]
         self._bytes -= _count_trunk_bytes(self._updates.pop(site))
         self._places.pop(site, None)
@@ -294,14 +309,14 @@ class WaitingUpdates(Mapping[str, Groups]):
 
 
 def _count_trunk_bytes(update: Groups) -> int:
-    """Return the bytes of the trunk, where it is in memory: the rest is small, and stays there."""
+    """Return the size of an update's trunk in bytes; 0 where the trunk is on disk."""
     return 0 if update.trunk is None else update.trunk.nbytes
 
 
 class TrunkFile:
-    """A temporary file of trunks, one after the other, which a killed process does not leave behind.
+    """A temporary file that holds the trunks of many updates one after the other; it is gone when the process ends.
 
-    One file for all: a process may have no more than some hundred or thousand open.
+    There is one file for all trunks, because a process may have only some hundred or thousand open files.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -310,7 +325,7 @@ class TrunkFile:
         self._mapped = np.empty(0, np.float32)
 
     def put(self, trunk: Array) -> slice | None:
-        """Write a trunk at the end; return its place, or None where the disk has no room."""
+        """Append a trunk; return the slice of the file that it takes, or None if the disk is full."""
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - until the finalizer
@@ -329,7 +344,7 @@ class TrunkFile:
         return slice(first, first + trunk.size)
 
     def trunk(self, place: slice) -> Array:
-        """Return the trunk at a place, float32 ``(n,)``, read-only."""
+        """Return the trunk in a slice of the file, float32 ``(n,)``, read-only."""
         if len(self._mapped) < place.stop:
             assert self._file is not None
             self._mapped = np.memmap(self._file, np.float32, mode="r")

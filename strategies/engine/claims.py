@@ -1,4 +1,4 @@
-"""A rule of admission: the most that a site may state of itself at the roll call, listed when the site was admitted."""
+"""Admission limits: the classes and the number of images that a site may state at the roll call."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """The most that a site may claim.
+    """The limits for what a site states at the roll call, set when the coordinator admitted it.
 
     Attributes:
-        classes: Canonical names that it may annotate; empty for any.
-        images: Most training images; 0 for any number.
+        classes: Canonical names of the classes that it may annotate; empty for any.
+        images: Largest number of training images; 0 for any number.
     """
 
     classes: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ ANYTHING = AdmissionLimits()
 
 
 def find_excess_claims(claims: ClaimsBySite, members: Iterable["RunMember"]) -> list[Fault]:
-    """Return a fault for each site that claims more than it was admitted for."""
+    """Return a fault for each site that states classes or images beyond its admission limits."""
     faults, limits = list[Fault](), claims()
     for member in members:
         answer, site = member.answer, member.answer.site

@@ -114,7 +114,7 @@ class Coordinator:
         self._plan_json = plan.model_dump_json()
 
     def _layers(self, variances: Sequence[slice] = ()) -> Iterator[RoundLayer]:
-        """Yield the layers that this run switches on; no other line of a round names any of them."""
+        """Yield the optional layers that this run uses around its rounds, such as secure aggregation."""
         privacy = self.plan.privacy
         if variances and privacy.level == "none":  # noise may make one negative
             yield VarianceCheckLayer(variances)
@@ -135,35 +135,38 @@ class Coordinator:
         self._buffered = self.method.site.weighs_updates or any(layer.buffered for layer in self.layers)
 
     def settle_model(self, layout: Layout) -> LabelContract:
-        """Fix the layout of the model, after the roll call; see :meth:`Membership.settle_model`."""
+        """Fix the layout of the model after the roll call, and leave out sites that would build another model."""
         self._switch_on(self._layers(layout.variances))
         return self.sites.settle_model(layout.signature)
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
-        """Receive the coordinator's own images; averaging has no use for them."""
+        """Receive the coordinator's own images; this class ignores them, and a subclass trains on them."""
 
     def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
-        """Set the state, and the validation of its model, that :meth:`start` goes on from."""
+        """Set the stored state from which :meth:`start` continues, and the validation figures of its model."""
         self._resumed, self.last_validation = state, last_validation
 
     @property
     def result(self) -> ModelState:
-        """Return the model that the run would end with now."""
+        """Return the model that would be the run's result if it ended now: the last or the best one."""
         return self.state.model if self.plan.evaluation.checkpoint == "last" else self.state.selected
 
     @property
     def result_round(self) -> int:
-        """Return the round of the result; -1 where no model was judged yet."""
+        """Return the round that made :attr:`result`; -1 where the best model counts and none was validated yet."""
         return self.state.round if self.plan.evaluation.checkpoint == "last" else self.state.best_round
 
     @property
     def chosen_round(self) -> int | None:
-        """Return the round that the federation chose on validation; None where nobody chose, or each site did."""
+        """Return the round whose model the federation chose by validation.
+
+        None where the last model is the result, each site chooses for itself, or no model was validated yet.
+        """
         chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     def context(self) -> RoundContext:
-        """Return the context of the method's rules after the last round."""
+        """Return what the method's rules may look at after the last round: contract, answers and statistics."""
         return self.sites.context(self.state.round, self.state.statistics)
 
     # ------------------------------------------------------------------ the loop
@@ -215,10 +218,10 @@ class Coordinator:
         return result
 
     def _before_rounds(self, timeout: float) -> None:
-        """Prepare a new run before its first round; averaging needs nothing."""
+        """Prepare a new run before its first round; this class does nothing, and subclasses override it."""
 
     def _is_over(self) -> bool:
-        """Return whether the run ends before its last round."""
+        """Return True if the run is to end before its last planned round; here never."""
         return False
 
     def _train_round(self, server_round: int, timeout: float) -> RoundRecord:
@@ -234,7 +237,7 @@ class Coordinator:
     # ------------------------------------------------------------------ a round
 
     def configure_train(self, server_round: int, grid: Grid) -> list[Message]:
-        """Return one message a site, each with that site's own head rows."""
+        """Return the training requests of a round, one for each drawn site, with that site's own head rows."""
         self._begin(server_round, grid)
         requests = self.new_requests(server_round)
         chosen = self.sites.drawn(server_round, self.state.excluded)
@@ -251,7 +254,7 @@ class Coordinator:
         self._began = time.monotonic()
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> RoundRecord:
-        """Check the replies, note the validation losses of the round before, move the model.
+        """Check the replies, record the validation losses of the previous model, and update the global model.
 
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
@@ -300,7 +303,7 @@ class Coordinator:
     def _merged(
         self, received: ExchangeReplies[TrainReply], aggregator: Aggregator, context: RoundContext
     ) -> RoundOutcome:
-        """Merge the updates by the method's own mean, with all layers around it."""
+        """Merge the updates by the method's own mean, wrapped by the layers of the run."""
         arrived = time.monotonic()
 
         def plain(replies: ExchangeReplies[TrainReply]) -> RoundOutcome:
@@ -312,30 +315,30 @@ class Coordinator:
         return merge(received)
 
     def moved(self, server_round: int, means: UpdateMeans) -> tuple[ModelState, Moments]:
-        """Return the global model after these updates."""
+        """Return the global model after a round's mean updates, and the new moments."""
         return update_global_model(self.method, server_round, means, self.state.moments)
 
     def refuse_too_few(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
-        """Raise :class:`TooFewSites` where fewer replies than needed count."""
+        """Raise :class:`TooFewSites` if fewer replies count than the round needs."""
         if len(received.accepted) < self._needed(received):
             raise make_too_few_sites_error(f"round {server_round}", received, len(self.requests.expected))
 
     def _needed(self, received: ExchangeReplies[Reply]) -> int:
-        """Return how many replies an exchange needs to count.
+        """Return how many replies must count for the exchange to be valid.
 
-        With ``min_sites = 0`` that is every site but those that sent what cannot count, which must not end the run for
-        the others; one that is away or gives up with an error still is needed.
+        With ``min_sites = 0`` every site is needed except those whose reply was received and rejected, which must not
+        end the run for the others; a site that is away or answers with an error is still needed.
         """
         return max(self.sites.needed(len(self.requests.expected) - len(received.unfit)), 1)
 
     # ------------------------------------------------------------------ evaluation
 
     def configure_evaluate(self) -> list[Message]:
-        """Ask for the validation loss of the model as it stands after the last round."""
+        """Return the messages that ask sites for the validation loss of the model after the last round."""
         return self.evaluate_messages(self.state.round, self.state.model, self._validation_sites(), test=False)
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
-        """Note the sites' figures of the last model, which may be the best."""
+        """Record the sites' validation figures of the last model, which may prove to be the best one."""
         received = self.received(replies, EvaluateReply)
         self.callbacks.on_absent("evaluate", received.absent)
         self.last_validation = FederationValidation.of_replies(received.accepted)
@@ -345,7 +348,7 @@ class Coordinator:
         self.state = record_absent_sites(judged, "evaluation", received.accepted, received.absent)
 
     def test(self, grid: Grid) -> ExchangeReplies[EvaluateReply]:
-        """Have sites test the best model, with their own parts of it where they keep any, on their own test parts.
+        """Have sites test the resulting model on their own test images, with the model parts that they keep themselves.
 
         Raises:
             TooFewSites: If fewer than ``min_sites`` answer and there is no global model to test instead.
@@ -362,16 +365,16 @@ class Coordinator:
 
     @property
     def drawn_to_test(self) -> tuple[str, ...] | None:
-        """Return the sites that test the result, where these are a sample of all; it covers the classes if it can."""
+        """Return a drawn sample of sites for the final test, which covers all classes where that is possible."""
         if not self._samples_sites:
             return None
         return tuple(self.sites.drawn_to_evaluate(self.state.round, self.state.excluded))
 
     @property
     def _samples_sites(self) -> bool:
-        """Return whether a sample of the sites tests the model, and not all of them.
+        """Return True if only a sample of the sites tests the model, False if all do.
 
-        Where a site keeps parts of its own, all do: its own test chooses and writes its model.
+        All sites test where each keeps model parts of its own, because its own test chooses and stores its model.
         """
         return self.method.site.has_global_model and self.sites.samples
 
@@ -382,8 +385,8 @@ class Coordinator:
         """Return the sites that validate the model after the last round.
 
         Where a sample would do, they are those that judged the best model up to now: only they can compare the two, so
-        that the run ends with the model that it would end with if all were asked. Where there is no such choice, they
-        are the sites that the next round would draw.
+        that the run ends with the model that it would end with if all were asked. If no best model is chosen, they are
+        the sites that the next round would draw.
         """
         if not self._samples_sites:
             return self._all_sites()
@@ -426,14 +429,14 @@ class Coordinator:
         deadline_s: float,
         enough: int | None = None,
     ) -> Iterator[Message]:
-        """Send, and yield replies as they come; the callbacks receive who is waited for.
+        """Send messages and yield the replies as they come; the callbacks receive the sites that are waited for.
 
         Args:
-            messages: One a site.
-            phase: Name of the exchange, for a person who watches.
+            messages: One message for each site.
+            phase: Name of the exchange, as progress displays show it.
             server_round: Number of the round.
             deadline_s: Seconds after which nobody is waited for.
-            enough: Good replies that make it worth not waiting for lost sites; ``min_sites`` where left out.
+            enough: Number of good replies from which on lost sites are not waited for; by default ``min_sites``.
         """
         names = {member.node_id: site for site, member in self.sites.members.items()}
         ends, sent = time.monotonic() + deadline_s, list(messages)
