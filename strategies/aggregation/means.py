@@ -143,10 +143,10 @@ class RunningMean(FlatMean):
 
 
 class BlockwiseMean(FlatMean):
-    """The weighted mean of flat arrays that are all in memory or on disk from the beginning; at least one.
+    """The weighted mean of at least one flat array, where all arrays are at hand from the beginning.
 
-    The result has the same bits as :class:`RunningMean` but is faster: each block is added up over all arrays while it is in
-    the processor's cache; a running sum of a large model goes through memory once for each array.
+    The result has the same bits as :class:`RunningMean`. It is faster, because each block is added up over all arrays
+    while it is in the processor's cache.
 
     Args:
         weighted: Each array with its weight, in the order in which they are added; weights need not sum to one.

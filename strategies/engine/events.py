@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class RunStopped(CannotGoOn):
-    """The run cannot go on; the message gives the reason."""
+    """Raised when a run cannot go on; the message gives the reason."""
 
 
 class TooFewSites(RunStopped):
-    """Fewer sites than ``participation.min_sites`` answered in time; the message names the missing, with reasons."""
+    """Raised when fewer sites than ``participation.min_sites`` answered in time; it names the missing sites."""
 
 
 @dataclass(frozen=True)
 class FederationValidation:
-    """Validation figures of one model, by site, for the sites that have a validation part.
+    """Validation figures of one model by site, for the sites that hold back images for validation.
 
     Attributes:
-        tallies: Correct answers on the sites' test parts, where the experiment asks for them every round.
+        tallies: Site -> correct answers on its test images, where the experiment asks for them every round.
     """
 
     loss: Mapping[str, float] = field(default_factory=dict)
@@ -50,18 +50,18 @@ class FederationValidation:
 
     @property
     def mean_loss(self) -> float | None:
-        """Return the uniform mean over sites (specs 1.4)."""
+        """Return the mean validation loss over sites, each with the same weight (specs 1.4)."""
         return float(np.mean(list(self.loss.values()))) if self.loss else None
 
     @property
     def mean_auroc(self) -> float | None:
-        """Return the uniform mean over sites of each site's mean over its classes."""
+        """Return the mean AUROC over sites with equal weights, of each site's mean over its classes."""
         return float(np.mean(list(self.auroc.values()))) if self.auroc else None
 
 
 @dataclass(frozen=True)
 class CoordinatorRound:
-    """Figures of the coordinator's own training, in a method that has any."""
+    """Figures of one round's training on the coordinator's own images, in methods that train there."""
 
     train_loss: float
     epochs: int
@@ -73,14 +73,14 @@ class RoundRecord:
     """The figures of one round; ``validation`` is of the model that the round began with.
 
     Attributes:
-        sites: Sites that count, by name, or in the order in which the model passed through them.
+        sites: Sites whose replies count, sorted by name, or in the order in which the model passed through them.
         epochs: Epochs trained at each site.
         train_loss: Training loss of each site that sends one.
-        epsilon: Privacy that the run has cost each site so far, where it has privacy.
+        epsilon: Site -> epsilon that the run has cost so far, where it uses differential privacy.
         after: Validation of the model that the round made, where it is known at once.
-        shortened: Sites whose update was too long and was shortened, with what was done.
+        shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
         plain: Parts that got the plain mean because too few sites sent them for the method's own: ``trunk``, classes.
-        closed_rows: Head rows that stayed masked, because only one site was left that owns them.
+        closed_rows: Head rows whose sum stayed masked, because too few sites that own them were left.
         arithmetic: Each site's statement of how it computed.
     """
 
@@ -105,7 +105,7 @@ class RoundRecord:
 
     @classmethod
     def of_replies(cls, server_round: int, replies: Mapping[str, TrainReply], **figures: Any) -> "RoundRecord":
-        """Return the record of a round from its replies and from the coordinator's figures."""
+        """Make the record of a round from the sites' replies and from further figures of the coordinator."""
         return cls(
             round=server_round,
             sites=tuple(replies),
@@ -119,7 +119,10 @@ class RoundRecord:
 
     @property
     def mean_train_loss(self) -> float | None:
-        """Return the uniform mean over the sites that send a loss; where none does, the coordinator's loss, if any."""
+        """Return the mean loss over the sites that send one, each with the same weight.
+
+        Where no site does, it is the coordinator's training loss, or None if the coordinator does not train.
+        """
         if self.train_loss:
             return float(np.mean(list(self.train_loss.values())))
         return None if self.coordinator is None else self.coordinator.train_loss
@@ -127,7 +130,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class ReplyArrival:
-    """A site's reply as it came.
+    """A site's reply as it arrived, for the callbacks and the audit log.
 
     Attributes:
         record: Name of the record that was expected.
@@ -150,8 +153,8 @@ class WaitingStatus:
         phase: ``roll call``, ``train``, ``masking``, ``evaluate`` or ``test``.
         round: Number of the round; 0 before the first.
         sites: Names of the sites that are waited for, sorted; at the roll call, of those that are not connected.
-        lost: Sites that have not replied and give no sign of life; they are waited for only where too few others are
-            left, and may come back.
+        lost: Sites that have not replied and are no longer connected. They may come back, and are waited for only where
+            too few others are left.
         deadline_s: Seconds left.
     """
 
@@ -164,7 +167,7 @@ class WaitingStatus:
 
 @dataclass(frozen=True)
 class RollbackEvent:
-    """A model was taken back.
+    """Reports that a model collapsed and that the run goes back to the model of an earlier round.
 
     Attributes:
         collapsed: The round that made the model.
@@ -178,7 +181,7 @@ class RollbackEvent:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence for a person that says what happened and what follows."""
+        """Return a sentence for people that says which model collapsed, why, and where the run goes on."""
         return (
             f"round {self.collapsed}: {self.because}; the run goes back to the model of round {self.to} and does round "
             f"{self.collapsed} again, to find the site that did it"
@@ -186,7 +189,7 @@ class RollbackEvent:
 
 
 def describe_exclusion(server_round: int, site: str, reason: str) -> str:
-    """Return a sentence for a person that a site is left out for the rest of the run."""
+    """Return a sentence for people: this site is left out for the rest of the run, with the reason."""
     return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"
 
 
@@ -203,16 +206,16 @@ class Callbacks:
         """Receive every reply of a site that was asked, as it comes."""
 
     def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
-        """Receive the sites that missed an exchange outside the rounds, with reasons."""
+        """Receive the sites that missed an exchange outside the rounds, such as the test, with reasons."""
 
     def on_round(self, record: RoundRecord, state: "FederationState") -> None:
-        """Receive a round that counted."""
+        """Receive the record of a completed round, and the state after it."""
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Receive the site that is left out for the rest of the run."""
 
     def on_rollback(self, rolled_back: RollbackEvent) -> "FederationState | None":
-        """Return the state after the round to go back to; None where there is none, and nothing is taken back."""
+        """Return the stored state of the round to go back to; None if it is not stored, so that the run goes on."""
         return None
 
     def on_reset(self, state: "FederationState") -> FederationValidation:

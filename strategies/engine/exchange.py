@@ -1,7 +1,7 @@
-"""One exchange with the sites: the requests, the sending, the replies that count and why others do not.
+"""One exchange with the sites: make and send the requests, receive the replies, and check which of them count.
 
-Sites that are lost on the way may come back. Only Flower's public ``Grid`` is used, so the same loop runs over the
-network, on Ray and in one process. Flower's own ``send_and_receive`` looks for replies every 3 s, takes a site for lost
+Sites that lose their connection meanwhile may come back. Only Flower's public ``Grid`` is used, so the same loop runs
+over the network, on Ray and in one process. Flower's own ``send_and_receive`` looks for replies every 3 s, takes a site for lost
 at the first sign, and then waits for nobody.
 
 :mod:`common.wire.bounds` has the ranges that hold for any reply. Here is what depends on the round: whose reply it is,
@@ -70,10 +70,10 @@ Waiting = Callable[[Collection[int], Collection[int]], None]
 
 @dataclass
 class FrozenPartDelivery:
-    """The frozen part of a model, and the sites that have it.
+    """Sends the frozen part of a model, which nobody trains, only to sites that do not store it yet.
 
     Attributes:
-        part: The values.
+        part: The values of the frozen part.
         held: Sites that have answered a request that needed the part.
         lost: Sites that said that they do not have the part any more.
     """
@@ -83,17 +83,17 @@ class FrozenPartDelivery:
     lost: set[str] = field(default_factory=set)
 
     def for_site(self, site: str, *, held_before: bool) -> Groups:
-        """Return the frozen part for a site that still needs it, or nothing.
+        """Return the frozen part for a site that still needs it, or empty groups.
 
         Args:
             site: Name of the site.
-            held_before: The site said at the roll call that it has the part; each process that leads a run calls it.
+            held_before: True if the site said at this process's roll call that it stores the part.
         """
         needed = site in self.lost or not (held_before or site in self.held)
         return Groups(trunk=self.part.values) if needed else Groups()
 
     def note(self, site: str, fault: str) -> None:
-        """Note whether a site has the frozen part, as its reply shows.
+        """Learn from a site's reply whether it stores the frozen part.
 
         Args:
             site: Name of the site.
@@ -108,30 +108,33 @@ class FrozenPartDelivery:
 
 @dataclass(frozen=True)
 class SendTime:
-    """Time when a request was sent, by two clocks: one stands still while a machine sleeps, the other may be set."""
+    """Time when a request was sent, by two clocks.
+
+    The monotonic clock may stand still while a machine sleeps, and the wall clock may be changed by hand.
+    """
 
     monotonic: float = field(default_factory=time.monotonic)
     wall: float = field(default_factory=time.time)
 
     @property
     def longest_s(self) -> float:
-        """Return for how many seconds a site can have worked on the request."""
+        """Return the longest time in seconds that a site can have worked on the request up to now."""
         return SLACK * max(time.monotonic() - self.monotonic, time.time() - self.wall) + SLACK_S
 
 
 @dataclass
 class ExchangeRequests:
-    """The requests of one exchange.
+    """Makes the requests of one exchange, and records what its replies must hold.
 
     Attributes:
         plan_json: The plan as hospitals receive it.
         deadline_s: Seconds after which nobody waits for a reply.
         context: The contract, the sites' answers to the roll call, and the round.
         state: The coordinator's state when the exchange begins.
-        best: Round of the model that the run would end with as things stand; -1 for none.
+        best: Round of the model that would be the run's result if it ended now; -1 for none.
         nodes: Site -> number of its Flower node.
-        total_down: Site -> bytes sent in the whole run; counted up here.
-        frozen: The part of the model that is sent once; None where everything is trained.
+        total_down: Site -> bytes sent to it in the whole run; :meth:`message` adds to it.
+        frozen: Delivery of the part of the model that is not trained; None where everything is trained.
         expected: Site -> the groups that its reply must hold, as they went out.
         sent_at: Site -> time of its request.
         bytes_down: Site -> bytes sent in this exchange.
@@ -154,7 +157,7 @@ class ExchangeRequests:
     written: WrittenArrays = field(default_factory=dict)  # the arrays as they travel, written once for all sites
 
     def train(self, site: str, model: ModelState, statistics: Arrays, *, update: bool) -> Message:
-        """Ask a site to train this model.
+        """Make the message that asks a site to train this model.
 
         Args:
             site: Name of the site.
@@ -168,13 +171,13 @@ class ExchangeRequests:
         return self.message(site, MessageType.TRAIN, encode(request, self.written))
 
     def evaluate(self, site: str, model: ModelState, *, test: bool) -> Message:
-        """Ask a site how good this model is on its validation part, or on its test part."""
+        """Make the message that asks a site to evaluate this model on its validation images, or on its test images."""
         request = self.request(partial(EvaluateRequest, test=test), site, model)
         self.expected[site] = Groups()
         return self.message(site, MessageType.EVALUATE, encode(request, self.written))
 
     def message(self, site: str, kind: str, content: RecordDict) -> Message:
-        """Make a message for a site, and note its size and the time."""
+        """Make a Flower message for a site, and record its size and the time."""
         size = payload_bytes(content)
         self.bytes_down[site] = self.bytes_down.get(site, 0) + size
         self.total_down[site] += size
@@ -182,7 +185,13 @@ class ExchangeRequests:
         return Message(content, self.nodes[site], kind, group_id=str(self.context.round), ttl=self.deadline_s)
 
     def request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
-        """Make a request of this run and round that holds the model with the site's own head rows."""
+        """Make a request record of this run and round, which holds the model with the site's own head rows.
+
+        Args:
+            make: Makes the record from its fields.
+            site: Name of the site.
+            model: The global model.
+        """
         rows = self.method.site.rows_of(site, self.context.contract)
         held_before = self.context.answers[site].holds_frozen
         return make(
@@ -211,17 +220,18 @@ def send_and_receive(
     enough: int,
     registered: Callable[[], Collection[int]] | None = None,
 ) -> Iterator[Message]:
-    """Send every message and yield the replies; their source is the site, also where Flower itself made an error.
+    """Send every message, and yield one reply for each site.
 
-    Good replies are yielded as they come and not kept, errors at the end: a lost site that comes back before the
-    deadline gets its message again, unless it is no longer registered.
+    Good replies are yielded as they arrive. Errors are yielded at the end, because a lost site that comes back before
+    the deadline gets its message again, unless it is no longer registered. An error that Flower itself made names the
+    site as its source, too.
 
     Args:
         grid: Flower's connection to the sites.
-        messages: One a site.
-        waiting: Receives the nodes that are waited for.
+        messages: One message for each site.
+        waiting: Receives the nodes that have not replied, and those of them that are lost, whenever either changes.
         deadline_s: Seconds after which the round goes on without the missing sites.
-        enough: Good replies that make it worth not waiting for sites that are *lost*; sites at work are waited for.
+        enough: Number of good replies from which on lost sites are not waited for; connected sites still are.
         registered: Nodes of the sites that may take part, connected or not; None for all.
     """
     unanswered = OutstandingMessages(grid, time.monotonic() + deadline_s)
@@ -248,7 +258,7 @@ def send_and_receive(
 
 
 def next_polling_pause_s(pause_s: float) -> float:
-    """Return the seconds to the next look for replies, after a pause in which none came."""
+    """Return the next pause between two checks for replies, longer than the last, in which none came."""
     return min(pause_s * 1.3, MAX_POLL_S)
 
 
@@ -256,8 +266,8 @@ class OutstandingMessages:
     """The messages of an exchange that have no good reply yet.
 
     Attributes:
-        pending: Message id -> the message, which is at its site.
-        lost: Node -> the message that it should have had.
+        pending: Message id -> a message that was sent and not yet answered.
+        lost: Node -> the message that a lost site did not receive or answer.
         errors: Node -> its last reply, an error.
         good: Number of good replies.
     """
@@ -270,11 +280,11 @@ class OutstandingMessages:
 
     @property
     def nodes(self) -> tuple[set[int], set[int]]:
-        """Return the nodes without a good reply, and those of them that are lost."""
+        """Return the nodes without a good reply, and separately those of them that are lost."""
         return {message.metadata.dst_node_id for message in self.pending.values()} | set(self.lost), set(self.lost)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send messages; one to a site that is no longer registered is answered by an error at once."""
+        """Send messages; a message to a site that is no longer registered gets an error as its reply at once."""
         accepted = push_messages(self._grid, messages)
         self.pending |= accepted
         for message in messages:
@@ -287,7 +297,7 @@ class OutstandingMessages:
         self.errors[message.metadata.dst_node_id] = refusal
 
     def pulled(self) -> Iterator[Message]:
-        """Yield the replies that have arrived, each from its site's node; keep errors for the end."""
+        """Yield the good replies that have arrived since the last call; errors are kept for the end."""
         for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
             if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
@@ -307,10 +317,10 @@ class OutstandingMessages:
             yield reply
 
     def send_again(self, registered: Callable[[], Collection[int]] | None) -> bool:
-        """Send lost sites that are back their messages again, and give up those that are no longer registered.
+        """Send the messages of lost sites that are back once more, and give up sites that are no longer registered.
 
         Returns:
-            True where there were any.
+            True if there were any such sites.
         """
         if not self.lost:
             return False
@@ -327,9 +337,9 @@ class OutstandingMessages:
 
 
 def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
-    """Send messages; return those that were accepted, by id.
+    """Send messages through Flower; return message id -> message for those that Flower accepted.
 
-    A message to a site that is no longer registered is not accepted, and has no reply.
+    Flower does not accept a message to a site that is no longer registered, and there will be no reply to it.
     """
     accepted = set(grid.push_messages(messages)) if messages else set()
     return {m.metadata.message_id: m for m in messages if m.metadata.message_id in accepted}
@@ -340,13 +350,13 @@ def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]
 
 @dataclass(frozen=True)
 class ExchangeReplies(Generic[Reply]):
-    """The replies of one exchange.
+    """The replies of one exchange, accepted and rejected.
 
     Attributes:
         accepted: Decoded replies by site name, sorted.
         absent: Site name -> why its reply does not count.
         bytes_up: Site name -> bytes received.
-        unfit: The sites that replied with what cannot count; they are among the absent.
+        unfit: Sites that replied, but with a reply that cannot count; they are among the absent.
     """
 
     accepted: Mapping[str, Reply]
@@ -355,22 +365,25 @@ class ExchangeReplies(Generic[Reply]):
     unfit: frozenset[str] = frozenset()
 
     def without(self, dropped: Mapping[str, str]) -> "ExchangeReplies[Reply]":
-        """Return the replies without those of some sites, which are absent now, each with its reason."""
+        """Return the replies without those of some sites, which count as absent.
+
+        Args:
+            dropped: Site -> why its reply does not count.
+        """
         accepted = {site: reply for site, reply in self.accepted.items() if site not in dropped}
         return replace(self, accepted=accepted, absent={**self.absent, **dropped})
 
 
 def make_too_few_sites_error(what: str, replies: ExchangeReplies[Reply], expected: int) -> TooFewSites:
-    """Return an error that names the sites that did not reply, each with its reason."""
+    """Make the error that too few sites replied; it names the absent sites with their reasons."""
     reasons = "; ".join(f"{site}: {why}" for site, why in replies.absent.items())
     return TooFewSites(f"{what}: {len(replies.accepted)} of {expected} sites replied. {reasons}")
 
 
 def decode_reply(message: Message, expected: type[R]) -> tuple[R | None, str]:
-    """Return the typed reply, or the reason why there is none.
+    """Decode a message; return the record, or the reason why it holds none.
 
-    Here words of a site enter, those of an error reply and those that an error of ours repeats; from here on they are
-    escaped and cut (:func:`common.system.plain_text.printable`).
+    A reason may repeat text of a site, which is escaped and cut (:func:`common.system.plain_text.printable`).
     """
     if message.has_error():
         reason = message.error.reason or ""
@@ -397,16 +410,16 @@ def check_replies(
     keep: Callable[[Reply], Reply],
     refuse: Callable[[str], None],
 ) -> ExchangeReplies[Reply]:
-    """Decode, match and check replies as they come; each site whose reply does not count has a reason.
+    """Decode and check replies as they come, and sort them into those that count and those that do not.
 
     Args:
         requests: The requests of the exchange.
         replies: Messages in any order.
         expected: The record that a reply holds.
         on_reply: Receives every reply of a site that was asked.
-        check: Returns why a good reply cannot count after all, or an empty string.
-        keep: Returns the part of a good reply that is kept.
-        refuse: Receives at once the name of a site whose reply does not count.
+        check: Further check of a good reply: returns why it cannot count, or an empty string.
+        keep: Takes a good reply and returns the part of it that stays in memory.
+        refuse: Receives at once the name of each site whose reply does not count.
     """
     names = {node: site for site, node in requests.nodes.items()}
     absent = dict.fromkeys(requests.expected, f"no reply within {requests.deadline_s:.0f} s")
@@ -440,7 +453,7 @@ def check_replies(
 def find_reply_mismatch(
     requests: ExchangeRequests, record: TrainReply | EvaluateReply | BenefitReply, site: str
 ) -> str:
-    """Return why a well-formed reply does not belong to this exchange, or an empty string."""
+    """Return why a decoded reply does not answer its request in this exchange, or an empty string."""
     context, method = requests.context, requests.method
     origin, expected = (record.run, record.round, record.site), (requests.run, context.round, site)
     if origin != expected:
@@ -472,8 +485,8 @@ def find_update_fault(update: Groups, sent: Groups) -> str:
     """Return why an update cannot count, or an empty string.
 
     Args:
-        update: The groups that came.
-        sent: The groups expected back, as they went out.
+        update: The model groups that the site sent.
+        sent: The groups of the model, as the site received them, of which an update is expected.
     """
     if fault := _find_array_fault("trunk", update.trunk, sent.trunk) or _find_array_fault(
         "norm", update.norm, sent.norm

@@ -1,8 +1,8 @@
-"""Layers that may be switched on around the rounds of a run: each is one object, and one that is off is absent.
+"""Optional layers around the rounds of a run, such as a bound on updates or a rollback of collapsed models.
 
-A layer stands between the coordinator and the method: it may choose among the sites of a round, refuse or change a
-reply, refuse a model, and wrap the merging of updates. Here are the interface and all layers but secure aggregation,
-which has a module of its own.
+A layer stands between the coordinator and the method: it may choose among the sites of a round, reject or change a
+reply, take a model back, and wrap the merging of updates. Here are the interface and all layers except secure
+aggregation, which has a module of its own. A run has objects only for the layers that it uses.
 """
 
 import math
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """The replies of a round that count, and the means that they make.
+    """The replies of a round that count, and the means of their updates.
 
     Attributes:
         arrived: Time by ``time.monotonic`` when all replies were there.
@@ -52,11 +52,11 @@ Merge = Callable[[ExchangeReplies[TrainReply]], RoundOutcome]
 
 
 class RoundLayer:
-    """One concern around the rounds; a layer overrides what it changes.
+    """Base of all layers, which changes nothing; a layer overrides the steps of a round that it changes.
 
     Attributes:
-        buffered: All updates of a round must be there before any is merged.
-        updates_in_replies: Replies hold updates; False where they travel otherwise.
+        buffered: True if all updates of a round must be there before any is merged.
+        updates_in_replies: True if replies hold updates; False where masked updates are sent apart from the replies.
     """
 
     buffered: ClassVar[bool] = False
@@ -67,37 +67,42 @@ class RoundLayer:
         return sites
 
     def fault_in(self, update: Groups, sent: Groups) -> str:
-        """Return why a site's update cannot count, or an empty string; ``sent`` are its groups as they went out."""
+        """Return why a site's update cannot count, or an empty string; ``sent`` is the model that the site received."""
         return ""
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Receive a good reply as it comes; return it as it counts."""
+        """Receive a good reply as it comes; return it, changed or unchanged, as it is to count."""
         return reply
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
-        """Receive the sites' figures of the present model, and the reasons of sites without a reply."""
+        """Receive the sites' validation figures of the present model, and why other sites did not reply."""
 
     def around(self, merge: Merge) -> Merge:
-        """Wrap the merging of a round's updates."""
+        """Return a function that merges a round's updates in the place of ``merge``, which it may call."""
         return merge
 
     def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
-        """Return the state with this layer's notes after a round; the validation is of the model before the round."""
+        """Return the state after a round with what this layer stores in it.
+
+        Args:
+            state: The state after the round.
+            validation: The sites' figures of the model that the round began with.
+        """
         return state
 
 
 @dataclass
 class VarianceCheckLayer(RoundLayer):
-    """No update makes a running variance of batch normalisation negative.
+    """Rejects updates that would make a running variance of batch normalisation negative.
 
     Attributes:
-        variances: Places of the running variances in the ``norm`` group.
+        variances: Slices of the ``norm`` group that hold running variances.
     """
 
     variances: Sequence[slice]
 
     def fault_in(self, update: Groups, sent: Groups) -> str:
-        """Return a fault where a variance would be negative by more than rounding."""
+        """Return a fault if the update makes a variance negative by more than rounding errors explain."""
         if update.norm is None or sent.norm is None:
             return ""
         for place in self.variances:
@@ -109,19 +114,19 @@ class VarianceCheckLayer(RoundLayer):
 
 @dataclass
 class ImageShareCapLayer(RoundLayer):
-    """No site counts for more than a share of all images of a round (:mod:`strategies.aggregation.bounds`)."""
+    """Caps the share of a round's images that one site counts for (:mod:`strategies.aggregation.bounds`)."""
 
     coordinator: "Coordinator"
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Lower the number of images that the reply counts for."""
+        """Return the reply with the number of images that the site may count for."""
         requests, share = self.coordinator.requests, self.coordinator.participation.largest_share
         images = {site: requests.context.answers[site].train_samples for site in requests.expected}
         return replace(reply, train_samples=cap_image_counts(images, share)[reply.site])
 
 
 class NormBoundLayer(RoundLayer):
-    """No update moves the model by more than a multiple of the usual length (:mod:`strategies.aggregation.bounds`).
+    """Shortens updates that are much longer than the median update (:mod:`strategies.aggregation.bounds`).
 
     Args:
         clip: The longest update, in median lengths of the round.
@@ -134,12 +139,12 @@ class NormBoundLayer(RoundLayer):
         self._lengths: dict[str, Lengths] = {}  # of each site's last update
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
-        """Measure the length of an update while others are on their way."""
+        """Measure the lengths of an update while others are still being sent; return the reply unchanged."""
         self._lengths[reply.site] = measure_update_lengths(reply.update)
         return reply
 
     def shortens(self, replies: Mapping[str, TrainReply]) -> bool:
-        """Return whether any update is longer than the bound."""
+        """Return True if any of the updates is longer than the bound."""
         medians = compute_median_lengths([self._lengths[site] for site in replies])
         return any(
             max(compare_with_medians(self._lengths[site], medians).values(), default=0.0) > self.clip
@@ -212,12 +217,12 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
     """Return the site whose update harms most, with the reason; two empty strings where none does.
 
     More than half of the other sites that state figures, at least :data:`FEWEST_JUDGES`, must have a loss :data:`HARM`
-    times as high with its update as without it, or an AUROC lower by :data:`HARM_AUROC`. Its own word does not count:
-    one site of three or more can neither save itself, by silence either, nor have another left out.
+    times as high with its update as without it, or an AUROC lower by :data:`HARM_AUROC`. The site's own figures do not
+    count, so that one site of three or more can neither save itself, not even by silence, nor have another left out.
 
     Args:
-        whole: What the sites say of the model of all updates; a loss that is not finite is missing.
-        without: Site -> the same of the model without its update.
+        whole: The sites' validation figures of the model that all updates make; a loss that is not finite is missing.
+        without: Site -> the same figures of the model made without that site's update.
     """
     harm = {site: _measure_harm(site, whole, validation) for site, validation in without.items()}
     site = max(sorted(harm), key=lambda name: harm[name])
@@ -229,7 +234,7 @@ def find_harmful_site(whole: FederationValidation, without: Mapping[str, Federat
 
 
 def _measure_harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
-    """Return by what factor an update raises the loss of most other sites, and by how much it lowers their AUROC."""
+    """Return the factor by which an update raises most other sites' loss, and how far it lowers their AUROC."""
     judges = sorted((whole.loss.keys() | without.loss.keys()) - {site})
     times = sorted(_loss_ratio(whole.loss.get(judge, math.inf), without.loss.get(judge, math.inf)) for judge in judges)
     tested = sorted((whole.auroc.keys() & without.auroc.keys()) - {site})
@@ -238,7 +243,7 @@ def _measure_harm(site: str, whole: FederationValidation, without: FederationVal
 
 
 def _majority_bound(values: list[float], none: float) -> float:
-    """Return the value that more than half of all reach or exceed; ``none`` for too few judges."""
+    """Return the largest value that more than half of all values reach; ``none`` if too few sites state one."""
     return values[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
 
 
@@ -249,12 +254,13 @@ def _loss_ratio(loss: float, other: float) -> float:
 
 
 class RollbackLayer(RoundLayer):
-    """Takes back a model that collapses, and finds the site whose update harms by leaving one out.
+    """Takes back a model that collapses, and finds the harmful site by trying models without one update each.
 
     A model has *collapsed* where more than half of the sites have three times the validation loss of the model before,
-    or none that is finite. Then the run goes back one round, whose updates are made again. Before they count, the model
-    is made once without each site, and every site evaluates it: one trial a site. The same trial is made, without going
-    back, where a model has merely not become better, or an update had to be shortened.
+    or none that is finite. Then the run goes back one round, and the sites train that round again. Before the
+    new updates count, a model is made without each site in turn, and every site evaluates it: one trial for each site.
+    The same trials are made, without going back, where a model has merely not become better, or an update had to be
+    shortened.
 
     The layer is absent under secure aggregation, with noise, and where a model is passed on: there no model can be made
     without one site. Of two sites each is the only judge of the other; among very many a bounded update moves the mean
@@ -262,7 +268,7 @@ class RollbackLayer(RoundLayer):
 
     Args:
         coordinator: The run.
-        bound: On the length of an update; a model is tried where it shortens one.
+        bound: The bound on the length of updates; trials are made where it shortens an update.
     """
 
     buffered = True
@@ -271,13 +277,13 @@ class RollbackLayer(RoundLayer):
         self._coordinator, self._bound = coordinator, bound
 
     def due(self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool) -> bool:
-        """Return whether models without each site are tried before a round's updates count.
+        """Return True if models without each site must be tried before a round's updates count.
 
         Args:
-            state: Before the round.
-            losses: Of the model that it began with, by the sites whose updates count and that state one.
-            updates: How many sites' updates count.
-            too_long: Whether an update had to be shortened.
+            state: The state before the round.
+            losses: Site -> its loss of the model that the round began with, for sites whose updates count.
+            updates: Number of sites whose updates count.
+            too_long: True if an update had to be shortened.
         """
         if updates not in SITES or len(losses) < FEWEST_JUDGES:
             return False
@@ -285,7 +291,7 @@ class RollbackLayer(RoundLayer):
         return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
 
     def on_validation(self, validation: FederationValidation, absent: Mapping[str, str]) -> None:
-        """Check whether the present model has collapsed; no round is done again more than once.
+        """Check whether the present model has collapsed; a round is repeated at most once.
 
         Raises:
             ModelCollapse: If it has collapsed, and there is a round to go back to.
@@ -299,11 +305,11 @@ class RollbackLayer(RoundLayer):
                 raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))
 
     def after_round(self, state: FederationState, validation: FederationValidation) -> FederationState:
-        """Keep the losses of the model that the round began with, which had not collapsed."""
+        """Store the losses of the model that the round began with, which had not collapsed, for the next comparison."""
         return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
 
     def around(self, merge: Merge) -> Merge:
-        """Try models without each site before the updates count, where a trial is due."""
+        """Wrap the merging: where a trial is due, models without each site are tried before the updates count."""
 
         def tried(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.of_replies(received.accepted).loss
@@ -315,7 +321,10 @@ class RollbackLayer(RoundLayer):
         return tried
 
     def _without_culprit(self, merge: Merge, received: ExchangeReplies[TrainReply]) -> ExchangeReplies[TrainReply]:
-        """Return the replies without the site whose update harms, if any; it is left out for the rest of the run."""
+        """Return the replies without the site whose update harms most; it is excluded for the rest of the run.
+
+        All replies are returned where no update harms.
+        """
         coordinator, server_round = self._coordinator, self._coordinator.requests.context.round
         sites = sorted(received.accepted)
 
@@ -336,7 +345,7 @@ class RollbackLayer(RoundLayer):
         return received
 
     def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
-        """Have the sites validate a model that may become this round's model."""
+        """Have sites validate a model that may become this round's model; return their figures."""
         coordinator, training = self._coordinator, self._coordinator.requests
         messages = coordinator.evaluate_messages(server_round, model, sites, test=False)
         deadline_s = coordinator.participation.round_deadline_s
