@@ -1,8 +1,8 @@
 """One exchange with the sites: make and send the requests, receive the replies, and check which of them count.
 
 Sites that lose their connection meanwhile may come back. Only Flower's public ``Grid`` is used, so the same loop runs
-over the network, on Ray and in one process. Flower's own ``send_and_receive`` looks for replies every 3 s, takes a site for lost
-at the first sign, and then waits for nobody.
+over the network, on Ray and in one process. Flower's own ``send_and_receive`` looks for replies every 3 s, takes a site
+for lost at the first sign, and then waits for nobody.
 
 :mod:`common.wire.bounds` has the ranges that hold for any reply. Here is what depends on the round: whose reply it is,
 exactly the groups and statistics that were asked for, and figures that fit the plan, the roll call and the clock. An

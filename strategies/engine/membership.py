@@ -44,10 +44,10 @@ EVALUATION = 1
 
 
 def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
-    """Return how many sites are asked how good a model is; 0 stands for all.
+    """Return how many sites evaluate a model; 0 stands for all.
 
     Args:
-        configured: What the experiment says; None where it leaves it open. Then all are asked wherever all train.
+        configured: The number in the experiment. If it is None, all sites evaluate where all sites train.
     """
     if configured is not None:
         return configured
@@ -55,7 +55,7 @@ def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
 
 
 def draw_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
-    """Draw ``size`` of the names, sorted, each set as likely as any other; all where ``size`` is 0 or not smaller."""
+    """Draw ``size`` of the names uniformly at random and return them sorted; all where ``size`` is 0 or too large."""
     ordered = sorted(names)
     if not 0 < size < len(ordered):
         return ordered
@@ -67,12 +67,13 @@ def draw_covering_sites(
 ) -> list[str]:
     """Draw ``size`` sites, sorted, so that each class is annotated by at least one of them, where that is possible.
 
-    A plain draw that covers the classes stays as it is. Else sites that annotate what it misses come first, of several
-    the one that annotates most of it, and the last ones drawn are left out. With at least as many sites as classes each
+    A plain draw that covers all classes is returned as it is. Else sites that annotate missing classes are added, those
+    that annotate most of them first, and the sites drawn last are dropped. With at least as many sites as classes each
     class is covered; with fewer, as many as this greedy choice finds.
 
     Args:
-        annotated: Site -> its classes; who is excluded counts in the draw, so that the others' places stay the same.
+        annotated: Site -> classes that it annotates. Excluded sites stay in, so that they do not change who else is
+            drawn.
         size: 1 or more.
     """
     names = sorted(annotated)
@@ -96,7 +97,7 @@ Registered = Callable[[], Mapping[int, str]]
 
 @dataclass(frozen=True)
 class RunMember:
-    """A site that answered the roll call; bytes are those of the call and of the answer.
+    """A site that takes part in the run: its answer to the roll call, and the bytes of the call and of the answer.
 
     Attributes:
         signed: The signature of the site's answer; None in simulation.
@@ -121,11 +122,11 @@ AdmissionRule = Callable[[Iterable[RunMember]], list[Fault]]
 
 @dataclass
 class SiteRoll:
-    """The sites that were called, with their answers.
+    """Calls the roll: asks connected sites who they are, and holds their answers.
 
     Attributes:
-        members: Node -> the site that answered there.
-        refused: Node -> why it cannot take part; not asked again before it went away and came back.
+        members: Node -> the site that answered there and takes part.
+        refused: Node -> why its site cannot take part; it is asked again only after it disconnected and came back.
     """
 
     grid: Grid
@@ -141,12 +142,12 @@ class SiteRoll:
 
     @property
     def declarations(self) -> list[Declaration]:
-        """Return the labels of all members."""
+        """Return the label declarations of all members."""
         return [member.declaration for member in self.members.values()]
 
     @property
     def awaits(self) -> bool:
-        """Return whether a connected site has not answered yet."""
+        """Return True while a connected site has not answered the roll call."""
         return bool(self._asked)
 
     @property
@@ -157,7 +158,7 @@ class SiteRoll:
         return tuple(sorted(name for node, name in names.items() if node not in known_nodes))
 
     def ask_newcomers(self, timeout_s: float) -> list[RunMember]:
-        """Ask every connected site that has not been asked; return those that are now members."""
+        """Call the roll for connected sites that were not asked yet; return the sites that became members."""
         deadline, pause_s, new = time.monotonic() + timeout_s, FIRST_POLL_S, list[RunMember]()
         self.ask(timeout_s)
         while self._asked and time.monotonic() < deadline:
@@ -171,8 +172,8 @@ class SiteRoll:
     def ask(self, timeout_s: float) -> None:
         """Send the roll call to sites that have connected since the last call.
 
-        A site that answers with an error will not answer better the second time, unless it went away and came back:
-        somebody may have fixed it. While it is away the reason stands: a site of another release leaves at once.
+        A site that answered with an error is asked again only after it disconnected and came back, because somebody may
+        have fixed it. While it is away, the reason of its error is kept.
         """
         online = set(self.grid.get_node_ids())
         for node in self._away & online:
@@ -184,7 +185,7 @@ class SiteRoll:
             self._asked[name] = message.metadata.dst_node_id
 
     def answered(self) -> list[RunMember]:
-        """Return the sites that have answered and become members since the last look."""
+        """Receive the answers that have arrived since the last call; return the sites that became members by them."""
         new = []
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
@@ -214,12 +215,12 @@ class SiteRoll:
         self._asked.clear()
 
     def name_of(self, node: int) -> str:
-        """Return the registered name; in simulation the node's number."""
+        """Return the registered name of the site on a node; in simulation the node's number."""
         names = self.registered() if self.registered else {}
         return names.get(node, f"node {node}")
 
     def refuse(self, node: int, kind: str, reason: str) -> None:
-        """Note why a site cannot take part, and tell the site; return when the site has noted it too, or is silent."""
+        """Record why a site cannot take part, and send it the reason; wait until it confirms or the time is over."""
         self.members.pop(node, None)
         self.refused[node] = reason
         record = Refusal(self.call.run, kind, reason)
@@ -228,7 +229,7 @@ class SiteRoll:
         list(noted)
 
     def refuse_faulty(self, faults: Iterable[Fault], kind: str) -> None:
-        """Tell every site that has to fix something its faults."""
+        """Refuse every site that has faults, and send it the faults that it has to fix."""
         by_site: dict[str, list[str]] = {}
         for fault in faults:
             if fault.site:
@@ -244,9 +245,9 @@ def call_the_roll(
     """Ask every site who it is and which classes it annotates.
 
     Args:
-        roll: The roll that is filled.
-        expected: Sites to wait for; one that declines is not one of them while a connected site has not answered.
-        needed: Sites that suffice after ``deadline_s``.
+        roll: Receives the answers.
+        expected: Number of sites to wait for. A site that declines counts only once all connected sites have answered.
+        needed: Number of sites that suffice after ``deadline_s``.
         deadline_s: Seconds to wait for ``expected`` sites.
         on_wait: Receives the sites that are missing, whenever these change.
 
@@ -282,7 +283,7 @@ def call_the_roll(
 
 
 def find_layout_faults(members: Iterable[RunMember], layout: str) -> list[Fault]:
-    """Return a fault, with its release, for each site that would train a model of another layout."""
+    """Return a fault for each site whose release builds a model of another layout from the same plan."""
     return [
         Fault(
             f"site {member.answer.site}",
@@ -314,7 +315,7 @@ def find_label_faults(declarations: Iterable[Declaration]) -> list[Fault]:
 
 
 def find_minority_spellings(declarations: Sequence[Declaration]) -> list[Fault]:
-    """Return a fault for each site that spells a class otherwise than most sites that annotate it."""
+    """Return a fault for each site that spells a class differently from most sites that annotate it."""
     faults = list[Fault]()
     for spellings in _count_spellings(declarations).values():
         usual = _strict_majority(spellings)
@@ -330,7 +331,7 @@ def find_minority_spellings(declarations: Sequence[Declaration]) -> list[Fault]:
 
 
 def find_coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list[Fault]:
-    """Return the sites whose classes are not those of most, for a method that needs every class everywhere."""
+    """Return a fault for each site with other classes than most, for methods that need the same classes everywhere."""
     usual = _strict_majority(Counter(frozenset(declaration.canonical) for declaration in declarations))
     if not method.site.full_coverage or usual is None:
         return []
@@ -348,7 +349,7 @@ def find_coverage_faults(method: Method, declarations: Sequence[Declaration]) ->
 
 
 def _count_spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[str]]:
-    """Return folded name -> by how many sites each spelling of it is used."""
+    """Count the sites that use each spelling of a class name; spellings of one name are grouped together."""
     spellings: dict[str, Counter[str]] = {}
     for declaration in declarations:
         for name in set(declaration.canonical):
@@ -357,7 +358,7 @@ def _count_spellings(declarations: Iterable[Declaration]) -> dict[str, Counter[s
 
 
 def _strict_majority(votes: Counter[Choice]) -> Choice | None:
-    """Return the choice of more than half of all votes; None where there is none."""
+    """Return the choice that more than half of all votes name; None if no choice has so many."""
     return next((choice for choice, count in votes.items() if 2 * count > votes.total()), None)
 
 
@@ -369,7 +370,7 @@ class Membership:
 
     Attributes:
         registered: Names of nodes; None in simulation.
-        admission: Rules that a site must keep to take part, beside those of its labels and its model.
+        admission: Further rules that a site must keep to take part, in addition to those for labels and model.
         contract: The classes that each site annotates; the set of all classes is settled by the roll call.
         members: Site -> its answer to the roll call.
         bytes_down, bytes_up: Bytes by site, from the roll call to the test.
@@ -395,7 +396,7 @@ class Membership:
         self._layout = ""
 
     def needed(self, requests: int) -> int:
-        """Return how many sites have to answer that many requests."""
+        """Return how many replies are needed to that many requests: ``min_sites``, or all where it is 0."""
         return self.participation.min_sites or requests
 
     def roll_call(self, grid: Grid, expected: int) -> LabelContract:
@@ -403,7 +404,7 @@ class Membership:
 
         Args:
             grid: Flower's connection to the sites.
-            expected: Sites to wait for; after the deadline ``min_sites`` of them suffice.
+            expected: Number of sites to wait for; after the deadline ``min_sites`` of them suffice.
 
         Raises:
             TooFewSites: If too few answered in time.
@@ -422,7 +423,7 @@ class Membership:
         return self._settle_labels()
 
     def _leave_out(self, faults: Sequence[Fault], kind: str) -> None:
-        """Tell the sites at fault, and go on without them.
+        """Refuse the sites with faults, and go on without them.
 
         Raises:
             BadInput: If too few sites are left.
@@ -433,7 +434,7 @@ class Membership:
             stop_on(faults)
 
     def _settle_labels(self) -> LabelContract:
-        """Make the contract and the list of members from who is on the roll."""
+        """Make the label contract and the members of the run from the answers to the roll call."""
         try:
             self.contract = merge_declarations(self._roll.declarations)
         except BadInput as error:
@@ -456,16 +457,16 @@ class Membership:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Return the sites that do not take part as things stand, with reasons: declined, or could not be taken in."""
+        """Return the sites that do not take part at present, with reasons: they declined or were refused."""
         return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
 
     def context(self, server_round: int, statistics: Arrays) -> RoundContext:
-        """Return what the method's rules may look at."""
+        """Return what the method's rules may look at in a round: contract, answers to the roll call and statistics."""
         answers = {site: member.answer for site, member in sorted(self.members.items())}
         return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
 
     def settle_model(self, layout: str) -> LabelContract:
-        """Fix the layout of the model; a site of another release that would build another one is left out.
+        """Fix the layout of the model; a site of another release that would build another layout is left out.
 
         Args:
             layout: Signature of the model's layout.
@@ -482,7 +483,7 @@ class Membership:
         return self._settle_labels() if faults else self.contract
 
     def admit_late_joiners(self, server_round: int) -> None:
-        """Call the roll for sites that have connected since; a site that fits the run's classes and model is in."""
+        """Call the roll for newly connected sites, and admit those that fit the run's classes and model."""
         for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
             if faults := find_layout_faults([member], self._layout):
                 self._roll.refuse_faulty(faults, "version")
@@ -493,7 +494,7 @@ class Membership:
                 self.callbacks.on_join(server_round, member.answer.site)
 
     def _joining(self, member: RunMember) -> list[Fault]:
-        """Add a late joiner to the contract, whose classes are settled; or return the faults that prevent it."""
+        """Add a late joiner to the contract, whose classes stay the same; or return the faults that prevent it."""
         declarations = [other.declaration for other in self.members.values()] + [member.declaration]
         try:
             contract = merge_declarations(declarations, self.contract.class_names)
@@ -504,13 +505,13 @@ class Membership:
         return []
 
     def drawn(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
-        """Return the sites of a round: all, or ``sites_per_round`` drawn from (seed, round), but for the excluded."""
+        """Return the sites of a round without the excluded: all, or ``sites_per_round`` drawn by seed and round."""
         names = set(self.members) - set(excluded)
         return draw_names(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
 
     @property
     def samples(self) -> bool:
-        """Return whether a sample of the sites says how good a model is, and not all of them."""
+        """Return True if only a drawn sample of the sites evaluates models, False if all do."""
         return 0 < self._evaluated < len(self.members)
 
     @property
@@ -518,7 +519,7 @@ class Membership:
         return count_evaluating_sites(self.plan.evaluation.sites, self.participation.sites_per_round)
 
     def drawn_to_evaluate(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
-        """Return the sites that are asked how good a model is, but for the excluded.
+        """Return the sites that evaluate a model in a round, without the excluded ones.
 
         They are all sites, or a sample drawn from (seed, round) that covers the run's classes where it can.
         """

@@ -1,4 +1,4 @@
-"""Secure aggregation as a layer around the rounds: its stages are queries through the run's own exchange."""
+"""Secure aggregation as a layer around the rounds; its messages go through the run's own exchange with the sites."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ Answer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
 
 
 class MaskingQueries:
-    """Sends the queries of one masked sum in the present exchange; notes who did not answer, and bytes received.
+    """Sends the queries of one masked sum to the sites; records which sites did not answer, and the bytes received.
 
     Attributes:
         round: Number under which the sum is made.
@@ -76,7 +76,7 @@ class MaskingQueries:
 
 
 class SecureAggregationLayer(RoundLayer):
-    """Updates come masked, apart from the replies, and only their sum is opened."""
+    """Has sites send masked updates apart from their replies, so that only the sum of updates is opened."""
 
     updates_in_replies = False
 
@@ -84,11 +84,11 @@ class SecureAggregationLayer(RoundLayer):
         self._coordinator = coordinator
 
     def choose_sites(self, sites: list[str]) -> list[str]:
-        """Return the sites that can be masked together; the others are reported as absent.
+        """Return the sites whose updates can be masked together; the others are reported as absent.
 
-        They are all sites, or, where sites keep parts of the model, most of those of one past. A site that missed a
-        round goes on from other parts than the others do, and a model could be made in which its update alone does not
-        vanish in the sum (``client/training/secure_aggregation.py`` has the hospital's half).
+        They are all sites, or, where sites keep parts of the model, the largest group of sites whose last counted round
+        is the same. A site that missed a round has other parts than the others, and a model could be made in which its
+        update alone does not vanish in the sum (``client/training/secure_aggregation.py`` has the hospital's half).
         """
         coordinator = self._coordinator
         counted, keeps_parts = coordinator.state.counted, coordinator.method.site.keeps_local_parts
@@ -100,11 +100,11 @@ class SecureAggregationLayer(RoundLayer):
         return chosen
 
     def around(self, merge: Merge) -> Merge:
-        """Open the sum of the updates in the place of merging them."""
+        """Return a function that opens the sum of the masked updates, and is used in the place of ``merge``."""
         return self._opened
 
     def _opened(self, received: ExchangeReplies[TrainReply]) -> RoundOutcome:
-        """Return the mean of the updates of the sites that have just trained, and stay to the end.
+        """Return the mean of the masked updates of the sites that trained in this round and answer to the end.
 
         Raises:
             TooFewSites: If too few stay, or what they sent does not fit together.
@@ -139,12 +139,13 @@ class SecureAggregationLayer(RoundLayer):
 def open_test_histograms(
     coordinator: "Coordinator", tested: ExchangeReplies[EvaluateReply]
 ) -> dict[str, SitesHistogram]:
-    """Return the sum of the score histograms that the sites hold back, by class; without classes that stay masked.
+    """Return for each class the sum of the sites' masked score histograms of the test; closed sums are absent.
 
-    It is empty in a run without secure aggregation, and where the sum cannot be opened: the callbacks receive why.
+    The result is empty in a run without secure aggregation, and where the sum cannot be opened; then the callbacks
+    receive the reason.
 
     Args:
-        tested: The replies to the test, the exchange before.
+        tested: The replies to the test, which was the previous exchange.
     """
     rows = {site: reply.masked_classes for site, reply in tested.accepted.items() if reply.masked_classes}
     if not rows:
@@ -168,7 +169,7 @@ def open_test_histograms(
 
 
 def convert_sum_to_means(opened: UnmaskedSum, model: ModelState) -> UpdateMeans:
-    """Return the means of the updates that are in a sum."""
+    """Turn an opened sum of updates into mean updates of trunk, batch normalisation and head."""
     request, part = opened.request, 1 / opened.divisor
     trunk, norm, weight, bias = split_vector(request.layout, request.classes, opened.vector)
     whole = running_sum(part for _ in opened.survivors)

@@ -1,7 +1,7 @@
-"""The second form of the engine: one model goes from hospital to hospital, the coordinator relaying it (specs 2.4).
+"""Sequential training: one model goes from hospital to hospital, through the coordinator (specs 2.4).
 
-A lost hospital is skipped: the pass goes on from the last good model. A round moves the model down and up once a
-hospital, as in FedAvg, but one hospital after the other. The deadline of a round is that of each hop."""
+A lost hospital is skipped, and the pass goes on from the last good model. In a round each hospital receives and returns
+the model once, as in FedAvg, but one hospital after the other. The deadline of a round holds for each hospital."""
 
 import math
 import time
@@ -46,7 +46,7 @@ COORDINATOR = "coordinator"
 
 @dataclass
 class CoordinatorTraining:
-    """The coordinator's images and the network it trains on them."""
+    """The coordinator's own images, and the network that it trains and validates on them."""
 
     images: Splits
     plan: Plan
@@ -74,7 +74,7 @@ class CoordinatorTraining:
     def trained(
         self, model: ModelState, server_round: int, server: ServerTraining, optimizer_state: Moments
     ) -> tuple[ModelState, Moments, CoordinatorRound]:
-        """Train until the loss settles, from a model and from the optimiser's state; return both as they are then.
+        """Train a model until its loss settles; return the trained model, its figures and the optimiser's new state.
 
         Raises:
             FloatingPointError: If training diverged.
@@ -99,7 +99,7 @@ class CoordinatorTraining:
         return state, {} if spec.reset_optimizer else save_optimizer_state(self.network, optimizer), record
 
     def judged(self, model: ModelState) -> FederationValidation:
-        """Return the figures of a model on the coordinator's validation part."""
+        """Return loss and AUROC of a model on the coordinator's validation images."""
         self.put(model)
         with reproducible_training(0, self.plan.training.threads):
             validation = validate(self.network, self.validation, self.method.loss, self.plan.training)
@@ -112,15 +112,15 @@ class CoordinatorTraining:
 
 @dataclass
 class ModelPass:
-    """One pass of the model through the sites of a round, as it goes.
+    """The progress of one round's pass of the model through the sites.
 
     Attributes:
         model: The last good model.
-        result: The model that the round would end with after the last hop.
+        result: The model that the round would end with if the last site visited were the last of the round.
         replies: Replies of the sites that the model has passed through, in that order.
-        absent: The sites that it could not pass through, with the reasons.
+        absent: Site -> why the model could not pass through it.
         lengths: Site -> lengths of its last update that counted, earlier rounds included.
-        shortened: The sites whose update was too long, with what was done.
+        shortened: Site -> a sentence that says how its update was shortened, for updates that were too long.
     """
 
     model: ModelState
@@ -134,23 +134,23 @@ class ModelPass:
 
 
 class SequentialCoordinator(Coordinator):
-    """Passes one model on from hospital to hospital, round by round; trains on images of its own where it has any."""
+    """Coordinator that passes one model from hospital to hospital, and may train on images of its own."""
 
     method: SequentialMethod
     _own: CoordinatorTraining | None = None
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
-        """Receive the coordinator's own images; they validate, and train where the method says how."""
+        """Receive the coordinator's own images, which validate models, and train them where the method says how."""
         frozen = self.frozen.part if self.frozen else None
         self._own = CoordinatorTraining(own, self.plan, self.method.site, class_names, device, frozen)
 
     def _is_over(self) -> bool:
-        """Return whether too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
+        """Return True if too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
         server, best = self.method.server_training, self.state.best_round
         return server is not None and best > 0 and self.state.round - best >= server.patience
 
     def _before_rounds(self, timeout: float) -> None:
-        """Have all sites train an epoch side by side, from the same model, where a method ranks them."""
+        """Have all sites train one epoch from the same model, where the method orders sites by their losses."""
         if not self.method.site.ranks_sites:
             return
         requests = self.new_requests(0)
@@ -168,13 +168,13 @@ class SequentialCoordinator(Coordinator):
         """Do nothing, because each round has validated its own model."""
 
     def _validation_sites(self) -> list[str]:
-        """Return the sites that validate each round's model: a sample is the same in all rounds, to be compared."""
+        """Return the sites that validate each round's model, the same in all rounds so that losses can be compared."""
         if self._samples_sites:
             return self.sites.drawn_to_evaluate(0, self.state.excluded)
         return super()._validation_sites()
 
     def _train_round(self, server_round: int, timeout: float) -> RoundRecord:
-        """Pass the model on, train at the coordinator, mix both; and ask how good the mixture is."""
+        """Pass the model through the sites, mix it with the coordinator's own model, and validate the mixture."""
         self._begin(server_round, self.grid)
         done = self._passed(server_round, timeout)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
@@ -203,10 +203,10 @@ class SequentialCoordinator(Coordinator):
         return record
 
     def _passed(self, server_round: int, timeout: float) -> ModelPass:
-        """Pass the model from site to site.
+        """Pass the model from site to site; return the completed pass.
 
         Raises:
-            TooFewSites: As soon as it cannot pass through ``min_sites``.
+            TooFewSites: As soon as the model can no longer pass through ``min_sites`` sites.
         """
         context = self.sites.context(server_round, self.state.statistics)
         order = self.method.order(context, self.sites.drawn(server_round, self.state.excluded))
@@ -229,7 +229,7 @@ class SequentialCoordinator(Coordinator):
         return done
 
     def _note_hop(self, done: ModelPass, site: str, received: ExchangeReplies[TrainReply]) -> None:
-        """Note a site's reply, and move the model by its update if the update counts."""
+        """Record a site's reply, and move the model by the site's update if the update counts."""
         done.absent.update(received.absent)
         done.bytes_down.update(self.requests.bytes_down)
         done.bytes_up.update(received.bytes_up)
@@ -249,7 +249,7 @@ class SequentialCoordinator(Coordinator):
     def _with_own_training(
         self, hospitals: ModelState, server_round: int
     ) -> tuple[ModelState, Moments, CoordinatorRound | None]:
-        """Train the model of the round before at the coordinator, and mix the result with the hospitals' model."""
+        """Train the previous model on the coordinator's images, and mix the result with the hospitals' model."""
         server, state = self.method.server_training, self.state
         if server is None:
             return hospitals, state.moments, None
@@ -261,7 +261,7 @@ class SequentialCoordinator(Coordinator):
         return mix_models(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
 
     def _judge(self, server_round: int, timeout: float) -> None:
-        """Validate the model as it stands: on the coordinator's images, or else, and where asked, at the sites."""
+        """Validate the present model on the coordinator's images if it has any; else, or where asked, at the sites."""
         at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.any_known)
         validation = FederationValidation()
         if at_sites:
@@ -276,6 +276,6 @@ class SequentialCoordinator(Coordinator):
 def make_coordinator(
     method: Method, plan: Plan, participation: ParticipationSection, run: str, **options: Any
 ) -> Coordinator:
-    """Return the coordinator for a run of a method; the arguments are those of :class:`Coordinator`."""
+    """Return the coordinator for a run of this method; the arguments are those of :class:`Coordinator`."""
     engine = SequentialCoordinator if isinstance(method, SequentialMethod) else Coordinator
     return engine(method, plan, participation, run, **options)

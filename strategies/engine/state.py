@@ -1,4 +1,4 @@
-"""The coordinator's state between rounds: how replies move it, which of two models is better, its bytes on disk.
+"""The coordinator's state between rounds: how replies change it, which of two models is better, how it is stored.
 
 Of two models the mean loss decides, and the majority has a veto. What counts as a site's loss is the *criterion* of the
 run. ``auroc``: 1 minus the mean AUROC over the site's own classes on its validation part, which is the share of pairs
@@ -16,7 +16,7 @@ better, as in the paper. Otherwise the smaller regret is better.
 What influence one lying site keeps, of n that judged both models:
 
 ==== =============================================================================================================
-n    it decides
+n    what it decides
 ==== =============================================================================================================
 1, 2 everything: nothing tells which of two is lying
 3    between models that both honest sites hold within 25 % of their best, also where the two agree which is better
@@ -78,11 +78,11 @@ class FederationState:
         criterion: The figure that counts as a loss there; None before any model was judged.
         counted: Site -> last round in which its reply counted.
         left_out: Site -> why its last reply did not count, with the round; a site that counted since is not there.
-        excluded: Site -> why it is left out for the rest of the run.
-        sound_losses: Site -> validation loss of the last model that had not collapsed; empty where none is taken back.
-        repeated: The last round that was done again because its model had collapsed.
-        next_trial: No update is tried before this round, after a trial in which none harmed.
-        lengths: Where a model is passed on: site -> lengths of its last update.
+        excluded: Site -> why it takes no further part in the run.
+        sound_losses: Site -> validation loss of the last model that had not collapsed; empty in runs without rollback.
+        repeated: The last round that was repeated because its model had collapsed.
+        next_trial: First round in which models without one site may be tried again, after a trial found no harm.
+        lengths: Site -> lengths of the parts of its last update; only in sequential training.
         moments: Moments of the server optimiser, of the coordinator's own training, or of what a method mixes in.
         statistics: Statistics that the method's coordinator has aggregated.
     """
@@ -106,15 +106,15 @@ class FederationState:
 
     @property
     def selected(self) -> ModelState:
-        """Return the best model, or the last where no site ever judged one."""
+        """Return the best model, or the last model where no site ever validated one."""
         return self.model if self.best is None else self.best
 
 
 def select_groups_to_send(model: ModelState, rows: Sequence[str]) -> Groups:
     """Return the groups of the global model that a site with these head rows receives.
 
-    A group that never travels up still goes down: a site takes it as its starting point in its first round, and a site
-    whose disk was lost starts anew from it.
+    Groups that sites keep to themselves are sent, too: a site begins with them in its first round, or again after its
+    disk was lost.
     """
     return Groups(model.trunk, model.norm, model.head.rows(tuple(rows)))
 
@@ -136,13 +136,13 @@ def select_groups_expected(sent: Groups, method: SiteMethod, annotated: Collecti
 def record_absent_sites(
     state: FederationState, where: str, counted: Collection[str], absent: Mapping[str, str]
 ) -> FederationState:
-    """Return the state with the reasons why replies did not count, which their sites receive with the next request.
+    """Return the state with the reasons why replies did not count; each site receives its own with the next request.
 
     Args:
         state: The state before.
-        where: Name of the exchange, which the reasons begin with.
+        where: Name of the exchange, with which each reason begins.
         counted: The sites whose replies count.
-        absent: The others that were asked, with the reasons.
+        absent: Site -> why its reply does not count, for the other sites that were asked.
     """
     left_out = {site: why for site, why in state.left_out.items() if site not in counted}
     for site, why in absent.items():
@@ -160,7 +160,7 @@ def make_state_after_round(
     moments: Moments,
     statistics: Arrays,
 ) -> FederationState:
-    """Return the state after a round; sites as in :func:`record_absent_sites`."""
+    """Return the state after a round; ``counted`` and ``absent`` are those of :func:`record_absent_sites`."""
     return replace(
         record_absent_sites(state, f"round {server_round}", counted, absent),
         round=server_round,
@@ -174,11 +174,11 @@ def make_state_after_round(
 def record_validation(
     state: FederationState, validation: FederationValidation, criterion: Criterion
 ) -> FederationState:
-    """Return the state with the sites' figures of the current model, by the run's criterion.
+    """Return the state with the sites' validation of the current model, by the run's criterion.
 
-    The first judged model settles the criterion, so that all rounds of a run are compared by one. It is ``loss`` where
-    not more than half of the sites that state a loss have an AUROC: their validation parts show one kind of image only,
-    and the few others, of which one may lie, would decide alone.
+    The first validated model fixes the criterion, so that all rounds of a run are compared by the same one. It is
+    ``loss`` where not more than half of the sites that state a loss have an AUROC: their validation parts show one kind
+    of image only, and the few others, of which one may lie, would decide alone.
 
     Args:
         state: The state before.
@@ -198,9 +198,9 @@ def record_validation(
 def record_losses(state: FederationState, losses: Losses) -> FederationState:
     """Return the state with the losses of the current model by site, which becomes the best model if it is better.
 
-    The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Where
-    not the same sites judged both models, those that did decide; models that no site judged both cannot be compared,
-    and the earlier stays. The first of equals is best.
+    The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.engine.state`). Only
+    sites that validated both models count. If there are none, or both models are equally good, the earlier model stays
+    the best.
     """
     if not losses:
         return state
@@ -214,12 +214,12 @@ def record_losses(state: FederationState, losses: Losses) -> FederationState:
 
 
 def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
-    """Return whether the model of ``now`` is better than that of ``before``, over the sites that judged both.
+    """Return True if the current model is better than the best before it, over the sites that validated both.
 
     Args:
-        now: Validation loss of the one model, by site.
-        before: Validation loss of the other model, by site.
-        lowest: The lowest loss that each site stated up to now, for any model.
+        now: Site -> validation loss of the current model.
+        before: Site -> validation loss of the best model before it.
+        lowest: Site -> the lowest loss that it stated for any model up to now.
     """
     judges = sorted(now.keys() & before.keys())
     now, before = {site: now[site] for site in judges}, {site: before[site] for site in judges}
@@ -230,7 +230,7 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
 
 
 def compute_regret(losses: Losses, lowest: Losses) -> float:
-    """Return the smallest ratio of loss to lowest loss that more than half of the sites stay within."""
+    """Return the smallest bound that more than half of the sites' ratios of loss to own lowest loss do not exceed."""
     ratios = sorted([(loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items()])
     return ratios[len(ratios) // 2] if ratios else 1.0
 
@@ -246,7 +246,7 @@ _DTYPES = {
 
 
 class _StateHeader(Section):
-    """The fields of a state that are no tensors, and the class names of its head rows."""
+    """The header of a stored state: its fields that are no tensors, and the class names of its head rows."""
 
     round: int
     best_round: int
@@ -264,14 +264,14 @@ class _StateHeader(Section):
 
 
 def serialize_state(state: FederationState) -> bytes:
-    """Write a state as safetensors."""
+    """Return a state as the bytes of a safetensors file."""
     return b"".join(serialize_state_in_parts(state))
 
 
 def serialize_state_in_parts(state: FederationState) -> Parts:
-    """Return what :func:`serialize_state` joins: parts that hold the arrays themselves.
+    """Return the bytes of :func:`serialize_state` in parts, which share the memory of the state's arrays.
 
-    To copy a large model takes as long as to write it.
+    That saves a copy, which takes as long for a large model as writing it.
     """
     facts: dict[str, Any] = {}
     for name in _StateHeader.model_fields:
@@ -291,7 +291,7 @@ def serialize_state_in_parts(state: FederationState) -> Parts:
 
 
 def _lay_out_safetensors(tensors: Mapping[str, NDArray[Any]]) -> Parts:
-    """Lay tensors out as safetensors has them: the length of the header (8 bytes), the header as JSON, the tensors."""
+    """Return the parts of a safetensors file: the header's length in 8 bytes, the header as JSON, the tensors."""
     widest_first = list(_DTYPES)
     ordered = sorted((widest_first.index(array.dtype.str), name) for name, array in tensors.items())
     header, end, data = dict[str, object](), 0, []
@@ -307,10 +307,10 @@ def _lay_out_safetensors(tensors: Mapping[str, NDArray[Any]]) -> Parts:
 
 
 def deserialize_state(content: bytes) -> FederationState:
-    """Read a state that :func:`serialize_state` wrote.
+    """Read a state from the bytes that :func:`serialize_state` returned.
 
     Raises:
-        ValueError: If the bytes are no state.
+        ValueError: If the bytes do not hold a state.
     """
     try:
         tensors = load(content)
@@ -335,17 +335,17 @@ def deserialize_state(content: bytes) -> FederationState:
 
 
 def make_array_record(model: ModelState) -> ArrayRecord:
-    """Return the global model as Flower's loop carries it."""
+    """Return the global model as Flower's ``ArrayRecord`` of the arrays of each group."""
     return ArrayRecord({name: Array(array) for name, array in Groups.of_model(model).named().items()})
 
 
 def is_state_dict(arrays: ArrayRecord) -> bool:
-    """Return whether these are the tensors of a network, as Flower's examples have them."""
+    """Return True if the arrays are a network's ``state_dict``, and not those of :func:`make_array_record`."""
     return "trunk" not in arrays
 
 
 def read_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> ModelState:
-    """Return the global model from :func:`make_array_record`, or from a network's ``state_dict``.
+    """Read a global model from arrays of :func:`make_array_record` or from a network's ``state_dict``.
 
     Raises:
         BadInput: If a ``state_dict`` is not of the plan's network with a head row for each class.
@@ -363,7 +363,7 @@ def read_model(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) ->
 
 
 def make_state_dict_record(model: ModelState, plan: Plan) -> ArrayRecord:
-    """Return the global model as the ``state_dict`` of the plan's network."""
+    """Return the global model as the ``state_dict`` of the plan's network, in Flower's ``ArrayRecord``."""
     network = build(plan.model, model.head.class_names, plan.run.seed)
     write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
     return ArrayRecord(network.state_dict())
