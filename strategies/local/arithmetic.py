@@ -1,7 +1,7 @@
-"""The format of a site's numbers and their order in memory, chosen by measurement where a plan says so.
+"""Arithmetic of training: number format and memory layout, chosen by measurement where a plan asks for the fastest.
 
-What is fastest depends on CPU and network: bfloat16 halves a ResNet-18's step on a CPU that has instructions for it and
-doubles an EfficientNet-Lite0's. Equal choices give equal bits, so a site keeps its choice for as long as machine,
+The fastest choice depends on CPU and network: bfloat16 halves a ResNet-18's step on a CPU that has instructions for it
+and doubles an EfficientNet-Lite0's. Equal choices give equal bits, so a site keeps its choice for as long as machine,
 network and torch stay the same.
 """
 
@@ -44,7 +44,7 @@ MOST_KEPT = 100
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A format of numbers and an order in memory."""
+    """A number format, such as bfloat16, and the memory layout of a network's tensors."""
 
     precision: Literal["float32", "bf16", "fp16"]
     memory_format: MemoryFormat
@@ -62,11 +62,11 @@ def read_arithmetic(training: TrainingSection, device: str) -> Arithmetic:
 
 
 def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmetic:
-    """Return the arithmetic of a plan on ``cpu`` or ``cuda``; on a CPU ``fastest`` is measured, once for a network.
+    """Return the arithmetic of a plan on ``cpu`` or ``cuda``; for ``fastest`` on a CPU, measure once for each network.
 
     Args:
-        folder: Where the choice is kept, in ``arithmetic.json``.
-        durable: Whether the choice must outlive a power cut.
+        folder: Folder in which ``arithmetic.json`` stores the choice.
+        durable: True if the stored choice must survive a power cut.
     """
     if plan.training.precision != "fastest" or device != "cpu":
         return read_arithmetic(plan.training, device)
@@ -80,27 +80,31 @@ def choose_arithmetic(plan: Plan, device: str, folder: Path, *, durable: bool) -
 
 
 def set_arithmetic(request: Request, arithmetic: Arithmetic) -> Request:
-    """Return a copy of a plan or an experiment with this arithmetic."""
+    """Return a copy of a plan or an experiment whose training settings name this arithmetic."""
     return request.model_copy(update={"training": request.training.model_copy(update=vars(arithmetic))})
 
 
 def list_arithmetics() -> Sequence[Arithmetic]:
-    """Return all choices of this CPU, the default first."""
+    """Return all kinds of arithmetic that this CPU offers, the default first."""
     precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_has_bf16() else ("float32",)
     formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")
     return [Arithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
 
 
 def find_fastest(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
-    """Return the fastest choice, or the default where none is clearly faster."""
+    """Return the arithmetic with the shortest step, or the default where none is clearly faster.
+
+    Args:
+        seconds: Arithmetic -> seconds of a training step, the default first.
+    """
     best = min(seconds, key=lambda arithmetic: seconds[arithmetic])
     return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT
 
 
 def time_training_steps(plan: Plan, arithmetics: Sequence[Arithmetic]) -> dict[Arithmetic, float]:
-    """Time a step forward and back of each choice: the shortest of :data:`STEPS`, in CPU seconds of this process.
+    """Return the CPU seconds of a training step in each arithmetic, the shortest of :data:`STEPS` steps.
 
-    Choices take turns, so that what else runs on the machine slows all of them.
+    The choices take turns, so that other programs on the machine slow all of them alike.
     """
     spec, training = plan.model, plan.training
     with reproducible_training(0, training.threads) as generator:
@@ -130,7 +134,7 @@ def _run_training_step(network: SplitNetwork, images: torch.Tensor, arithmetic: 
 
 
 def _read_stored_choices(path: Path) -> dict[str, Arithmetic]:
-    """Read earlier choices; none where the file is damaged, for they can be measured again."""
+    """Read the stored choices; return none where the file is damaged, because they can be measured again."""
     try:
         return {name: Arithmetic(**fields) for name, fields in json.loads(path.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):

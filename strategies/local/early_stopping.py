@@ -1,4 +1,4 @@
-"""The rule by which a hospital's or the coordinator's training has settled.
+"""Early stopping: the rule by which training at a hospital or the coordinator ends once its loss has settled.
 
 Hassani and Rekik, "UniFed", 2024 (specs 2.4, step 4). The text's rule, "nearly unchanged" over the last epochs, is
 taken as in the authors' code. Our choice of weights departs from that code, which writes a checkpoint at the lowest
@@ -14,11 +14,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Local training, epoch by epoch, until it settles.
+    """The state of the early stopping rule after some epochs of training.
 
     Attributes:
-        patience: Epochs that may be worse in a row, or slightly better in all, before training stops.
-        tolerance: A fall of the loss below this, or none, is slight.
+        patience: Number of worse epochs in a row, or of slightly better epochs in total, after which training stops.
+        tolerance: A fall of the loss by less than this counts as slight.
         cap: The largest number of epochs.
         epochs: Epochs so far.
         lowest: The lowest loss so far; infinite before the first.
@@ -46,7 +46,7 @@ class EarlyStopping:
             raise ValueError(f"tolerance must not be below 0, got {self.tolerance}")
 
     def after(self, validation_loss: float) -> "EarlyStopping":
-        """Return the state after one more epoch of this validation loss; an equal loss takes the lowest one's place."""
+        """Return the state after one more epoch; an epoch with a loss equal to the lowest becomes the best epoch."""
         assert not self.stopped
         if not validation_loss <= self.lowest:  # NaN is worse, too
             return replace(self, epochs=self.epochs + 1, worse=self.worse + 1)
@@ -56,7 +56,7 @@ class EarlyStopping:
 
     @property
     def stopped(self) -> Literal["", "slight", "early_stop", "cap"]:
-        """Return why training is over; an empty string while it is not."""
+        """Return the reason why training is over, or an empty string while it goes on."""
         if self.slight >= self.patience:
             return "slight"
         if self.worse >= self.patience:

@@ -1,9 +1,9 @@
-"""Losses over targets in which an entry may be unknown, for multi-label and for multi-class tasks.
+"""Losses over labels of which some may be unknown, for multi-label and for multi-class tasks.
 
 Shapes: ``logits (batch, rows)`` for the head rows that the site holds, ``labels (batch, rows)`` with 1, 0 or NaN for
 unknown, ``annotated (rows,)`` which of them the site annotates at all. In a multi-class task one entry of a row is 1.
 
-The plain losses stand first. Those that ``[training]`` offers in their place are what a site minimises; validation
+The plain losses come first. The losses that ``[training]`` offers in their place are only for training: validation
 keeps the plain loss, because it is compared between sites, rounds and runs."""
 
 from collections.abc import Mapping
@@ -31,18 +31,23 @@ class Loss(Protocol):
 
 
 def choose_plain_loss(task: Task, missing: Missing) -> Loss:
-    """Return the plain loss of a task."""
+    """Return the plain loss for a task and for the meaning of missing labels.
+
+    Args:
+        task: Multi-label or multi-class.
+        missing: How a class counts that the site does not annotate.
+    """
     return LOSSES[task, missing]
 
 
 def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_weight: Tensor | None = None) -> Tensor:
     """Return the binary cross-entropy as a mean over the known entries (specs 1.4; 1.6 "partial loss").
 
-    With no uncertain labels this is the mean over the batch of ``(1/|C_k|) sum over the site's classes``. A batch
+    Without uncertain labels this is the mean over the batch of ``(1/|C_k|) sum over the site's classes``. A batch
     without any known entry gives 0 and no gradient.
 
     Args:
-        positive_weight: Weight of a positive of each class in the sum, ``(rows,)``; 1 where None.
+        positive_weight: Weight of the positives of each class, ``(rows,)``; None weighs all by 1.
     """
     is_known = ~labels.isnan()
     entries = binary_cross_entropy_with_logits(
@@ -52,24 +57,24 @@ def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_wei
 
 
 def fill_missing_labels(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
-    """Return the labels ``(batch, rows)``; where missing counts as negative, rows that are not annotated are 0."""
+    """Return labels ``(batch, rows)``; if missing counts as ``negative``, those of classes not annotated become 0."""
     return torch.where(annotated, labels, 0.0) if missing == "negative" else labels
 
 
 def compute_positive_weights(labels: Tensor) -> Tensor:
-    """Return the known entries of each class over its positives, ``(rows,)``; 1 where there is no positive.
+    """Return each class's number of known labels divided by its positives, ``(rows,)``; 1 without positives.
 
-    FedMLP's authors weigh positives so in all their baselines (specs 3.6).
+    FedMLP's authors weigh positives by this in all their baselines (specs 3.6).
 
     Args:
-        labels: A whole site's, ``(n, rows)``, NaN for unknown.
+        labels: All labels of a site, ``(n, rows)``, NaN for unknown.
     """
     is_known, positives = (~labels.isnan()).sum(dim=0), (labels == 1).sum(dim=0)
     return torch.where(positives > 0, is_known / positives.clamp(min=1), 1.0)
 
 
 def missing_as_negative_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Return the binary cross-entropy with each class absent that the site does not annotate (specs 1.6 "vanilla FL").
+    """Return the binary cross-entropy, where classes that the site does not annotate count as absent (specs 1.6).
 
     An uncertain label of a class that the site does annotate stays unknown.
     """
@@ -77,33 +82,33 @@ def missing_as_negative_loss(logits: Tensor, labels: Tensor, annotated: Tensor) 
 
 
 def softmax_over_all_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Return the mean cross-entropy of images of known class, with a softmax over all rows."""
+    """Return the mean cross-entropy over the images whose class is known, with a softmax over all classes."""
     return mean_of_chosen(is_class_known(labels), image_losses(logits, labels))
 
 
 def softmax_over_known_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """Return the mean cross-entropy of images of known class, with a softmax over the classes known of an image."""
+    """Return the mean cross-entropy over the images whose class is known; the softmax leaves out unknown labels."""
     return softmax_over_all_loss(mask_unknown_logits(logits, labels), labels, annotated)
 
 
 def mask_unknown_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Set the logits of unknown entries to minus infinity, except of images without any known entry."""
+    """Set the logits of unknown labels to minus infinity, except for images without any known label."""
     unknown = labels.isnan()
     return logits.masked_fill(unknown & ~unknown.all(dim=1, keepdim=True), -torch.inf)
 
 
 def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of every image ``(batch,)``; it has no meaning where the class is not known."""
+    """Return the cross-entropy of every image, ``(batch,)``; ignore the values of images of unknown class."""
     return cross_entropy(logits, labels.nan_to_num().argmax(dim=1), reduction="none")
 
 
 def is_class_known(labels: Tensor) -> Tensor:
-    """Return whether each image's class is known, bool ``(batch,)``."""
+    """Return a mask of the images whose class is known, bool ``(batch,)``."""
     return (labels == 1).any(dim=1)
 
 
 def mean_of_chosen(chosen: Tensor, values: Tensor) -> Tensor:
-    """Return the mean of the chosen values; 0 without gradient where none is chosen."""
+    """Return the mean of the values that a mask selects; 0 without gradient if it selects none."""
     return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
 
@@ -116,10 +121,10 @@ LOSSES: Mapping[tuple[Task, Missing], Loss] = {
 
 
 def make_training_loss(spec: TrainingSection, plain: Loss, task: Task, missing: Missing, labels: Tensor) -> Loss:
-    """Return the loss that a site minimises.
+    """Return the loss that a site minimises: the one that ``[training]`` chooses, or else the method's own.
 
     Args:
-        plain: The method's loss, for experiments that choose none.
+        plain: The method's own loss.
         missing: How a class counts that the site does not annotate.
         labels: Labels of the site's whole training part, ``(n, rows)``, NaN for unknown, for ``class_weights``.
 
@@ -166,12 +171,12 @@ def find_loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, 
 
 
 def compute_class_weights(labels: Tensor) -> Tensor:
-    """Return images of known class over present classes and over each class's images, ``(rows,)``; 1 where absent.
+    """Return balanced class weights ``(rows,)``: images / (classes present * images of the class); 1 where absent.
 
     The weights of all images of a site then add up to their number.
 
     Args:
-        labels: A whole site's, ``(n, rows)``, 1 for an image's class.
+        labels: All labels of a site, ``(n, rows)``, 1 for an image's class.
     """
     images = (labels == 1).sum(dim=0)
     present = (images > 0).sum().clamp(min=1)
@@ -186,7 +191,7 @@ def _multi_label_loss(
     labels: Tensor,
     annotated: Tensor,
 ) -> Tensor:
-    """Return the mean loss over the known entries of a multi-label task; 0 without gradient where there are none."""
+    """Return the mean loss over the known labels of a multi-label task; 0 without gradient if there are none."""
     targets = fill_missing_labels(labels, annotated, missing)
     is_known, present = ~targets.isnan(), targets.nan_to_num()
     entries = (

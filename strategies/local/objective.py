@@ -1,4 +1,4 @@
-"""What a hospital's half of a method works with: a model, a batch, and the round that it makes of them."""
+"""Objects that a method's hospital half works with: a batch, the examples, the context and a round of training."""
 
 import copy
 from collections.abc import Callable
@@ -23,11 +23,11 @@ Losses = NDArray[np.float32]
 
 
 class Batch(Protocol):
-    """One mini-batch, as an objective sees it."""
+    """One mini-batch of a site's images, as an objective sees it."""
 
     @property
     def rows(self) -> Tensor:
-        """Return the places ``(batch,)`` of the images among the site's examples."""
+        """Return the indices ``(batch,)`` of the images among the site's training examples."""
 
     @property
     def images(self) -> Tensor:
@@ -39,11 +39,11 @@ class Batch(Protocol):
 
     @property
     def annotated(self) -> Tensor:
-        """Return for each head row if the site annotates its class, bool ``(rows,)``."""
+        """Return for each head row whether the site annotates its class, bool ``(rows,)``."""
 
     @property
     def generator(self) -> torch.Generator:
-        """Return the generator, on the CPU, for all that an objective draws by itself."""
+        """Return the CPU generator from which an objective draws its own random numbers."""
 
     def view(self) -> Tensor:
         """Draw a new random view of the images, float32 ``(batch, channels, height, width)``."""
@@ -63,7 +63,7 @@ def plain(loss: Loss) -> Objective:
 
 @dataclass(frozen=True)
 class Examples:
-    """Images and labels of one part of a site's data, on its device.
+    """Images and labels of one part of a site's data, such as training or validation, on the network's device.
 
     Attributes:
         images: uint8 ``(n, channels, height, width)``.
@@ -85,7 +85,7 @@ class Examples:
 
 
 def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
-    """Pair pixels with the labels of their images for these head rows, on the device of the pixels."""
+    """Combine pixels with the images' labels of these classes, on the device of the pixels."""
     annotated = torch.tensor([name in images.class_names for name in class_names])
     labels = label_matrix(images, class_names)
     return Examples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
@@ -93,7 +93,7 @@ def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tup
 
 @dataclass(frozen=True)
 class ClientContext:
-    """The model, data and memory of a site when a round begins.
+    """The model, the data and the stored notes of a site when a round of training begins.
 
     Attributes:
         network: The received model, with the site's own parts in place. It is trained later: copy what must last.
@@ -118,10 +118,11 @@ class LocalRound:
 
     Attributes:
         objective: The function that training minimises.
-        statistics: Makes the statistics that leave beside the update, from the trained model and the losses of all
-            batches.
-        notes: Makes what the site stores on its own disk for the method's next round, from the trained model.
-        lr_factor: A factor of the learning rate.
+        statistics: Makes the statistics that the site sends with its update, from the trained model and the losses of
+            all batches.
+        notes: Makes the arrays that the site stores on its own disk for the method's next round, from the trained
+            model.
+        lr_factor: Factor that multiplies the learning rate.
     """
 
     objective: Objective
@@ -134,13 +135,13 @@ LocalHalf = Callable[[ClientContext], LocalRound]
 
 
 def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf:
-    """Add ``mu / 2`` times the squared distance from the received model (FedProx, Li et al., MLSys 2020, eq. 2).
+    """Add ``mu / 2`` times the squared distance from the received model to the loss (FedProx, MLSys 2020, eq. 2).
 
     Args:
         half: The hospital's half of any method.
-        mu: Strength of the pull.
-        head: Include the head in the distance: it comes from the federation.
-        norm: Include batch normalisation in the distance: it comes from the federation.
+        mu: Strength of the pull to the received model.
+        head: True if the head comes from the federation; then it is part of the distance.
+        norm: True if batch normalisation comes from the federation; then it is part of the distance.
     """
 
     def shared(model: Model) -> list[Tensor]:
@@ -167,18 +168,18 @@ def add_proximal_term(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> 
 
 
 def copy_as_teacher(model: AnyModel) -> AnyModel:
-    """Return a copy that stays as the model is now, in evaluation mode: a teacher."""
+    """Return a copy of the model in evaluation mode that does not learn, to be used as a teacher."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def teacher_decay(steps: int, decay: float) -> float:
-    """Return the decay that makes a teacher the plain mean of all students, until that would be above ``decay``."""
+    """Return the decay of a teacher's running mean: at first that of a plain mean over all steps, at most ``decay``."""
     return min(1 - 1 / (steps + 1), decay)
 
 
 @torch.no_grad()
 def move_teacher(teacher: Model, student: Model, decay: float) -> None:
-    """Move a teacher's parameters and running statistics towards the student's by ``1 - decay``."""
+    """Move a teacher's parameters and running statistics by the share ``1 - decay`` towards the student's."""
     now = student.state_dict()
     for name, mean in teacher.state_dict().items():
         if mean.is_floating_point():

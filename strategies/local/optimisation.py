@@ -23,7 +23,7 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 def _make_uncompiled_optimizer(kind: type[Kind]) -> type[Kind]:
-    """Return a subclass that steps to the same bits and does not import ``torch._dynamo``.
+    """Return a subclass of an optimiser that computes the same bits without importing ``torch._dynamo``.
 
     Torch wraps three methods so that ``torch.compile`` leaves them out of what it compiles, and the wrappers import it:
     1.2 CPU seconds and 150 MB in each process that trains. A training step here is never compiled.
@@ -38,7 +38,7 @@ _ADAMW = _make_uncompiled_optimizer(torch.optim.AdamW)
 
 
 def make_optimizer(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
-    """Return an optimiser of the parameters that are trained; Adam has Keras' epsilon, as in specs 1.4.
+    """Return an optimiser of the network's trainable parameters; Adam has Keras' epsilon, as in specs 1.4.
 
     A step is fused into one pass over each tensor. A plug-in's factory gets parameters, ``lr`` and ``weight_decay``.
 
@@ -55,11 +55,14 @@ def make_optimizer(network: SplitNetwork, spec: TrainingSection, lr: float) -> t
 
 
 def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
-    """Return the schedule's factor of a round's learning rate; ours above 0 and at most 1, a plug-in's 0 or more.
+    """Return the factor by which the schedule multiplies the learning rate of a round.
+
+    Built-in schedules give factors above 0 and at most 1; those of plug-ins give 0 or more.
 
     Args:
-        server_round: From 1.
-        rounds: Of the whole run.
+        spec: The training settings, which name the schedule.
+        server_round: Number of the round, from 1.
+        rounds: Number of rounds of the whole run.
 
     Raises:
         BadInput: If it is a plug-in's that is not installed, or returns no such number.
@@ -75,19 +78,19 @@ def learning_rate_factor(spec: TrainingSection, server_round: int, rounds: int) 
 
 
 def make_gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
-    """Return the scaler that keeps small gradients of float16 from being rounded to 0; else it does nothing.
+    """Return a scaler that keeps small float16 gradients from being rounded to 0; with other formats it does nothing.
 
-    A step whose gradients overflow is left out, and the scale is halved.
+    A step whose gradients overflow is skipped, and the scale is halved.
     """
     enabled = networks.resolve_precision(device.type, precision) == "fp16"
     return torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, enabled=enabled)
 
 
 def save_optimizer_state(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
-    """Return the optimiser's state as ``parameter/key`` arrays, for the site's memory.
+    """Return the optimiser's state as arrays named ``parameter/key``, which the site stores for the next round.
 
-    A parameter is left out if its state is not all scalars and tensors of its own shape, as a plug-in's may be: half a
-    state would be worse than a fresh one.
+    A parameter is left out unless its whole state is scalars and tensors of its own shape, because half a state would
+    be worse than a fresh one.
     """
     names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     arrays: dict[str, NDArray[np.float32]] = {}
@@ -103,7 +106,7 @@ def save_optimizer_state(network: SplitNetwork, optimizer: torch.optim.Optimizer
 def restore_optimizer_state(
     network: SplitNetwork, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[np.float32]]
 ) -> None:
-    """Restore the state of :func:`save_optimizer_state`, for the parameters that still exist in the same shape."""
+    """Restore the arrays of :func:`save_optimizer_state` for the parameters that still have the same shape."""
     parameters = dict(network.named_parameters())
     for path, array in arrays.items():
         name, _, key = path.rpartition("/")

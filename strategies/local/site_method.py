@@ -1,4 +1,4 @@
-"""The hospital's half of a method: the training at a site, and the declaration of all that leaves it.
+"""The hospital's half of a method: the training at a site, and the declaration of all data that leaves the hospital.
 
 A method is two classes. This one is all that a hospital runs; it knows no coordinator. Its declaration is data, so that
 a hospital's policy can judge it before a round, and the coordinator can check replies by it.
@@ -42,15 +42,15 @@ class Parameters(BaseModel):
     """The keys of the ``[method]`` table that every averaging method has.
 
     Attributes:
-        trunk: How the trunk is averaged.
+        trunk: How trunk and batch normalisation are averaged.
         weighting: A site's weight in every mean.
         warm_up_epochs: Local epochs with a frozen backbone before round 1.
         warm_up_lr: Learning rate of these epochs.
-        proximal_mu: Strength of the pull to the received model (FedProx), in addition to the method's own loss.
+        proximal_mu: Strength of the pull to the received model (FedProx), added to the method's own loss.
         clip_update: The largest Euclidean length of a site's update.
-        compress_update: Form in which the trunk of an update travels; the rounding error is added to the next update.
+        compress_update: Number format in which a site sends its trunk; the rounding error goes into its next update.
         server_optimizer: Optimiser that takes the mean update for a gradient (FedAdam, FedYogi, momentum).
-        mean: A robust mean in the place of the plain one: a few wrong updates cannot move it far.
+        mean: A robust mean in the place of the plain one, which a few wrong updates cannot move far.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -81,11 +81,11 @@ axes); the positives of each class (its first axis); or it counts the images of 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic that a site's reply may hold beside its update.
+    """A statistic that a site's reply may hold in addition to its update.
 
     Attributes:
-        name: Its name in records.
-        about: The images that it describes: a site sends nothing that describes few patients.
+        name: Name of the statistic in records.
+        about: The images that it describes; a site refuses to send a statistic that describes few patients.
         meaning: Description for hospitals in plain words.
     """
 
@@ -96,14 +96,14 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Payload:
-    """The model parts and statistics that pass between both sides: data that a policy judges before a round.
+    """Declares the model parts and statistics that sites send and receive, so that a policy can check them in advance.
 
     Attributes:
         trunk: True if the trunk is averaged; else each site trains its own.
-        head: True if head rows are averaged over the sites that hold them.
+        head: True if head rows are averaged over the sites that hold them; else each site trains its own.
         rows: Head rows that a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
         sends_rows: Head rows that a site sends: ``all`` that it holds, or only its ``own``.
-        statistics: Statistics that a reply may hold beside the update; nothing else leaves a site.
+        statistics: Statistics that a reply may hold in addition to the update; no other data leaves a site.
         label_counts: True if the roll call asks how many images show each class.
     """
 
@@ -116,7 +116,7 @@ class Payload:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the statistics."""
+        """Return the names of the declared statistics."""
         return tuple(statistic.name for statistic in self.statistics)
 
 
@@ -134,15 +134,15 @@ class SiteMethod:
     Attributes:
         name: Name in experiment files.
         table: Schema of the ``[method]`` table.
-        declared: The traffic, as far as no parameter changes it.
+        declared: The data that sites send and receive, as far as no parameter changes it.
         missing: How a class counts in the loss that a site does not annotate, where no parameter decides it.
         plain_client: True if a site minimises the mean of a loss of each image by itself.
-        looks_at_images: True if :meth:`client` reads images, or draws views of them, beside the model's features; then
-            a frozen backbone computes the features of every batch anew.
-        weighs_updates: True if the coordinator computes weights from updates; then it holds all updates of a round.
+        looks_at_images: True if :meth:`client` reads images, or draws views of them; then the features of a frozen
+            backbone are computed anew for every batch.
+        weighs_updates: True if the coordinator computes weights from updates; then it keeps all updates of a round.
         full_coverage: True if every site must annotate every class.
         multi_class: True if the method serves tasks in which classes exclude one another.
-        selection: Who picks the best round: the federation by the sites' mean, or each site for itself.
+        selection: How the best round is chosen: by the federation from the sites' mean, or by each site for itself.
         sequential: True if the model passes from hospital to hospital instead of being averaged.
         hospitals_train: True if hospitals train at all.
         ranks_sites: True if every site trains once before round 1, for the order of the sites.
@@ -188,12 +188,12 @@ class SiteMethod:
 
     @property
     def traffic(self) -> Payload:
-        """Return the declared traffic, with these parameters."""
+        """Return the data that sites send and receive with these parameters."""
         return self.declared
 
     @property
     def counts_missing_as(self) -> Missing:
-        """Return how a class counts in the loss that a site does not annotate."""
+        """Return how classes that a site does not annotate count in the loss."""
         return getattr(self.parameters, "missing", self.missing)
 
     @property
@@ -213,8 +213,8 @@ class SiteMethod:
     def criterion(self) -> Criterion:
         """Return the criterion of the best round where the experiment names none: AUROC in a multi-label task.
 
-        The papers compare AUROC, and the plain loss says little of adjusted or weighted logits. In a multi-class task
-        it is the loss, as in UniFed (specs 2.4).
+        The papers compare AUROC, and the plain loss says little about adjusted or weighted logits. In a multi-class
+        task it is the loss, as in UniFed (specs 2.4).
         """
         return "auroc" if self.task == "multi_label" else "loss"
 
@@ -224,7 +224,7 @@ class SiteMethod:
 
     @property
     def pooled(self) -> Pooled:
-        """Return how a pseudo-site with all images of a simulation counts missing labels; ``no`` for none."""
+        """Return how missing labels count where a simulation pools all images at one site; ``no`` where it does not."""
         return "no"
 
     @property
@@ -234,7 +234,7 @@ class SiteMethod:
 
     @property
     def warm_up(self) -> WarmUp:
-        """Return the epochs before round 1, and their learning rate."""
+        """Return the warm-up before round 1: its number of epochs and its learning rate."""
         return WarmUp(self.parameters.warm_up_epochs, self.parameters.warm_up_lr)
 
     @property
@@ -254,16 +254,16 @@ class SiteMethod:
 
     @property
     def keeps_local_parts(self) -> bool:
-        """Return whether a site holds a part of its model that never leaves it."""
+        """Return whether a site keeps a part of its model that it never sends."""
         return not self.has_global_model
 
     @property
     def shares_nothing(self) -> bool:
-        """Return whether every site trains by itself."""
+        """Return whether every site trains alone, so that no model part is averaged."""
         return not self.traffic.trunk and not self.traffic.head
 
     def rows_of(self, site: str, contract: LabelContract) -> tuple[str, ...]:
-        """Return the head rows that a site holds, in the order its head has them."""
+        """Return the head rows that a site holds, in the order of its own head."""
         return contract.sites[site] if self.traffic.rows == "own" else contract.class_names
 
     def rows_sent(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
@@ -273,7 +273,7 @@ class SiteMethod:
     # ------------------------------------------------------------------ training
 
     def local_loss(self, statistics: Arrays, examples: Examples, spec: TrainingSection) -> Loss:
-        """Return the loss that a method minimises which looks at the logits of one view of each image alone.
+        """Return the training loss, for methods whose loss depends only on the logits of one view of each image.
 
         Args:
             statistics: The federation's statistics, as the coordinator sent them.
@@ -283,7 +283,7 @@ class SiteMethod:
         return self.training_loss(examples, spec)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return the objective of this round, and the makers of what the site sends and keeps beside its update."""
+        """Return the round of training: the objective, and functions that make statistics to send and notes to store."""
         return LocalRound(plain(self.local_loss(context.statistics, context.examples, context.spec)))
 
     def local_round(self, context: ClientContext) -> LocalRound:
@@ -312,7 +312,7 @@ class SiteMethod:
         return faults
 
     def averaging_options(self) -> list[str]:
-        """Return the parameters that are set and have an effect only where updates are averaged."""
+        """Return the names of the parameters that are set but have an effect only where updates are averaged."""
         keys = ("proximal_mu", "clip_update", "compress_update", "server_optimizer", "mean")
         return [key for key in keys if getattr(self.parameters, key) != Parameters.model_fields[key].default]
 
@@ -330,7 +330,7 @@ class SequentialSite(SiteMethod):
     missing = "negative"
 
     def averaging_options(self) -> list[str]:
-        """Return also weights and warm-up; the pull to a received model works where hospitals train."""
+        """Return also weighting and warm-up, but not ``proximal_mu``, which works wherever hospitals train."""
         options = [key for key in super().averaging_options() if key != "proximal_mu" or not self.hospitals_train]
         options += ["weighting"] if self.parameters.weighting != "uniform" else []
         return options + (["warm_up_epochs"] if self.parameters.warm_up_epochs else [])
@@ -340,7 +340,7 @@ class SequentialSite(SiteMethod):
         return "the model is passed on, not averaged"
 
     def config_faults(self) -> list[Fault]:
-        """Return the faults, batch normalisation at the sites among them: the whole network is passed on."""
+        """Return the faults; batch normalisation that stays at the sites is one, as the whole network is passed on."""
         faults = super().config_faults()
         if self.parameters.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."

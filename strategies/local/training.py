@@ -1,4 +1,4 @@
-"""The training loop: one for every method, at the hospital and wherever the coordinator trains, on plain tensors."""
+"""The training loop of all methods, for hospitals and for a coordinator that trains, on plain tensors."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class FrozenParts:
-    """The parts that are not trained: batch normalisation, or the backbone during warm-up."""
+    """The parts of a network that are not trained: batch normalisation, or the backbone during warm-up."""
 
     norm: bool = False
     backbone: bool = False
@@ -41,8 +41,8 @@ class MiniBatch:
     """A :class:`strategies.local.objective.Batch` of a site's examples.
 
     Attributes:
-        augmented: Draws a random view of images.
-        precision: The number format of the network's arithmetic.
+        augmented: Function that draws a random view of images.
+        precision: Number format in which the network computes.
     """
 
     rows: Tensor
@@ -63,10 +63,10 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """The data and settings of a training, which are the same for all epochs of a round.
+    """The data and settings of local training, which are the same for all epochs of a round.
 
     Attributes:
-        epoch: Trains one epoch in the place of :func:`train_epoch`; None for that function.
+        epoch: Function that trains one epoch; None for :func:`train_epoch`.
     """
 
     examples: Examples
@@ -133,8 +133,8 @@ class TrainingFigures:
 
     Attributes:
         losses: Losses of every batch of all epochs.
-        last_loss: Mean loss of the batches of the last epoch, or of the epoch whose weights are returned.
-        epochs: Number of epochs.
+        last_loss: Mean loss over the batches of the last epoch, or of the epoch whose weights are returned.
+        epochs: Number of epochs that were trained.
     """
 
     losses: Losses
@@ -153,13 +153,13 @@ def train(
 
 @dataclass(frozen=True)
 class StopCriterion:
-    """The data and the rule that decide when training has settled.
+    """The data, the loss and the rule that decide when local training stops.
 
     Attributes:
-        validation: The validation part; None to decide by each epoch's training loss, so that the choice of an epoch
+        validation: The validation images; None to decide by each epoch's training loss, so that the choice of an epoch
             reveals nothing about validation images.
-        loss: The loss of the validation part.
-        settling: The rule.
+        loss: The loss that is computed on the validation images.
+        settling: The early stopping rule.
     """
 
     validation: Examples | None
@@ -168,11 +168,17 @@ class StopCriterion:
 
     @property
     def has_none(self) -> bool:
-        """Return true if the validation part decides and has no labels."""
+        """Return True if validation images should decide but none of them has a label."""
         return self.validation is not None and not self.validation.any_known
 
     def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
-        """Return the loss that decides after an epoch, given the losses of its batches; NaN where there is none."""
+        """Return the loss by which to decide after an epoch; NaN where there is none.
+
+        Args:
+            network: The network after the epoch.
+            losses: Training losses of the epoch's batches.
+            spec: The training settings.
+        """
         if self.validation is None:
             return float(losses.mean())
         loss = validate(network, self.validation, self.loss, spec).loss
@@ -205,7 +211,10 @@ def train_until_settled(
 
 
 def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: torch.device = CPU) -> Sequence[Tensor]:
-    """Return shuffled rows in batches; a last batch of one joins its neighbour, for batch normalisation needs two."""
+    """Return the indices 0 to ``n - 1``, shuffled and split into batches.
+
+    A last batch of one image joins the batch before it, because batch normalisation needs two images.
+    """
     parts = list(torch.split(torch.randperm(n, generator=generator), size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         last = parts.pop()
@@ -217,7 +226,7 @@ def shuffle_into_batches(n: int, size: int, generator: torch.Generator, device: 
 
 @dataclass(frozen=True)
 class ValidationFigures:
-    """Loss and mean AUROC of a network on the validation part; None where no labels define them."""
+    """Loss and mean AUROC of a network on validation images; None where too few labels define them."""
 
     loss: float | None = None
     mean_auroc: float | None = None
@@ -230,7 +239,7 @@ def validate(
     spec: TrainingSection,
     but: Collection[str] = (),
 ) -> ValidationFigures:
-    """Return the loss over all examples, and the mean AUROC over the annotated classes without those in ``but``."""
+    """Return the loss over all examples and the mean AUROC over the annotated classes, except those in ``but``."""
     if not examples.any_known:
         return ValidationFigures()
     logits = compute_logits(network, examples.images, spec.precision)
@@ -245,7 +254,7 @@ def validate(
 
 @contextlib.contextmanager
 def reproducible_training(seed: int, threads: int) -> Iterator[torch.Generator]:
-    """Fix threads and seeds inside, and restore the process's state after; yield a CPU generator."""
+    """Fix threads and seeds inside the context, which yields a CPU generator; restore the old state afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -261,7 +270,7 @@ def reproducible_training(seed: int, threads: int) -> Iterator[torch.Generator]:
 
 
 def check_not_diverged(trained: ModelState, loss: float) -> None:
-    """Raise if training left values that are not finite: such a round must not be stored at the site.
+    """Raise an error if training left values that are not finite, so that such a round is not stored.
 
     Raises:
         FloatingPointError: Naming what would help.

@@ -1,4 +1,4 @@
-"""Clipping and rounding of an update at the site before it is sent: wrappers of any method.
+"""Clipping and rounding of a site's update before the site sends it, for any method.
 
 Clipping: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
 section 2 ("flat clipping"): the whole update is one vector.
@@ -18,12 +18,12 @@ from common.wire.records import Form, Groups
 
 
 def measure_length(update: Groups) -> float:
-    """Return the Euclidean length of all groups together."""
+    """Return the Euclidean length of an update over all its groups, taken as one vector."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in update.named().values())))
 
 
 def clip_to_length(update: Groups, bound: float) -> Groups:
-    """Return the update, shortened to the length ``bound`` where it is longer; its direction stays."""
+    """Return the update, shortened to the Euclidean length ``bound`` if it is longer; its direction stays."""
     length = measure_length(update)
     if length <= bound:
         return update
@@ -31,18 +31,19 @@ def clip_to_length(update: Groups, bound: float) -> Groups:
 
 
 def multiply(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
-    """Return the product; a tiny factor stays float64, for rounding to float32 could make the result too long."""
+    """Return array times factor; a tiny factor stays float64, because as float32 it could make the result too long."""
     if factor < np.finfo(np.float32).tiny:
         return (array * np.float64(factor)).astype(np.float32)
     return array * np.float32(factor)
 
 
 def compress_trunk(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, Groups]:
-    """Return the rounded update, and the rounding error, which is added to the next update.
+    """Return the update with its trunk rounded, and the rounding error, which is added to the next update.
 
     Args:
-        update: New minus received.
+        update: Trained model minus received model.
         unsent: The rounding error of earlier rounds.
+        form: Number format of the rounded trunk.
     """
     if form == "float32" or update.trunk is None:
         return update, Groups()
