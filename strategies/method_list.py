@@ -47,9 +47,9 @@ def find_unknown_method(name: str) -> Fault:
 
 
 def find_early_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Return the fault of an unknown method, for a file that has other faults.
+    """Return the fault of an unknown method, to be reported together with the other faults of an experiment file.
 
-    Faults of a method's own keys are found later, by code that imports torch, once the rest of the file is right.
+    Faults of a method's own keys are found once the rest of the file is right, by code that imports torch.
     """
     run = tree.get("run")
     name = run.get("method") if isinstance(run, dict) else None
@@ -57,7 +57,7 @@ def find_early_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
 
 
 def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[ExperimentFile, list[Fault]]:
-    """Read an experiment, and find the fault of an unknown method.
+    """Read an experiment, and report an unknown method together with all other faults.
 
     Raises:
         BadInput: With every fault of the file and of the overrides.
@@ -71,7 +71,7 @@ def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[E
 
 
 def read_planned_experiment(path: Path) -> ExperimentFile:
-    """Read an experiment that somebody else will run, whose data is not here.
+    """Read an experiment that will run elsewhere, so that its data need not be on this machine.
 
     Raises:
         BadInput: With every fault that is known without torch.
@@ -82,7 +82,7 @@ def read_planned_experiment(path: Path) -> ExperimentFile:
 
 
 def prefix_with_file(file: ExperimentFile, fault: Fault) -> Fault:
-    """Return a fault of a key with the name of its file."""
+    """Return a fault whose place is a key, with the name of the file put before the key."""
     return replace(fault, where=f"{file.path.name}: {fault.where}")
 
 

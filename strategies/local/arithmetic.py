@@ -95,7 +95,7 @@ def find_fastest(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
     """Return the arithmetic with the shortest step, or the default where none is clearly faster.
 
     Args:
-        seconds: Arithmetic -> seconds of a training step, the default first.
+        seconds: Arithmetic -> seconds of a training step; the default is among them.
     """
     best = min(seconds, key=lambda arithmetic: seconds[arithmetic])
     return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT

@@ -283,7 +283,7 @@ class SiteMethod:
         return self.training_loss(examples, spec)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return the round of training: the objective, and functions that make statistics to send and notes to store."""
+        """Return the round of training: its objective, and how the site makes the statistics and notes."""
         return LocalRound(plain(self.local_loss(context.statistics, context.examples, context.spec)))
 
     def local_round(self, context: ClientContext) -> LocalRound:

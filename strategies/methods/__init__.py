@@ -1,1 +1,1 @@
-"""The baselines and comparators of the papers."""
+"""The methods: those of the papers, their baselines, and the methods that the papers compare to."""

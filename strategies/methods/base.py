@@ -1,4 +1,4 @@
-"""The coordinator's half of a method: the mean of head rows, the weights of sites, and statistics beside the model."""
+"""The coordinator's half of a method: the mean of head rows, the weights of sites and the method's statistics."""
 
 import math
 import warnings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The knowledge of the coordinator when a round begins or ends: all that a method's rules may look at.
+    """All that a method's rules may look at: the knowledge of the coordinator when a round begins or ends.
 
     Attributes:
         task: The model's task.
@@ -58,18 +58,19 @@ class SiteReply(Protocol):
 
     @property
     def update(self) -> Groups:
-        """Return new minus received."""
+        """Return the update: the trained model minus the received model."""
 
     @property
     def statistics(self) -> Arrays:
-        """Return the method's statistics, by name."""
+        """Return the statistics that the site sent for the method, by name."""
 
 
 class Method(Strategy):
     """FedAvg (McMahan et al., AISTATS 2017), the base of all methods: each overrides the rules in which it differs.
 
-    All rules are pure, so that a run can be added up again from stored updates. As a Flower ``Strategy`` a method
-    hands every call to a :class:`strategies.engine.coordinator.Coordinator`: call :meth:`prepare`, then :meth:`start`.
+    All rules are pure functions, so that a run can be checked by computing it again from stored updates. As a Flower
+    ``Strategy`` a method hands every call to a :class:`strategies.engine.coordinator.Coordinator`: call
+    :meth:`prepare`, then :meth:`start`.
 
     Args:
         parameters: The ``[method]`` table.
@@ -95,19 +96,25 @@ class Method(Strategy):
 
     @property
     def head_mean(self) -> HeadMean:
-        """Return the class of the mean of head rows: in FedAvg the mean over all sites."""
+        """Return a function that makes the running mean of head rows: in FedAvg the mean over all sites."""
         return WholeHeadMean
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return a function of a site's name that returns the statistics which the site receives with the model."""
+        """Return a function from a site's name to the statistics that the site receives with the model."""
         return lambda site: NO_ARRAYS
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the names and shapes of the statistics in a site's reply, given the width of a head row."""
+        """Return the names and shapes of the statistics that a site's reply must hold.
+
+        Args:
+            context: The knowledge when the round began.
+            site: Name of the site.
+            features: Width of a head row.
+        """
         return {}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the coordinator's statistics after a round.
+        """Return the statistics that the coordinator keeps after a round.
 
         Args:
             context: The knowledge when the round began.
@@ -121,29 +128,29 @@ class Method(Strategy):
         Args:
             context: The knowledge when the round began.
             replies: Replies that count, in the order of site names.
-            weights: One weight a site; neither these nor the returned ones need to sum to one.
+            weights: One plain weight for each site; neither these nor the returned ones need to sum to one.
         """
         return weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Return the global model after a round, given the model that the means make.
+        """Change the model that the mean updates make into the global model; return it with the new moments.
 
-        A method stores what must last in the moments, which are part of the coordinator's state.
+        A method may store arrays for later rounds in the moments, which are part of the coordinator's state.
         """
         return model, moments
 
     # ------------------------------------------------------------------ figures, and what does not fit
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return figures of the statistics after a round for ``rounds.jsonl``; None for an unknown number."""
+        """Return figures of the statistics after a round, for ``rounds.jsonl``; None marks an unknown number."""
         return {}
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return figures of the statistics after the last round for ``summary.json``."""
+        """Return figures of the statistics after the last round, which go to ``summary.json``."""
         return {}
 
     def contract_faults(self, contract: LabelContract) -> list[Fault]:
-        """Return why the method cannot serve this label contract."""
+        """Return the faults because of which the method cannot serve this label contract."""
         mean = self.site.parameters.mean
         if mean is not None and len(contract.sites) < mean.fewest:
             problem = f"{mean.kind} needs {mean.fewest} sites or more; there are {len(contract.sites)}."
@@ -156,7 +163,7 @@ class Method(Strategy):
         return [Fault("run.method", problem, remedy)]
 
     def roll_call_faults(self, context: RoundContext) -> list[Fault]:
-        """Return the faults of the answers to the roll call, for this method."""
+        """Return the faults in the answers to the roll call that prevent this method."""
         return []
 
     # ------------------------------------------------------------------ a Flower strategy
@@ -184,7 +191,7 @@ class Method(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train; see :meth:`strategies.engine.coordinator.Coordinator.start`."""
+        """Run all rounds of training; see :meth:`strategies.engine.coordinator.Coordinator.start`."""
         if train_config or evaluate_config or evaluate_fn:
             warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
         return self._coordinator.start(grid, initial_arrays, num_rounds, timeout)
@@ -192,11 +199,11 @@ class Method(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one message a site, with the coordinator's model."""
+        """Return one training message for each site of the round, with the coordinator's model."""
         return self._coordinator.configure_train(server_round, grid)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
-        """Move the coordinator's model by the replies that count."""
+        """Update the coordinator's model by the replies that count; return the mean training loss, but no arrays."""
         loss = self._coordinator.aggregate_train(server_round, replies).mean_train_loss
         return None, MetricRecord({} if loss is None else {"train-loss": loss})
 
@@ -207,21 +214,21 @@ class Method(Strategy):
         return self._coordinator.configure_evaluate()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Note the sites' validation figures of the last model; return their mean loss."""
+        """Record the sites' validation figures of the last model; return their mean loss."""
         self._coordinator.aggregate_evaluate(replies)
         mean = self._coordinator.last_validation.mean_loss
         return None if mean is None else MetricRecord({"validation-loss": mean})
 
     def summary(self) -> None:
-        """Print nothing: the run folder and the progress bar show all figures."""
+        """Print nothing, because the run folder and the progress bar show all figures."""
 
 
 @dataclass(frozen=True)
 class ServerTraining:
-    """The coordinator trains on images of its own, and mixes the result with the hospitals' model (UniFed).
+    """Settings by which the coordinator trains on its own images and mixes the result into the model (UniFed).
 
     Attributes:
-        settling: The rule by which training stops in a round.
+        settling: The early stopping rule of its training.
         alpha: Weight of the hospitals' model in the mixture.
         patience: Rounds without a better model on the coordinator's validation part after which the run ends.
     """
@@ -232,39 +239,39 @@ class ServerTraining:
 
 
 class SequentialMethod(Method):
-    """One model is passed on from hospital to hospital, round by round: averaging over cohorts of one."""
+    """Base of methods that pass one model from hospital to hospital instead of averaging updates."""
 
     site_class = SequentialSite
 
     @property
     def server_training(self) -> ServerTraining | None:
-        """Return how the coordinator trains; None where it does not."""
+        """Return the settings of the coordinator's own training; None where it does not train."""
         return None
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return the sites of a round, which are sorted by name, in the order in which the model passes through."""
+        """Return the sites of a round, given sorted by name, in the order in which the model visits them."""
         return sites
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return the result of a round that would end after this hop: here the model that was passed on.
+        """Return the model that the round would end with after this site: here the model as the site left it.
 
         Args:
             left: Number of rounds that follow this one.
-            hops: Number of hops in this round, this one included.
-            result: Result after the hop before; at the first hop the model that the round began with.
-            passed: The model after this hop.
+            hops: Number of sites visited in this round, this one included.
+            result: Result after the site before; at the first site the model that the round began with.
+            passed: The model after this site.
         """
         return passed
 
 
 def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[str, float | None]:
-    """Return arrays of one number each as numbers for JSON: None for NaN and infinity."""
+    """Turn arrays of one number each into numbers for JSON, with None for NaN and infinity."""
     numbers = {name: float(value.item()) for name, value in values.items()}
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
 def find_image_faults(method: Method, own: Splits | None) -> list[Fault]:
-    """Return the fault of a method that trains at the coordinator without training and validation images there."""
+    """Return a fault if the method trains at the coordinator, which lacks training or validation images."""
     if not isinstance(method, SequentialMethod) or method.server_training is None:
         return []
     if own and len(own.train) and len(own.validation):

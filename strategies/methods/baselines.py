@@ -38,8 +38,8 @@ class CentralisedParameters(Parameters):
     """The ``[method]`` table of ``centralised``.
 
     Attributes:
-        missing: How a class counts that an image's site does not annotate. ``negative`` is the paper's; ``masked``
-            leaves the entry out; ``known`` uses the true label, which no site has: an upper bound.
+        missing: How a class counts that an image's site does not annotate. ``negative`` counts it as absent, as in the
+            paper; ``masked`` leaves it out; ``known`` uses the true label, which no site has, as an upper bound.
     """
 
     missing: Literal["negative", "masked", "known"] = "negative"
@@ -99,7 +99,7 @@ class CentralisedSite(SiteMethod):
 
     @property
     def counts_missing_as(self) -> Missing:
-        """Return that entries are left out which stay unknown when images are pooled."""
+        """Return ``masked``: labels that stay unknown when images are pooled are left out of the loss."""
         return "masked"
 
     @property

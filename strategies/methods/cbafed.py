@@ -63,7 +63,7 @@ class CBAFedParameters(Parameters):
         residual_every: Rounds from one mixing with the earlier model to the next; 0 never mixes.
         residual_stage_one: Share of the earlier model in stage 1.
         residual: Share of the earlier model in stage 2.
-        balanced: A positive weighs the site's entries of its class over the positives of that class.
+        balanced: True to weigh positives by the site's entries of their class divided by its positives.
         pseudo_label_reduction: ``classes`` gives the pseudo-labels of each class a mean of their own; ``entries``
             takes one mean over labels and pseudo-labels.
     """
@@ -95,12 +95,12 @@ def compute_thresholds(entries: Floats, base: float, lowest: float, highest: flo
 
 
 def count_trained_entries(reply: SiteReply) -> Float64:
-    """Return the number of entries of each class that a site trained on, at most its images; ``(classes,)``."""
+    """Return how many labels and tags of each class a site trained on, at most its images; ``(classes,)``."""
     return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
 
 
 def mix_with_earlier_model(model: ModelState, earlier: Groups, share: float) -> ModelState:
-    """Return the mean of two models, in which the earlier one has weight ``share``."""
+    """Return ``share`` times the earlier model plus ``1 - share`` times the new one."""
     now = Groups.of_model(model).named()
     values = {name: mix_tensors(array, now[name], share) for name, array in earlier.named().items()}
     return Groups.of_named(values, model.head.class_names).model()
@@ -109,12 +109,12 @@ def mix_with_earlier_model(model: ModelState, earlier: Groups, share: float) -> 
 def loss_over_labels_and_tags(
     logits: Tensor, targets: Tensor, annotated: Tensor, positive_weight: Tensor | None
 ) -> Tensor:
-    """Return the mean cross-entropy over labels, plus for each class without labels the mean over its tags.
+    """Return the mean cross-entropy over labels, plus the mean over the tags (pseudo-labels) of each unlabelled class.
 
     Args:
         targets: Labels and tags ``(batch, classes)``, NaN where there is neither.
-        annotated: ``(classes,)``.
-        positive_weight: Weight of a positive of each class, ``(classes,)``; 1 where None.
+        annotated: Classes that the site labels, bool ``(classes,)``.
+        positive_weight: Weight of the positives of each class, ``(classes,)``; None weighs all by 1.
     """
     entries = binary_cross_entropy_with_logits(
         logits, targets.nan_to_num(), reduction="none", pos_weight=positive_weight
@@ -172,7 +172,7 @@ class CBAFedSite(SiteMethod):
         return LocalRound(objective, statistics)
 
     def targets(self, context: ClientContext) -> Tensor:
-        """Return labels, and in stage 2 tags by the received model; NaN for other entries, ``(n, classes)``."""
+        """Return the site's labels, in stage 2 also the received model's tags; NaN elsewhere, ``(n, classes)``."""
         examples, statistics = context.examples, context.statistics
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
             return examples.labels
@@ -185,13 +185,13 @@ class CBAFedSite(SiteMethod):
 
 
 class CBAFed(Method):
-    """FedAvg weighted by entries trained on, mixed with an earlier model; each class has a threshold for tags."""
+    """FedAvg weighted by labels and tags trained on, mixed with an earlier model; each class has a tag threshold."""
 
     site_class = CBAFedSite
     site: CBAFedSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the thresholds, for all sites."""
+        """Return the classes' thresholds for tags, the same for all sites."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
@@ -201,7 +201,7 @@ class CBAFed(Method):
         return {"entries": (len(context.contract.class_names),)}
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the thresholds for the next round, once sites send entries."""
+        """Return the thresholds for the next round, once sites send how many entries they trained on."""
         parameters = self.site.parameters
         if context.round < parameters.stage_one_rounds:
             return context.statistics
@@ -218,7 +218,7 @@ class CBAFed(Method):
         return scaled if sum(scaled) > 0 else weights
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
-        """Mix in the earlier model every few rounds, and store the mixture; each stage begins without one."""
+        """Mix in the earlier model every few rounds, and store the mixture; each stage starts without one."""
         parameters = self.site.parameters
         first = server_round <= parameters.stage_one_rounds
         finished = server_round - 1 - (0 if first else parameters.stage_one_rounds)  # rounds of this stage
@@ -233,7 +233,7 @@ class CBAFed(Method):
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return each class's threshold for the next round, once sites send entries."""
+        """Return each class's threshold for the next round, once sites send how many entries they trained on."""
         if "thresholds" not in context.statistics:
             return {}
         named = zip(context.contract.class_names, context.statistics["thresholds"], strict=True)

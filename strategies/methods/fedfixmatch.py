@@ -39,7 +39,7 @@ class FedFixMatchParameters(Parameters):
         confidence: The paper's tau: an entry of this probability or more counts as present, of one minus it or less
             as absent.
         unlabelled_weight: The paper's lambda_u: weight of the loss of entries without labels.
-        balanced: A positive label weighs the site's known labels of its class over the positives of that class.
+        balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
     """
 
     weighting: Weighting = "samples"
@@ -49,7 +49,7 @@ class FedFixMatchParameters(Parameters):
 
 
 def assign_pseudo_labels(weak: Tensor, confidence: float) -> Tensor:
-    """Return 1 or 0 for entries of which the model is sure, NaN for the others; no gradient goes through them.
+    """Return pseudo-labels: 1 or 0 where the model is sure, NaN elsewhere; no gradient goes through them.
 
     Args:
         weak: Logits of the weakly augmented view, ``(batch, unlabelled classes)``.

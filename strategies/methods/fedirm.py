@@ -1,4 +1,4 @@
-"""FedIRM: a class without labels must resemble other classes at a site as it does where it is labelled.
+"""FedIRM: a class without labels at a site must relate to other classes there as it does at sites that label it.
 
 Liu, Yang, Dou, Heng: "Federated Semi-supervised Medical Image Classification via Inter-client Relation Matching",
 MICCAI 2021.
@@ -71,10 +71,10 @@ class FedIRMParameters(Parameters):
         ramp_rounds: Rounds, from round 1, over which the weight of the unlabelled terms grows.
         unlabelled_weight: The highest weight of the unlabelled terms.
         teacher_decay: Highest decay of the teacher's running mean; in a round's first steps the decay is lower.
-        temperature: Divisor of the logits of a relation.
-        passes: Number of the teacher's passes for a pseudo-label.
+        temperature: Divisor of the logits from which relations are computed.
+        passes: Number of the teacher's passes whose mean gives a pseudo-label.
         entropy_below: Bound in nats; entries of a higher entropy are in no relation. 0.5 is a probability of 0.8.
-        balanced: A positive label weighs the site's known labels of its class over the positives of that class.
+        balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
     """
 
     weighting: Weighting = "samples"
@@ -93,10 +93,10 @@ class FedIRMParameters(Parameters):
 
 
 def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -> Tensor:
-    """Return the logarithm of each row's relation: softmax of the members' mean logits over a temperature.
+    """Return the logarithm of each row's relation: log-softmax of its images' mean logits over a temperature.
 
     Returns:
-        Array ``(rows, classes)``; a row without members is uniform.
+        Array ``(rows, classes)``; a row without images is uniform.
     """
     weights = members.to(logits)
     means = weights.T @ logits / weights.sum(dim=0).clamp(min=1)[:, None]
@@ -104,19 +104,19 @@ def compute_log_relations(logits: Tensor, members: Tensor, temperature: float) -
 
 
 def is_surely_present(probabilities: Tensor, entropy_below: float) -> Tensor:
-    """Return which entries are more likely present than absent, with an entropy below a bound in nats."""
+    """Return a mask of the entries that are likelier present than absent and whose entropy is below a bound in nats."""
     entropy: Tensor = torch.special.entr(probabilities) + torch.special.entr(1 - probabilities)
     return (probabilities > 0.5) & (entropy < entropy_below)
 
 
 def relation_divergence(own: Tensor, members: Tensor, federation: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence both ways, ``sum (p - q)(log p - log q)``, as a mean over common rows.
+    """Return the symmetric Kullback-Leibler divergence of the site's and the federation's relations.
 
-    The result is 0 without a gradient where no row is common.
+    It is ``sum (p - q)(log p - log q)``, averaged over the rows that both have; 0 without a gradient if there are none.
 
     Args:
         own: The site's :func:`compute_log_relations`.
-        members: Members of the site's rows; a row without members is left out.
+        members: Images that belong to each of the site's rows; a row without images is left out.
         federation: Relations ``(rows, classes)``, which get no gradient; a row that no site sent is NaN.
     """
     both = members.any(dim=0) & ~federation.isnan().any(dim=1)
@@ -140,12 +140,12 @@ def average_relations(relations: Mapping[str, Floats]) -> NDArray[np.float64]:
 
 
 def ramp_up_share(finished: int, rounds: int) -> float:
-    """Return the part of the unlabelled terms' weight: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
+    """Return the share of the unlabelled terms' full weight: ``exp(-5 (1 - w / W)^2)`` after w of W rounds, then 1."""
     return math.exp(-5 * (1 - min(1.0, finished / rounds)) ** 2) if rounds else 1.0
 
 
 def make_teacher(model: Model) -> Model:
-    """Return a copy that is not trained: batch normalisation as in evaluation, dropout as in training."""
+    """Return a teacher, which does not learn: batch normalisation as in evaluation, dropout as in training."""
     teacher = copy_as_teacher(model)
     for module in teacher.modules():
         if isinstance(module, nn.Dropout):
@@ -181,7 +181,7 @@ class FedIRMRound:
         missing: The classes that the site does not label, ``(classes,)``.
         weight: Weight of the unlabelled terms in this round.
         supervised: The loss of the labelled entries.
-        matches: True if relations are matched in this round.
+        matches: True if this round matches the site's relations with the federation's.
     """
 
     def __init__(self, context: ClientContext, parameters: FedIRMParameters) -> None:
@@ -198,7 +198,7 @@ class FedIRMRound:
         self.federation = torch.from_numpy(relations.copy()).to(self.missing.device)[self.missing]
 
     def objective(self, model: Model, batch: Batch) -> Tensor:
-        """Return partial loss, consistency and mismatch, of one view for the student and several for the teacher."""
+        """Return partial loss plus weighted consistency with the teacher and divergence from global relations."""
         if self.steps:  # the teacher follows the step that the student has made since the last batch
             move_teacher(self.teacher, model, teacher_decay(self.steps, self.parameters.teacher_decay))
         self.steps += 1
@@ -235,7 +235,7 @@ class FedIRM(Method):
     site: FedIRMSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the mean relations, for all sites."""
+        """Return the mean relations, the same for all sites."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:

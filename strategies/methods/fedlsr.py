@@ -41,11 +41,11 @@ class FedLSRParameters(Parameters):
     Attributes:
         distance_weight: The highest value of gamma.
         ramp_rounds: Rounds over which gamma grows: a fifth of all in the authors' notebook; FedMLP's authors take 40.
-        sharpening_temperature: T_s.
-        distillation_temperature: T_d.
+        sharpening_temperature: T_s, which sharpens the mixed predictions.
+        distillation_temperature: T_d, the temperature of both predictions in their distance.
         entropy_weight: Weight of the entropy: 0 is FedLSR; the notebook's FedLSR+ has 0.6.
         missing: How a class counts that a site does not annotate.
-        balanced: A positive label weighs the site's known labels of its class over the positives of that class.
+        balanced: True to weigh positive labels by the site's known labels of their class divided by its positives.
     """
 
     weighting: Weighting = "samples"
@@ -87,7 +87,7 @@ def mean_entropy(logits: Tensor) -> Tensor:
 
 
 def ramp_up_share(finished: int, rounds: int) -> float:
-    """Return the part of gamma's highest value: 0 in round 1, 1 after so many finished rounds."""
+    """Return the share of gamma's highest value: it grows from 0 in round 1 to 1 after ``rounds`` finished rounds."""
     return min(1.0, finished / rounds) if rounds else 1.0
 
 

@@ -55,14 +55,15 @@ class FedMLPParameters(Parameters):
 
     Attributes:
         stage_one_rounds: Rounds before the first tags; the authors' t1 is 50.
-        tag_rate_negative, tag_rate_positive: T0 and T1: share tagged in a round at difficulty 1.
-        sure_below, sure_above: L and R: probabilities outside are sure.
+        tag_rate_negative, tag_rate_positive: T0 and T1: share of the images tagged in a round at difficulty 1.
+        sure_below, sure_above: L and R: the model is sure of probabilities below L or above R.
         rounding: ``ceil`` tags at least one image of each sign, as a small site needs; ``floor`` is the authors'.
-        weighted_partial_loss: Else missing counts as negative, unadjusted (ablation: WPC).
-        detection: Tag missing labels at all (ablation: MLD).
-        self_adaptive: The rates are multiplied by the difficulty (ablation: SAT).
-        consistency, consistency_stage_one: Stay near the received model where there is no label (ablation: CR).
-        prototype_weighting: Of the sites' prototypes.
+        weighted_partial_loss: False counts missing labels as negative, without logit adjustment (ablation: WPC).
+        detection: False never tags missing labels (ablation: MLD).
+        self_adaptive: True multiplies the tag rates by the difficulty (ablation: SAT).
+        consistency, consistency_stage_one: True keeps predictions without labels near the received model's (ablation:
+            CR).
+        prototype_weighting: How the sites' prototypes are weighted in their mean.
         heads: ``own``: a class's head row is averaged over the sites that label it only, as in surgical aggregation.
     """
 
@@ -110,7 +111,7 @@ def positive_prior(positives: ArrayLike, images: int) -> Float64:
 
 
 def logit_adjustment(prior: Float64) -> Float64:
-    """Return the logarithm of the odds of ``prior``, which is added to training logits."""
+    """Return the log odds of the classes' priors, which training adds to the logits."""
     return np.log(prior) - np.log1p(-prior)
 
 
@@ -157,13 +158,13 @@ def average_over_sites(local: Mapping[str, Floats], weights: Mapping[str, float]
 
 
 def compute_difficulty(probabilities: Floats, low: float = 0.3, high: float = 0.7) -> Float64:
-    """Return the share of images of which the model is sure, class by class: probability below low or above high.
+    """Return for each class the share of images of which the model is sure: probability below low or above high.
 
     Eq. 10 averages it over the sites that label the class; the paper's words are "negative class difficulty", and the
     authors' code averages it over the sites that do not. So does ours.
 
     Args:
-        probabilities: Unadjusted, ``(n, classes)``.
+        probabilities: Probabilities without logit adjustment, ``(n, classes)``.
     """
     return np.asarray(((probabilities < low) | (probabilities > high)).mean(axis=0), np.float64)
 
@@ -196,7 +197,7 @@ def compute_z_scores(features: Floats, negative: Floats, positive: Floats) -> ND
 
 
 def compute_tagged_share(difficulty: float, rate: float) -> float:
-    """Return tau = d T, the share of images to tag in a round: from 0 to 1 for any difficulty that a site sends."""
+    """Return tau = d T, the share of images to tag in a round, kept between 0 and 1 for any difficulty sent."""
     return min(1.0, max(0.0, difficulty) * rate)
 
 
@@ -210,9 +211,9 @@ def tag_surest_images(
     Args:
         z: ``(n,)``.
         untagged: Images that have no tag yet, ``(n,)``.
-        tau_negative: Share, 0 to 1, of the seemingly negative to tag.
-        tau_positive: The same of the seemingly positive.
-        rounding: Of share times images.
+        tau_negative: Share, 0 to 1, of the seemingly negative images to tag.
+        tau_positive: Share, 0 to 1, of the seemingly positive images to tag.
+        rounding: How share times images is rounded.
 
     Returns:
         This round's new tags, -1 for every other image, ``(n,)``.
@@ -244,7 +245,7 @@ def cross_entropies(logits: Tensor, targets: Tensor, adjustment: Tensor | None) 
 
 
 def squared_probability_differences(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return the squared difference of each unadjusted probability from the teacher's, which gets no gradient."""
+    """Return each squared difference between student's and teacher's probability; the teacher's gets no gradient."""
     return (student.sigmoid() - teacher.detach().sigmoid()).square()
 
 
@@ -288,10 +289,10 @@ def first_stage_loss(
 def second_stage_loss(
     student: Tensor, teacher: Tensor | None, targets: Tensor, annotated: Tensor, adjustment: Tensor | None
 ) -> Tensor:
-    """Return the loss once there are tags: of one view, where every entry of the batch weighs the same.
+    """Return the loss of the rounds with tags, computed on one view of the images.
 
-    Cross-entropy where there is a label or a tag, distance from the teacher where there is no tag yet, summed and
-    divided by all entries of the batch; an annotated entry of unknown label adds nothing to the sum. Without a teacher
+    It is the cross-entropy where there is a label or a tag, and the distance from the teacher where there is no tag
+    yet, summed and divided by all entries of the batch. An annotated entry of unknown label adds 0. Without a teacher
     it is :func:`supervised_loss`, divided by the supervised entries, as the authors' code with that line left out.
     """
     if teacher is None:
@@ -326,7 +327,7 @@ class FedMLPSite(SiteMethod):
 
     @property
     def traffic(self) -> Payload:
-        """Return what travels: with ``heads = "own"`` a site sends the rows of its own classes only."""
+        """Return the declared data; with ``heads = "own"`` a site sends the head rows of its own classes only."""
         return replace(self.declared, sends_rows=self.parameters.heads)
 
     @property
@@ -435,7 +436,7 @@ class FedMLP(Method):
         return OwnersMean if self.site.parameters.heads == "own" else WholeHeadMean
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Send the global prototypes and difficulties to all."""
+        """Return the global prototypes and difficulties, the same for all sites."""
         return lambda site: context.statistics
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
@@ -478,7 +479,7 @@ class FedMLP(Method):
         return {"difficulty": convert_to_json_numbers(dict(zip(context.contract.class_names, values, strict=True)))}
 
     def summary_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return how alike the global prototypes are, not the vectors themselves."""
+        """Return the cosines between the global prototypes, but not the vectors themselves."""
         if "prototypes" not in context.statistics:
             return {}
         prototypes = context.statistics["prototypes"]

@@ -62,7 +62,7 @@ class FedNoRoParameters(Parameters):
 
     Attributes:
         stage_one_rounds: Rounds before noisy sites are taught.
-        noisy: ``detect`` by their losses, or ``known``: every site that does not label all classes.
+        noisy: ``detect`` finds noisy sites by their losses; ``known`` takes every site that does not label all classes.
         missing: How a class counts that a site does not label; ``masked`` leaves it to the distillation.
         distillation: The highest value of lambda.
         ramp_rounds: Rounds after stage 1 until lambda has its highest value.
@@ -99,9 +99,9 @@ def compute_loss_indicators(logits: Floats, labels: Floats) -> Float64:
 
 
 def find_noisy_sites(indicators: Floats) -> Flags:
-    """Return which sites belong to the component of higher losses in a mixture of two Gaussians; ``(sites,)``.
+    """Return a mask of the sites in the component with higher losses of a mixture of two Gaussians; ``(sites,)``.
 
-    Each indicator is scaled to 0 to 1 over the sites; an indicator that a site lacks counts as the lowest of all.
+    Each indicator is scaled to the range 0 to 1 over the sites; one that a site lacks counts as the lowest of all.
 
     Args:
         indicators: ``(sites, indicators)``, NaN where a site has none.
@@ -114,7 +114,7 @@ def find_noisy_sites(indicators: Floats) -> Flags:
 
 
 def scale_over_sites(indicators: Floats) -> Float64:
-    """Scale each column to 0 to 1 over the sites; a column that is equal at all sites becomes 0."""
+    """Scale each column to the range 0 to 1 over the sites; a column that is equal at all sites becomes 0."""
     is_known = ~np.isnan(indicators)
     lowest = np.where(is_known, indicators, np.inf).min(axis=0)
     low = np.where(is_known.any(axis=0), lowest, 0.0)
@@ -135,14 +135,14 @@ def _fit_two_gaussians(scaled: Float64, seed: int) -> Flags:
 
 
 def lower_noisy_weights(weights: Floats, products: Float64, noisy: Flags) -> Float64:
-    """Multiply each noisy site's weight by ``exp(-D)``: D is its distance from the nearest clean site, scaled.
+    """Multiply each noisy site's weight by ``exp(-D)``.
 
-    The scale is the longest such distance.
+    D is the distance of its model from the nearest clean site's, divided by the longest such distance.
 
     Args:
         weights: Plain weights, ``(sites,)``.
         products: Inner products of the sites' updates, ``(sites, sites)``.
-        noisy: Noisy or clean, ``(sites,)``; the weights stay where all sites are alike.
+        noisy: True for noisy sites, ``(sites,)``; the weights stay as they are if all sites are noisy or all clean.
     """
     plain = np.asarray(weights, np.float64)
     if noisy.all() or not noisy.any():

@@ -1,4 +1,4 @@
-"""FedSLD: a site's loss is weighted by how common a label is in the batch against how common it is in the federation.
+"""FedSLD: each loss is weighted by the label's share in the batch divided by its share in the federation.
 
 Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021
 (specs 4.3, 4.4). p_b: share of a class in the batch; P: its share in the federation, the *prior*; image k with label y
@@ -86,7 +86,7 @@ class ScaledParameters(Parameters):
 
 
 def compute_label_prior(positives: Float64, images: Float64) -> Float64:
-    """Return each class's share in the federation, ``(classes,)``: ``sum_i n_ic / sum_i n_i`` over sites with counts.
+    """Return each class's share in the federation, ``sum_i n_ic / sum_i n_i`` over sites with counts; ``(classes,)``.
 
     Args:
         positives: Images of each class, ``(sites, classes)``; NaN for an unknown count.
@@ -168,7 +168,7 @@ def _site_chi_square_factor(task: Task, positives: Float64, images: Float64, pri
 
 
 def find_uncounted_classes(context: RoundContext) -> list[Fault]:
-    """Return the fault of classes of unknown share: images that show them would have the weight 0."""
+    """Return a fault if a class's share is unknown, because images that show it would get the weight 0."""
     positives, images = collect_label_counts(context)
     owners = context.contract.coverage()
     unknown = (owners & np.isnan(positives)).any(axis=0)
@@ -266,7 +266,7 @@ class FedSLDSite(SiteMethod):
 
     @property
     def traffic(self) -> Payload:
-        """Return what travels: with ``heads = "own"`` each site has the rows of its own classes only."""
+        """Return the declared data; with ``heads = "own"`` each site has the head rows of its own classes only."""
         return replace(self.declared, rows=self.parameters.heads)
 
     def local_loss(self, statistics: Arrays, examples: Examples, spec: TrainingSection) -> Loss:

@@ -59,5 +59,5 @@ class Polyclinic(SequentialMethod):
         return [sites[place] for place in generator.permutation(len(sites))]
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
-        """Return in the last rounds the mean of all stops up to this one, else the model that was passed on."""
+        """Return in the last rounds the mean of the models after all sites so far, else the model after this site."""
         return mix_models(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

@@ -52,7 +52,7 @@ class RSCFedParameters(Parameters):
         teacher_decay: Share of the teacher that a step leaves as it is; less in the first steps, as in their code.
         temperature: Divisor of the teacher's logits; below 1 sharpens.
         consistency_weight: Weight of the distance from the teacher, beside the cross-entropy.
-        balanced: A positive weighs the site's images over the positives of its class.
+        balanced: True to weigh positives by the site's images divided by the positives of their class.
     """
 
     weighting: Weighting = "samples"
@@ -94,7 +94,7 @@ def compute_consensus_weights(
 
 
 def weigh_group_by_distance(products: Float64, weights: Float64, images: Float64, scale: float) -> Float64:
-    """Return the weights of one sub-consensus's sites by their distance from its mean; the weights sum to 1."""
+    """Return the weights of the sites in one sub-consensus, lower the farther from its mean; they sum to 1."""
     distances = scale * distances_from_mean(products, weights) / images
     raw = weights * np.exp(distances.min() - distances)  # 1 for the closest site: a large beta leaves one
     return np.asarray(raw / raw.sum(), np.float64)

@@ -45,7 +45,7 @@ class OwnersMean:
 
     @property
     def mean(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-        """Return mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes any site sent.
+        """Return mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes were sent.
 
         Rows of classes that no site sent are zero.
         """

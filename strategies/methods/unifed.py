@@ -59,7 +59,7 @@ class UniFedParameters(ServerOnlyParameters):
     """The ``[method]`` table of ``unifed``.
 
     Attributes:
-        patience: The same as ``server_patience``, at a hospital.
+        patience: Epochs that a hospital's loss may be worse in a row, or slightly better in all.
         alpha: Weight of the hospitals' model in the mixture: 0.7 by the text, 0.3 in the authors' code.
         slope: Rule that turns a hospital's losses into one slope.
     """
@@ -73,7 +73,7 @@ class UniFedParameters(ServerOnlyParameters):
 
 
 def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> float:
-    """Return the slope of the training loss over all batches of a site's latest training, its epochs in one row.
+    """Return the slope of the training loss over all batches of a site's latest training, epoch after epoch.
 
     The slope shrinks as training gets longer; the paper does not correct for that, nor do we.
 
@@ -190,7 +190,7 @@ class ServerOnly(SequentialMethod):
         return _make_server_training(self.site.parameters, 0.0)
 
     def order(self, context: RoundContext, sites: Sequence[str]) -> Sequence[str]:
-        """Return no site."""
+        """Return no site, because no hospital trains."""
         return ()
 
 
