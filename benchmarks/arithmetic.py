@@ -2,8 +2,8 @@
 
 python benchmarks/arithmetic.py [--models tiny_cnn,resnet18] [--side 64] [--batch 32] [--out FILE]
 
-Grey images, one class; see :func:`strategies.local.arithmetic.time_training_steps`. The last column is what a site would train
-with.
+Grey images, one class; see :func:`strategies.local.arithmetic.time_training_steps`. The last column is what a site
+would train with.
 """
 
 import argparse
