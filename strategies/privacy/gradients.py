@@ -58,7 +58,7 @@ class PrivateEpochs:
     Attributes:
         max_norm: Longest length of one image's gradient.
         sample_rate: Probability with which a step looks at an image, or at all images of a patient.
-        steps: In an epoch.
+        steps: Number of steps in an epoch.
         expected: Images of a batch, on average.
         owners: ``(images,)`` int64, the patient of each image as a number from 0 without gaps; None hides images.
     """
@@ -136,7 +136,7 @@ class PrivateEpochs:
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
     ) -> None:
-        """Have a pack of zeros go through the network: one that fails on this fails no matter which images there are.
+        """Send a pack of zeros through the network, so that a network which fails does so whatever the images are.
 
         Raises:
             Exception: What the network raised; :func:`refuse_plan_on_error` makes a refusal of it.
@@ -211,7 +211,7 @@ def group_rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
 
 
 def split_into_packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Yield owners' rows in packs of at most ``size`` rows; an owner of more rows is a pack alone."""
+    """Split the rows of drawn images or patients into packs of at most ``size`` rows; a larger owner is one pack."""
     pack, held = list[Tensor](), 0
     for rows in drawn:
         if pack and held + len(rows) > size:

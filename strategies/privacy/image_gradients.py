@@ -1,4 +1,4 @@
-"""The gradient of every image of a batch, in one pass, and whether it can be had.
+"""The gradient of every image of a batch in one pass, and a check that a network allows it.
 
 Opacus gives a row for each image where a layer sees a batch as one. Some networks take images apart first, so that a
 layer sees windows or patches of several images as its batch; some mix images. Then a row is not what one image changes,
@@ -286,7 +286,7 @@ def _compute_trial_gradients(
 
 
 def _record_mask_sizes(probe: SplitNetwork) -> list[int]:
-    """Return an empty list to which each dropout layer adds the size of its mask at every call."""
+    """Return a list that is empty at first; each dropout layer adds the size of its mask to it at every call."""
     sizes = list[int]()
     for layer in probe.modules():
         if isinstance(layer, SecretDropout):

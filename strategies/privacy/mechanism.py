@@ -44,7 +44,7 @@ _TOLERANCE: Final = 0.01
 
 @dataclass(frozen=True)
 class NoisySteps:
-    """Noisy steps that are alike.
+    """A number of training steps or releases with the same noise and sampling rate.
 
     Attributes:
         noise_multiplier: Standard deviation of the noise over the sensitivity.
@@ -89,7 +89,7 @@ def find_noise_multiplier(
     """Return the least noise, to within 0.01 of epsilon, with which ``count`` steps cost no more.
 
     Args:
-        epsilon, delta: The promise.
+        epsilon, delta: The privacy that all steps together must keep.
         sample_rate: Probability with which a step looks at an image or patient.
         count: Number of steps.
         accountant: Bound by which the cost is computed.
@@ -125,7 +125,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ReplyNoise:
-    """Hides all data that a site has, in its update and its method's statistics."""
+    """Adds noise to a site's update and statistics, which hides all data that the site has."""
 
     max_update_norm: float
     max_statistics_norm: float

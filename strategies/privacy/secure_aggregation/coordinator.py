@@ -97,7 +97,7 @@ class UnmaskedSum:
 
 @dataclass
 class MaskedSummation:
-    """One round's masking, stage by stage."""
+    """Opens the sum of one round's masked updates, stage by stage."""
 
     request: SumRequest
     ask: QueryFn
@@ -106,7 +106,7 @@ class MaskedSummation:
     _divisor: int = 0
 
     def opened(self) -> UnmaskedSum:
-        """Go through all stages.
+        """Go through all stages of masking; return the opened sum.
 
         Raises:
             MaskingFailed: If too few sites are left at any of them, or what they gave does not fit together.

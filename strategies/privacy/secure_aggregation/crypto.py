@@ -182,7 +182,7 @@ class StatementError(ValueError):
 
 
 class SiteStatement(BaseModel):
-    """A site's part in one round.
+    """A site's signed statement of what it was asked to do in one round of secure aggregation.
 
     Attributes:
         members: The sites that the coordinator asked to mask together, sorted; those of an earlier attempt at this

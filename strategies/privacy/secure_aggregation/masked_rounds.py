@@ -88,7 +88,7 @@ def count_needed_survivors(members: int, cohort: int, honest: int = 0) -> int:
 
 
 class MaskedRoundMemory:
-    """A folder with one file a run.
+    """Stores the rounds that a site masked, in a folder with one file for each run.
 
     Args:
         folder: Folder of the files; None remembers nothing, in simulation.
@@ -122,7 +122,7 @@ class MaskedRoundMemory:
         return replace(done, noise=str(notes[0].get("noise", "")), divisor=next(iter(divisors), 0))
 
     def note(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
-        """Write down what is about to be done.
+        """Store a masked round on disk before the site answers.
 
         Raises:
             SecretsError: If it would be one run more than the site remembers.

@@ -93,7 +93,7 @@ class RequestDigest:
 
 @dataclass(frozen=True)
 class ParticipationTerms:
-    """The terms on which a site takes part.
+    """The terms on which a site takes part in secure aggregation.
 
     Attributes:
         largest: Bound of a number of its update; numbers beyond are cut.
@@ -122,7 +122,7 @@ class ParticipationTerms:
 
 
 class SiteRound:
-    """One site in one round.
+    """One site's part in the secure aggregation of one round: its secrets and its answers.
 
     Args:
         run: Identifier of the run.

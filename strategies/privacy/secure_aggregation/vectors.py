@@ -164,7 +164,7 @@ def is_plausible_sum(total: Integers, sites: int) -> bool:
 
 
 def convert_from_fixed_point(total: Integers, largest: float) -> NDArray[np.float64]:
-    """Return a sum as it was before it was turned into integers."""
+    """Turn a sum of fixed-point integers back into numbers."""
     return total.view(np.int32) * np.float64(largest / ONE)
 
 
