@@ -45,7 +45,7 @@ from rich.table import Table
 
 from common.system.toml import read_toml
 from server.coordinator.folder import Coordinator, read_coordinator
-from server.deployment.superlink.control_client import flower_key
+from server.deployment.superlink.control_client import openssh_key_to_pem
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent
@@ -335,7 +335,9 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
         )
         for number, site in enumerate(federation.sites):
             request = read_toml(site / f"{site.name}.request")
-            control.RegisterNode(RegisterNodeRequest(public_key=flower_key(str(request["public_key"])), name=site.name))
+            control.RegisterNode(
+                RegisterNodeRequest(public_key=openssh_key_to_pem(str(request["public_key"])), name=site.name)
+            )
             link = ("--superlink", f"127.0.0.1:{STOCK_PORT}", "--root-certificates", coordinator.ca_certificate)
             key = ("--auth-supernode-private-key", site / f"{site.name}.key")
             port = ("--port", CLIENT_PORT + number, "--host", "127.0.0.1")

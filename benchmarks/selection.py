@@ -22,7 +22,7 @@ from common.models.network import build, compute_scores, label_matrix
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
 from server.federation.recorder import Watcher
-from server.federation.set_up import lead
+from server.federation.set_up import lead_run
 from server.simulation.simulate import Simulation
 from strategies.engine.events import RoundRecord
 from strategies.engine.state import FederationState
@@ -61,9 +61,9 @@ class Scored(Simulation):
     """One machine whose rounds are scored."""
 
     @contextmanager
-    def _watched(self, out: Path) -> Iterator[list[Watcher]]:
+    def _show_progress(self, out: Path) -> Iterator[list[Watcher]]:
         self.scores = Scores(self)
-        with super()._watched(out) as watchers:
+        with super()._show_progress(out) as watchers:
             yield [*watchers, self.scores]
 
 
@@ -84,7 +84,7 @@ def main() -> None:
             file = read_experiment(run.experiment, (*run.overrides, *more))
             machine = Scored(file, Console(quiet=True), None, ProgressForm.none)
             with tempfile.TemporaryDirectory() as folder:
-                chosen = lead(machine, file, Path(folder) / "run", pages=False)["best_round"]
+                chosen = lead_run(machine, file, Path(folder) / "run", pages=False)["best_round"]
             results = machine.scores.aurocs
             best = max(results, key=lambda server_round: results[server_round])
             losses.append(results[best] - results.get(chosen, 0.5))

@@ -227,17 +227,17 @@ class FinishedRun:
             BadInput: If there are no such images, none can be read, or there is no model.
         """
         from common.models.saved import load_model
-        from server.export.prediction import image_form_of, picture_scores, scores_of_files
+        from server.export.prediction import image_form_of, score_files, score_pictures
 
         network, pandas = load_model(self.folder), _import_pandas()
         columns = list(network.class_names)
         if isinstance(images, np.ndarray):
             values = _check_images(images)
             index = pandas.RangeIndex(len(values), name="image")
-            return pandas.DataFrame(picture_scores(network, values), index=index, columns=columns)
+            return pandas.DataFrame(score_pictures(network, values), index=index, columns=columns)
         files = [images] if isinstance(images, str | Path) else _check_paths(images)
         form = image_form_of(self.folder, network)
-        results = [scores_of_files(network, Path(file), form) for file in files]
+        results = [score_files(network, Path(file), form) for file in files]
         names = [name for pictures, _ in results for name in (*pictures.names, *pictures.unreadable)]
         rows = [
             part

@@ -28,7 +28,7 @@ from common.system.plain_text import json_text
 from common.system.resources import keep_large_buffers, uncollected_imports
 from common.system.stopping import end_with_starter, graceful_shutdown, set_resume_hint, stop_on_signals
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, event_printer, program, run_program
-from server.runs.tracking import Track
+from server.runs.tracking import TrackingStore
 
 if TYPE_CHECKING:
     from server.coordinator.folder import Coordinator
@@ -101,7 +101,7 @@ def admit(
     console.print(f"fingerprint  {fingerprint(site.public_key)}", highlight=False, soft_wrap=True)
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
-        _ask("Is it the same, and is this site to be admitted?")
+        _ask_for_confirmation("Is it the same, and is this site to be admitted?")
     kit = admitted(coordinator, site, ClaimLimits(classes, max_images))
     console.print(f"Admitted. Send {kit} to {site.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
@@ -141,7 +141,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
     ] = [],  # noqa: B006
     track: Annotated[
-        Track | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")
+        TrackingStore | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out where it broke off; begin it if it has not.")
@@ -170,20 +170,20 @@ def run(
     ]
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
     from server.coordinator.folder import read_coordinator
-    from server.coordinator.preflight import expected_sites, faults_of_run
-    from server.federation.fast_validation import read_early
+    from server.coordinator.preflight import expected_site_count, faults_of_run
+    from server.federation.fast_validation import read_experiment_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
-    file, coordinator = read_early(experiment, overrides), read_coordinator(folder)
-    expected_sites(coordinator, file, sites, resume=resume)
+    file, coordinator = read_experiment_early(experiment, overrides), read_coordinator(folder)
+    expected_site_count(coordinator, file, sites, resume=resume)
     folder_faults = resumed_folder_faults(out) if resume else new_folder_faults(out)
     stop_on([*faults_of_run(coordinator, out, resume=resume), *folder_faults])
     if not once:
-        raise SystemExit(_supervised(arguments, out, resume=resume))
+        raise SystemExit(_run_supervised(arguments, out, resume=resume))
     with uncollected_imports():
-        from server.deployment.network import exit_with_code
-        from server.deployment.network import run as lead
+        from server.deployment.network import lead_with_exit_code
+        from server.deployment.network import run_over_network as lead
         from server.deployment.supervisor import RunExit
         from server.reporting.tables import terminal_result
         from server.runs.reader import read_run
@@ -193,7 +193,9 @@ def run(
     tell = event_printer(console)
     again = ["flwr-server", *arguments, "--resume"]
     with graceful_shutdown(int(RunExit.ON_REQUEST)):
-        exit_with_code(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
+        lead_with_exit_code(
+            lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell
+        )
     if log_format is LogForm.json:
         tell(f"done; report: {out / 'report.html'}")
         return
@@ -201,7 +203,7 @@ def run(
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
-def _ask(question: str) -> None:
+def _ask_for_confirmation(question: str) -> None:
     """Ask a person for confirmation, and end the program without it.
 
     Raises:
@@ -212,14 +214,14 @@ def _ask(question: str) -> None:
     typer.confirm(question, abort=True)
 
 
-def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
+def _run_supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
     """Lead the run in a child process that is restarted when it dies; record each death in the run folder, too."""
     from server.deployment.supervisor import rounds_done, supervise
     from server.runs.folder import RunFolder
 
     tell = event_printer(console)
 
-    def note(how: str, deaths: int, pause_s: float) -> None:
+    def record_death(how: str, deaths: int, pause_s: float) -> None:
         again = f"goes on from its last checkpoint in {pause_s:.0f} s"
         then = again if pause_s else f"died {deaths} times without a new round, and is given up"
         tell(f"the process that leads the run {how}; the run {then}")
@@ -227,7 +229,7 @@ def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
             with contextlib.suppress(OSError):
                 RunFolder(out).event("died", how=how, times=deaths, again_in_s=pause_s)
 
-    return supervise(arguments, lambda: rounds_done(out), note, resume=resume)
+    return supervise(arguments, lambda: rounds_done(out), record_death, resume=resume)
 
 
 @app.command()
@@ -278,11 +280,11 @@ def status(
 
     coordinator = read_coordinator(folder)  # before flwr is imported
     if web:
-        _show(coordinator, listen, port, as_json=as_json)
+        _serve_web_view(coordinator, listen, port, as_json=as_json)
         return
-    from server.deployment.status import overview, status_tables
+    from server.deployment.status import status_fields, status_tables
 
-    current = overview(coordinator)
+    current = status_fields(coordinator)
     if as_json:
         print(json_text(current, allow_nan=True))
     else:
@@ -306,7 +308,7 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
         console.print(runs_table(history), highlight=False)
 
 
-def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
+def _serve_web_view(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
     from common.system.preflight import port_faults
 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
@@ -328,9 +330,9 @@ def health(folder: Folder) -> None:
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
-    from server.deployment.superlink.control_client import superlink_answers
+    from server.deployment.superlink.control_client import is_superlink_answering
 
-    well = superlink_answers(coordinator)
+    well = is_superlink_answering(coordinator)
     print("healthy" if well else "not healthy: the SuperLink does not answer")
     raise SystemExit(0 if well else 1)
 
@@ -346,12 +348,12 @@ def revoke(
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
-    from server.coordinator.admission import member
     from server.coordinator.admission import revoke as take_back
+    from server.coordinator.admission import unrevoked_site
 
-    member(coordinator, site)
+    unrevoked_site(coordinator, site)
     if not yes:
-        _ask(f"{site} is to take part no more?")
+        _ask_for_confirmation(f"{site} is to take part no more?")
     take_back(coordinator, site)
     message = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
     console.print(message, soft_wrap=True)
@@ -375,9 +377,9 @@ def deadlines(
     from strategies.method_list import read_planned_experiment
 
     planned = read_planned_experiment(experiment).experiment if experiment else None
-    from server.deployment.timers import timers, timers_table  # once nothing is wrong with the call
+    from server.deployment.timers import list_timers, timers_table  # once nothing is wrong with the call
 
-    all_timers = timers(planned)
+    all_timers = list_timers(planned)
     if as_json:
         print(json_text([timer.__dict__ for timer in all_timers], allow_nan=True))
     else:

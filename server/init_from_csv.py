@@ -136,7 +136,7 @@ def inspect_table(
     roles = guess_roles(columns, column, patient_column_name)
     spread = np.unique(np.linspace(0, len(columns[column]) - 1, LOOKED_AT).round().astype(int))
     files = [folder / name for name in columns[column][spread]]
-    forms = [form for file in files if (form := _form(file)) is not None]
+    forms = [form for file in files if (form := _read_mode_and_size(file)) is not None]
     return Dataset(
         table,
         folder,
@@ -165,7 +165,7 @@ def _unreadable_reason(picture: Path, head: "DicomHead") -> str:
     return "" if is_readable(head.syntax) else f"packed as {syntax_name(head.syntax)}"
 
 
-def _form(picture: Path) -> tuple[str, tuple[int, int]] | None:
+def _read_mode_and_size(picture: Path) -> tuple[str, tuple[int, int]] | None:
     """Return mode, height and width of a PNG or JPEG file, without decoding; None for a file of another kind."""
     try:
         with open_png_or_jpeg(picture) as image:
@@ -185,10 +185,10 @@ def write_experiment(data: Dataset, out: Path) -> list[str]:
     """
     stop_on(existing_output_faults(out))
     write_atomically(out, _experiment_text(data, out.resolve()).encode())
-    return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_findings(data)]
+    return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_describe_data(data)]
 
 
-def _findings(data: Dataset) -> list[str]:
+def _describe_data(data: Dataset) -> list[str]:
     """Return the lines for the user, which name the columns, the patients and the classes with their limits."""
     roles = data.roles
     lines = [f"images: column {roles.image}, in {data.images}"]
@@ -260,8 +260,8 @@ def _experiment_text(data: Dataset, out: Path) -> str:
         image_size=data.image_size,
         pixels=pixels,
         channels=3 if data.color else 1,
-        images=json_text(_path(data.images, folder)),
-        labels=json_text(_path(data.table, folder)),
+        images=json_text(_relative_path(data.images, folder)),
+        labels=json_text(_relative_path(data.table, folder)),
         image_column=json_text(roles.image),
         columns="\n".join(columns),
         color=str(data.color).lower(),
@@ -270,7 +270,7 @@ def _experiment_text(data: Dataset, out: Path) -> str:
     )
 
 
-def _path(path: Path, folder: Path) -> str:
+def _relative_path(path: Path, folder: Path) -> str:
     """Return a path relative to ``folder`` where it lies below it, else an absolute one."""
     absolute = path.resolve()
     return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else absolute.as_posix()

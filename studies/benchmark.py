@@ -23,14 +23,14 @@ from studies.benchmark_report import as_markdown, write_benchmark_report
 from studies.benchmark_results import (
     BenchmarkResult,
     ResultLine,
-    append_line,
+    append_result_line,
     benchmark_result,
     chosen_rates,
     code_version,
-    read_lines,
+    read_result_lines,
     result_line,
 )
-from studies.runner import FailedRuns, fork_server, locked, run_measured
+from studies.runner import FailedRuns, fork_server, lock_open_file, run_measured
 from studies.trial import Trial, check_trials
 
 
@@ -44,7 +44,7 @@ class BenchmarkOptions:
         out: Folder for the page.
         workers: Runs at a time.
         minutes: Time after which no run begins; None for no limit. 0 only writes the page.
-        again: Whether runs of another version of the code are made again.
+        again: Whether to repeat finished runs of another version of the code.
     """
 
     folder: Path
@@ -70,8 +70,8 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         result = write_pages(plan, options)
     else:
         options.results.parent.mkdir(parents=True, exist_ok=True)
-        with options.results.open("ab") as file, locked(file, f"--results {options.results}", "on this file"):
-            refuse_unfit(plan, options.out)
+        with options.results.open("ab") as file, lock_open_file(file, f"--results {options.results}", "on this file"):
+            refuse_unfit_runs(plan, options.out)
             try:
                 runs.run()
             finally:
@@ -83,7 +83,7 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
     return result
 
 
-def refuse_unfit(plan: FormPlan, out: Path) -> None:
+def refuse_unfit_runs(plan: FormPlan, out: Path) -> None:
     """Refuse a wrong row, pattern or data set before the first run, not hours later.
 
     Raises:
@@ -106,7 +106,7 @@ def refuse_unfit(plan: FormPlan, out: Path) -> None:
 
 def write_pages(plan: FormPlan, options: BenchmarkOptions) -> BenchmarkResult:
     """Write the page of the finished runs, as Markdown and as HTML."""
-    lines = lines_by_block(plan, read_lines(options.results))
+    lines = lines_by_block(plan, read_result_lines(options.results))
     result = benchmark_result(plan, options.form, lines, planned_count(plan))
     (options.out / "benchmark.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
     write_benchmark_report(result, options.out / "report.html")
@@ -137,16 +137,16 @@ def all_runs(plan: FormPlan, lines: Mapping[str, ResultLine]) -> Iterator[Planne
 
 def planned_count(plan: FormPlan) -> int:
     """Return the number of all runs, with those whose learning rate is not chosen yet."""
-    return sum(times * len(plan.methods(data)) for data, times in _times(plan))
+    return sum(times * len(plan.methods(data)) for data, times in _count_runs(plan))
 
 
-def _times(plan: FormPlan) -> Iterator[tuple[str, int]]:
+def _count_runs(plan: FormPlan) -> Iterator[tuple[str, int]]:
     """Yield data sets with the number of runs of each method: to choose its learning rate, then block by block."""
     yield from ((data, len(plan.benchmark.learning_rates)) for data in plan.data_sets())
     yield from ((data, plan.form.seeds) for data, _ in plan.form.blocks)
 
 
-def estimate(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
+def estimate_cost(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
     """Return the cost of the whole form in sentences, estimated from the CPU seconds of the finished runs.
 
     A run costs the mean of the method's finished runs on the same data set, else the mean of all finished runs.
@@ -158,7 +158,7 @@ def estimate(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
         costs.setdefault((line.data, line.method), []).append(line.cpu_seconds / line.rounds)
     overall = sum(line.cpu_seconds / line.rounds for line in lines) / len(lines)
     seconds_a_round, unmeasured = 0.0, 0
-    for data, times in _times(plan):
+    for data, times in _count_runs(plan):
         for method in plan.methods(data):
             own = costs.get((data, method.label), [])
             unmeasured += 0 if own else times
@@ -184,8 +184,8 @@ def print_estimate(options: BenchmarkOptions, console: Console) -> None:
     """
     plan = FormPlan.of(options.folder, options.form)
     files = sorted({options.results, *options.folder.glob("*.jsonl")})
-    lines = [line for path in files for line in read_lines(path).values()]
-    for sentence in estimate(plan, lines):
+    lines = [line for path in files for line in read_result_lines(path).values()]
+    for sentence in estimate_cost(plan, lines):
         _print(console, sentence)
 
 
@@ -203,18 +203,20 @@ class _MissingRuns:
 
     def run(self) -> None:
         """Run data set by data set: first the runs that choose learning rates, then block by block, seed by seed."""
-        with fork_server(), _scratch() as scratch:
+        with fork_server(), _make_scratch_folder() as scratch:
             for data in self.plan.data_sets():
                 tuning = list(self.plan.tuning(data))
                 self._run_all(tuning, scratch)
-                lines = read_lines(self.options.results)
+                lines = read_result_lines(self.options.results)
                 rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
                 for pattern in self.plan.patterns(data):
                     self._run_all(self.plan.results(data, pattern, rates), scratch)
 
     def _run_all(self, runs: Iterable[PlannedRun], scratch: Path) -> None:
         options, code = self.options, code_version()
-        finished = {key for key, line in read_lines(options.results).items() if not options.again or line.code == code}
+        finished = {
+            key for key, line in read_result_lines(options.results).items() if not options.again or line.code == code
+        }
         todo = iter([run for run in runs if run.key not in finished])
         end = math.inf if options.minutes is None else self._began + 60 * options.minutes
         active: dict[Future[tuple[str, ResultLine | None]], PlannedRun] = {}
@@ -223,7 +225,7 @@ class _MissingRuns:
                 while (
                     len(active) < options.workers and time.monotonic() < end and (run := next(todo, None)) is not None
                 ):
-                    active[pool.submit(_finished, run, scratch / run.key)] = run
+                    active[pool.submit(_run_in_own_process, run, scratch / run.key)] = run
                 if not active:
                     return
                 for future in wait(active, return_when=FIRST_COMPLETED).done:
@@ -236,7 +238,7 @@ class _MissingRuns:
             self.failures.append(f"{name}: {failure}")
             text = f"{name}: failed: {failure}"
         else:
-            append_line(self.options.results, line)
+            append_result_line(self.options.results, line)
             text = f"{name}: validation AUROC {line.validation_auroc}, {duration(line.cpu_seconds)} of CPU time"
         _print(self.console, text)
 
@@ -246,7 +248,7 @@ def _print(console: Console, text: str) -> None:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def _make_scratch_folder() -> Iterator[Path]:
     """Make a folder for active runs, which is removed also where a signal stops the program."""
     folder = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
@@ -257,7 +259,7 @@ def _scratch() -> Iterator[Path]:
         remove()
 
 
-def _finished(run: PlannedRun, folder: Path) -> tuple[str, ResultLine | None]:
+def _run_in_own_process(run: PlannedRun, folder: Path) -> tuple[str, ResultLine | None]:
     """Run a run in a process of its own; return its failure, or its line. The folder is removed."""
     trial = Trial(run.experiment, folder, run.overrides, run.method, pages=False)
     try:

@@ -27,7 +27,7 @@ class BenchmarkMethod(Section):
     Attributes:
         title: Name in the table; the method's name where empty.
         set: Overrides; ``{third}`` is a third of the rounds.
-        beyond: The advantage over hospitals with unlike labels, for which a method is shown and not ranked.
+        beyond: Advantage over hospitals with unlike labels, such as all images in one place; shown but not ranked.
         all_labels: Every site annotates every class.
         own_images: The coordinator has images of its own: the data set's ``own`` part of the sites'.
     """
@@ -45,11 +45,11 @@ class BenchmarkMethod(Section):
         return self.title or self.name
 
 
-class Pattern(Section):
+class LabelPattern(Section):
     """The distribution of images and labels over sites.
 
     Attributes:
-        set: Keys of the experiment's partition beside ``sites`` and ``size_skew``.
+        set: Keys of the experiment's partition other than ``sites`` and ``size_skew``.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Pattern(Section):
     set: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-class DataSet(Section):
+class BenchmarkDataSet(Section):
     """A data set of the benchmark: an experiment file beside this one, ``NAME.toml``.
 
     Attributes:
@@ -71,7 +71,7 @@ class DataSet(Section):
     own: tuple[str, ...] = ()
 
 
-class Form(Section):
+class BenchmarkForm(Section):
     """One size of the benchmark.
 
     Attributes:
@@ -103,10 +103,10 @@ class Benchmark(Section):
     fewest_positives: Count = 30
     learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1)]
     tuning_seed: Annotated[int, Field(ge=0)]
-    data: Annotated[tuple[DataSet, ...], Field(min_length=1)]
+    data: Annotated[tuple[BenchmarkDataSet, ...], Field(min_length=1)]
     methods: Annotated[tuple[BenchmarkMethod, ...], Field(min_length=1)]
-    patterns: Annotated[tuple[Pattern, ...], Field(min_length=1)]
-    forms: Annotated[dict[str, Form], Field(min_length=1)]
+    patterns: Annotated[tuple[LabelPattern, ...], Field(min_length=1)]
+    forms: Annotated[dict[str, BenchmarkForm], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _names_agree(self) -> "Benchmark":
@@ -187,7 +187,7 @@ class FormPlan:
 
     benchmark: Benchmark
     folder: Path
-    form: Form
+    form: BenchmarkForm
 
     @classmethod
     def of(cls, folder: Path, form: str) -> "FormPlan":

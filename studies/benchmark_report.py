@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from common.system.plain_text import counted, listed, number, signed
 from server.reporting.page import write_page
 from server.reporting.svg import BLUE, INK, VERMILION, inline_svg, new_figure, page_theme
-from studies.benchmark_results import BenchmarkResult, BlockResult, Entry, MethodOverBlocks
-from studies.claims import markdown_rows, probability
+from studies.benchmark_results import BenchmarkResult, BlockResult, MethodInBlock, MethodOverBlocks
+from studies.claims import format_p_value, markdown_rows
 from studies.comparison_report import TEMPLATES
 from studies.statistics import Ranking
 
@@ -25,19 +25,19 @@ def as_markdown(result: BenchmarkResult) -> str:
     ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
     beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
     done = f"**Partial: {done_sentence(result)}**" if result.partial else f"Complete: {done_sentence(result)}"
-    parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", _table(head, ranked)]
-    parts += [f"Not ranked, because {BEYOND}:", _table(head, beyond)] if beyond else []
+    parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", _markdown_table(head, ranked)]
+    parts += [f"Not ranked, because {BEYOND}:", _markdown_table(head, beyond)] if beyond else []
     blocks = [
         [method.label, *(block_cell(block.entries.get(method.label)) for block in result.blocks)]
         for method in result.methods
     ]
     titles = [f"{block.data}, {block.pattern}" for block in result.blocks]
-    parts += ["## Block by block", _table(["AUROC, mean ± SD over seeds", *titles], blocks)]
-    parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in notes(result))]
+    parts += ["## Block by block", _markdown_table(["AUROC, mean ± SD over seeds", *titles], blocks)]
+    parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in condition_notes(result))]
     return "\n\n".join(parts)
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
+def _markdown_table(head: list[str], rows: list[list[str]]) -> str:
     return markdown_rows([head, ["---", *["---:"] * (len(head) - 1)], *rows])
 
 
@@ -54,7 +54,7 @@ def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
         done=done_sentence(result),
         ranks=ranks_sentence(result.ranking, "block"),
         beyond_sentence=BEYOND,
-        notes=list(notes(result)),
+        notes=list(condition_notes(result)),
         picture=critical_difference_picture(result.ranking, "ranks"),
     )
 
@@ -77,14 +77,14 @@ def ranks_sentence(ranking: Ranking, kind: str) -> str:
     first = next(iter(ranking.ranks))
     alike = next((group for group in ranking.cliques if group[0] == first), (first,))
     behind = len(ranking.ranks) - len(alike)
-    over = f"Over {counted(ranking.blocks, kind)} (Friedman: {probability(ranking.p)})"
+    over = f"Over {counted(ranking.blocks, kind)} (Friedman: {format_p_value(ranking.p)})"
     best = f"{first} has the best mean rank, {ranking.ranks[first]:.2f}"
     critical = f"the critical difference is {ranking.critical_difference:.2f} (Nemenyi, 0.05)"
     methods = f"{counted(len(ranking.ranks), 'method')} {'is' if behind == 1 else 'are'} behind by that or more"
     return f"{over}, {best}; {critical}: {behind} of {methods}."
 
 
-def notes(result: BenchmarkResult) -> Iterator[str]:
+def condition_notes(result: BenchmarkResult) -> Iterator[str]:
     """Yield the conditions under which the figures were made, one or two sentences a line."""
     size = f"Form {result.form}: {result.rounds} rounds, {counted(result.seeds, 'seed')}"
     blocks = f"{counted(result.ranking.blocks, 'block')} of {result.blocks_planned} (data set and pattern)"
@@ -129,7 +129,7 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
     elif test is None:
         against = "–"
     else:
-        tested = "not tested" if test.holm_p is None else probability(test.holm_p)
+        tested = "not tested" if test.holm_p is None else format_p_value(test.holm_p)
         against = f"{signed(test.mean_difference)}, {tested}"
     return [
         "–" if rank is None else f"{rank:.2f}",
@@ -141,7 +141,7 @@ def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]
     ]
 
 
-def block_cell(entry: Entry | None) -> str:
+def block_cell(entry: MethodInBlock | None) -> str:
     """Format one method in one block."""
     if entry is None:
         return "–"
@@ -160,17 +160,17 @@ def critical_difference_picture(ranking: Ranking, name: str) -> Markup:
         figure, (axes,) = new_figure(9, 1.2 + 0.26 * (len(ranks) + len(ranking.cliques)))
         for row, (method, rank) in enumerate(ranks.items(), start=1):
             axes.plot([rank], [row], "o", color=BLUE, markersize=6)
-            _label(axes, f"{method}  {rank:.2f}", (rank, row))
+            _write_label(axes, f"{method}  {rank:.2f}", (rank, row))
         for row, group in enumerate(ranking.cliques, start=len(ranks) + 1):
             ends = [ranks[group[0]], ranks[group[-1]]]
             axes.plot(ends, [row, row], color=VERMILION, linewidth=4, solid_capstyle="butt")
         axes.plot([1, 1 + critical], [0, 0], color=INK, linewidth=2, marker="|", markersize=8)
-        _label(axes, f"critical difference {critical:.2f}", (1 + critical, 0))
+        _write_label(axes, f"critical difference {critical:.2f}", (1 + critical, 0))
         axes.set(xlabel="mean rank, 1 is best", xlim=(0.5, len(ranks) + 2.5), yticks=[])
         axes.invert_yaxis()
         axes.grid(axis="x")
         return inline_svg(figure, name, "Critical-difference picture: mean rank of every method, best first.")
 
 
-def _label(axes: Axes, text: str, point: tuple[float, float]) -> None:
+def _write_label(axes: Axes, text: str, point: tuple[float, float]) -> None:
     axes.annotate(text, point, (8, 0), textcoords="offset points", va="center", color=INK)

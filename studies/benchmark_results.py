@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from common.errors import BadInput, Fault
 from server.runs.reader import Run
 from studies.benchmark_file import FormPlan, PlannedRun
-from studies.statistics import PairedTest, Ranking, corrected, paired_test, ranking
+from studies.statistics import PairedTest, Ranking, correct_family, paired_test, rank_methods
 
 NORMAL = 1.96
 Interval = tuple[float, float]
@@ -43,7 +43,7 @@ class ResultLine(BaseModel):
     """One finished run.
 
     Attributes:
-        key: Key of the run's settings.
+        key: Text that identifies the run's settings.
         code: Version of the code that decides the result of a run.
         validation_auroc: Mean over the sites in the best round, by which a learning rate is chosen.
         interval: Interval of the mean AUROC over all classes, over the test part's patients; None where sites have
@@ -80,10 +80,10 @@ def result_line(planned: PlannedRun, run: Run, cpu_seconds: float) -> ResultLine
         name: ClassResult(
             positives=result.positives or 0,
             negatives=result.negatives or 0,
-            auroc=_rounded(result.auroc),
-            average_precision=_rounded(result.average_precision),
-            balanced_accuracy=_rounded(result.balanced_accuracy),
-            interval=_rounded_ends(intervals.get(name)),
+            auroc=_round_figure(result.auroc),
+            average_precision=_round_figure(result.average_precision),
+            balanced_accuracy=_round_figure(result.balanced_accuracy),
+            interval=_round_interval(intervals.get(name)),
         )
         for name, result in test.per_class.items()
     }
@@ -96,9 +96,9 @@ def result_line(planned: PlannedRun, run: Run, cpu_seconds: float) -> ResultLine
         lr=planned.lr,
         seed=planned.seed,
         tuning=planned.tuning,
-        validation_auroc=_rounded(max(validated, default=None)),
+        validation_auroc=_round_figure(max(validated, default=None)),
         classes=classes,
-        interval=_rounded_ends(test.intervals.mean_auroc if test.intervals else None),
+        interval=_round_interval(test.intervals.mean_auroc if test.intervals else None),
         best_round=run.summary.best_round,
         rounds=run.summary.rounds,
         cpu_seconds=round(cpu_seconds, 2),
@@ -106,15 +106,15 @@ def result_line(planned: PlannedRun, run: Run, cpu_seconds: float) -> ResultLine
     )
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_figure(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def _rounded_ends(interval: Interval | None) -> Interval | None:
+def _round_interval(interval: Interval | None) -> Interval | None:
     return None if interval is None else (round(interval[0], 5), round(interval[1], 5))
 
 
-def read_lines(path: Path) -> dict[str, ResultLine]:
+def read_result_lines(path: Path) -> dict[str, ResultLine]:
     """Return the finished runs by key, of two with one key the later; ignore half a line at the end, left by a kill.
 
     Raises:
@@ -138,7 +138,7 @@ def read_lines(path: Path) -> dict[str, ResultLine]:
     return lines
 
 
-def append_line(path: Path, line: ResultLine) -> None:
+def append_result_line(path: Path, line: ResultLine) -> None:
     """Write a line to the disk; half a line that a kill left at the end is cut off first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
@@ -169,8 +169,8 @@ def code_version() -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One method in one block.
+class MethodInBlock:
+    """The figures of one method in one block (one data set with one label pattern).
 
     Attributes:
         seeds: Number of seeds with a run.
@@ -204,7 +204,7 @@ class BlockResult:
     scored: Mapping[str, int]
     unscored: Mapping[str, int]
     common_seeds: tuple[int, ...]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, MethodInBlock]
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class MethodOverBlocks:
         half_width: Half the width of the 95 % interval of the mean AUROC, over patients and seeds; None if unknown.
         test: The method against the reference, paired over blocks; None for the reference and for unranked methods.
         cpu_seconds, megabytes: Mean of a run.
-        beyond: The advantage over hospitals that keeps a method from being ranked; empty for ranked methods.
+        beyond: Advantage over hospitals with unlike labels, for which a method is not ranked; empty if it is ranked.
     """
 
     label: str
@@ -279,11 +279,11 @@ def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLin
         planned: Number of runs of the whole plan.
     """
     lines, benchmark = list(by_block.values()), plan.benchmark
-    blocks = [_block(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
+    blocks = [_block_result(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
     shared = [block for block in blocks if block.entries and block.common_seeds]
     labels = [method.label for method in benchmark.methods]
     ranked = [method.label for method in benchmark.methods if not method.beyond]
-    ranks = _ranking(ranked, [[block] for block in shared])
+    ranks = _rank_methods(ranked, [[block] for block in shared])
     of_data = [[block for block in shared if block.data == data] for data in plan.data_sets()]
     ordered = [*ranks.ranks, *(label for label in labels if label not in ranks.ranks)]
     run = {line.method for line in lines}
@@ -297,24 +297,26 @@ def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLin
         planned=planned,
         blocks=tuple(block for block in blocks if block.entries),
         blocks_planned=len(plan.form.blocks),
-        methods=_tested(benchmark.reference, [_method(plan, label, shared, lines) for label in ordered], shared),
+        methods=_test_against_reference(
+            benchmark.reference, [_method_over_blocks(plan, label, shared, lines) for label in ordered], shared
+        ),
         ranking=ranks,
-        ranking_of_data=_ranking(ranked, [group for group in of_data if group]),
+        ranking_of_data=_rank_methods(ranked, [group for group in of_data if group]),
         codes=dict(Counter(line.code for line in lines)),
         untrained=dict(Counter(line.method for line in lines if line.best_round == 0 and not line.tuning)),
         not_run=tuple(label for label in labels if label not in run),
     )
 
 
-def _ranking(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> Ranking:
+def _rank_methods(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> Ranking:
     """Rank methods by their mean over the blocks of each group."""
     if not groups:
-        return ranking({})
+        return rank_methods({})
     aurocs = {label: [[block.entries[label].auroc for block in group] for group in groups] for label in labels}
-    return ranking({label: [float(np.mean(group)) for group in of_method] for label, of_method in aurocs.items()})
+    return rank_methods({label: [float(np.mean(group)) for group in of_method] for label, of_method in aurocs.items()})
 
 
-def _block(plan: FormPlan, data: str, pattern: str, lines: Iterable[ResultLine]) -> BlockResult:
+def _block_result(plan: FormPlan, data: str, pattern: str, lines: Iterable[ResultLine]) -> BlockResult:
     by_method: dict[str, dict[int, ResultLine]] = {}
     counts: dict[str, tuple[int, int]] = {}  # class -> fewest test positives and negatives; one test part for all
     for line in lines:
@@ -329,14 +331,16 @@ def _block(plan: FormPlan, data: str, pattern: str, lines: Iterable[ResultLine])
     ranked = [set(by_method.get(method.label, {})) for method in plan.methods(data) if not method.beyond]
     common = set.intersection(*ranked) if ranked else set()
     entries = {
-        label: _entry([line for seed, line in sorted(runs.items()) if not common or seed in common], tuple(scored))
+        label: _average_runs(
+            [line for seed, line in sorted(runs.items()) if not common or seed in common], tuple(scored)
+        )
         for label, runs in by_method.items()
         if scored and (not common or common & set(runs))
     }
     return BlockResult(data, pattern, scored, unscored, tuple(sorted(common)), entries)
 
 
-def _entry(lines: Sequence[ResultLine], scored: Sequence[str]) -> Entry:
+def _average_runs(lines: Sequence[ResultLine], scored: Sequence[str]) -> MethodInBlock:
     """Average the runs over the scored classes, which every model has, because every class has an owner."""
     means: dict[str, list[float]] = {name: [] for name in MEASURES}
     for line in lines:
@@ -344,7 +348,7 @@ def _entry(lines: Sequence[ResultLine], scored: Sequence[str]) -> Entry:
             values = [getattr(line.classes[scored_name], name) for scored_name in scored]
             of_lines.append(float(np.mean([value for value in values if value is not None])))
     errors = [error for line in lines if (error := patient_error(line, scored)) is not None]
-    return Entry(
+    return MethodInBlock(
         seeds=len(lines),
         **{name: float(np.mean(values)) for name, values in means.items()},
         seed_sd=float(np.std(means["auroc"], ddof=1)) if len(lines) > 1 else None,
@@ -373,7 +377,9 @@ def patient_error(line: ResultLine, scored: Sequence[str]) -> float | None:
     return independent([every[name] for name in scored]) * error(line.interval) / of_all if of_all else 0.0
 
 
-def _method(plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[ResultLine]) -> MethodOverBlocks:
+def _method_over_blocks(
+    plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[ResultLine]
+) -> MethodOverBlocks:
     entries = [(block.data, block.entries[label]) for block in shared if label in block.entries]
     runs = [line for line in lines if line.method == label]
     means = {
@@ -382,7 +388,7 @@ def _method(plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: It
     return MethodOverBlocks(
         label=label,
         auroc=means["auroc"],
-        half_width=half_width(entries),
+        half_width=interval_half_width(entries),
         average_precision=means["average_precision"],
         balanced_accuracy=means["balanced_accuracy"],
         cpu_seconds=float(np.mean([line.cpu_seconds for line in runs])) if runs else None,
@@ -391,7 +397,7 @@ def _method(plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: It
     )
 
 
-def half_width(entries: Sequence[tuple[str, Entry]]) -> float | None:
+def interval_half_width(entries: Sequence[tuple[str, MethodInBlock]]) -> float | None:
     """Return half the width of the 95 % interval of a mean over blocks; None if a block's errors are not all known.
 
     Blocks of one data set are tested on the same patients: their errors add up as they are. Data sets are independent
@@ -407,13 +413,13 @@ def half_width(entries: Sequence[tuple[str, Entry]]) -> float | None:
     return float(NORMAL * np.sqrt(variance))
 
 
-def _tested(
+def _test_against_reference(
     reference: str, methods: Sequence[MethodOverBlocks], shared: Sequence[BlockResult]
 ) -> tuple[MethodOverBlocks, ...]:
     """Test each ranked method against the reference, paired over blocks; Holm's family is all of them."""
     generator = np.random.default_rng(0)
     others = [method.label for method in methods if not method.beyond and method.label != reference] if shared else []
     pairs = [[[block.entries[label].auroc, block.entries[reference].auroc] for block in shared] for label in others]
-    tests = corrected([paired_test(np.array(of_method), generator) for of_method in pairs])
+    tests = correct_family([paired_test(np.array(of_method), generator) for of_method in pairs])
     by_label = dict(zip(others, tests, strict=True))
     return tuple(replace(method, test=by_label.get(method.label)) for method in methods)

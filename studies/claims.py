@@ -40,19 +40,19 @@ PLAIN_WORDS = {
 }
 
 
-def spread(value: Spread) -> str:
+def format_spread(value: Spread) -> str:
     """Format mean and SD over seeds, the mean alone with one seed."""
     return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"
 
 
-def probability(p: float | None) -> str:
+def format_p_value(p: float | None) -> str:
     """Format a p-value: ``"p = 0.012"``, ``"p < 0.001"``."""
     if p is None:
         return NOT_APPLICABLE
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def interval(test: PairedTest) -> str:
+def format_interval(test: PairedTest) -> str:
     """Format the bootstrap interval: ``"+0.004 to +0.031"``."""
     return NOT_APPLICABLE if test.interval is None else " to ".join(signed(end) for end in test.interval)
 
@@ -62,10 +62,10 @@ def deciding_test(test: PairedTest) -> str:
     if test.normality_p is None:
         return test.reason
     if test.wilcoxon_p is None:
-        return f"paired t-test; differences look normal (Shapiro-Wilk {probability(test.normality_p)})"
+        return f"paired t-test; differences look normal (Shapiro-Wilk {format_p_value(test.normality_p)})"
     return (
-        f"Wilcoxon signed-rank test; differences are not normal (Shapiro-Wilk {probability(test.normality_p)}, "
-        f"t-test {probability(test.t_test_p)})"
+        f"Wilcoxon signed-rank test; differences are not normal (Shapiro-Wilk {format_p_value(test.normality_p)}, "
+        f"t-test {format_p_value(test.t_test_p)})"
     )
 
 
@@ -74,8 +74,8 @@ def markdown_rows(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows)
 
 
-def standing(test: PairedTest) -> Standing:
-    """Return how the reference compares; "better" and "worse" need enough seeds and an interval without zero."""
+def outcome_of_test(test: PairedTest) -> Standing:
+    """Return the reference's outcome; "better" and "worse" need enough seeds and an interval without zero."""
     if test.holm_p is None or test.mean_difference is None or test.interval is None:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:
@@ -85,12 +85,12 @@ def standing(test: PairedTest) -> Standing:
     return "better" if test.mean_difference > 0 else "worse"
 
 
-def headline(comparison: Comparison) -> str:
+def headline_sentence(comparison: Comparison) -> str:
     """Return how the reference compares with all other methods over all classes, in one sentence."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
     for method in comparison.methods[1:]:
         test = comparison.contrast(method.label).result
-        position = standing(test)
+        position = outcome_of_test(test)
         sized = position in ("better", "worse", "too few seeds")
         by_standing[position].append(f"{method.label} ({signed(test.mean_difference)})" if sized else method.label)
     parts = [f"{_PHRASES[each]} {listed(others)}" for each, others in by_standing.items() if others]
@@ -99,14 +99,14 @@ def headline(comparison: Comparison) -> str:
     return f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}."
 
 
-def verdicts(comparison: Comparison) -> list[str]:
+def verdict_sentences(comparison: Comparison) -> list[str]:
     """Return a sentence for each other method, over all classes, with the figures of the test."""
     others = [method.label for method in comparison.methods[1:]]
     return [_verdict(comparison.reference, other, comparison.contrast(other).result) for other in others]
 
 
 def _verdict(reference: str, other: str, test: PairedTest) -> str:
-    position = standing(test)
+    position = outcome_of_test(test)
     if position == "not tested":
         mean = "" if test.mean_difference is None else f" The mean difference is {signed(test.mean_difference)}."
         return f"Whether {reference} is better than {other} cannot be tested: {test.reason}.{mean}"
@@ -116,8 +116,8 @@ def _verdict(reference: str, other: str, test: PairedTest) -> str:
         return f"{reference} beside {other}: {figures} in {seeds}, which does not show that either is better."
     link = "from" if position == "not distinguishable" else "than"
     return (
-        f"{reference} is {position} {link} {other}: {figures} and {seeds} (95 % interval {interval(test)}; "
-        f"{probability(test.holm_p)} after Holm's correction)."
+        f"{reference} is {position} {link} {other}: {figures} and {seeds} (95 % interval {format_interval(test)}; "
+        f"{format_p_value(test.holm_p)} after Holm's correction)."
     )
 
 
@@ -131,10 +131,11 @@ def large_effects(comparison: Comparison) -> list[str]:
     sentences = []
     for other in others:
         tests = {
-            f"AUROC on {subset} classes": f"paired test: {standing(comparison.contrast(other.label, subset).result)}"
+            f"AUROC on {subset} classes": "paired test: "
+            + outcome_of_test(comparison.contrast(other.label, subset).result)
             for subset in subsets
         }
-        ours, theirs, parts = _means(reference), _means(other), []
+        ours, theirs, parts = _class_means(reference), _class_means(other), []
         for name, mine in ours.items():
             mean, their_mean = mine.mean, theirs[name].mean
             if mean is None or their_mean is None or round(abs(mean - their_mean), 9) < LARGE:
@@ -142,14 +143,15 @@ def large_effects(comparison: Comparison) -> list[str]:
             side = "higher" if mean > their_mean else "lower"
             tested = tests.get(name, "not tested")
             parts.append(
-                f"{name} ({spread(mine)}) is {side} than that of {other.label} ({spread(theirs[name])}; {tested})"
+                f"{name} ({format_spread(mine)}) is {side} than that of {other.label} "
+                f"({format_spread(theirs[name])}; {tested})"
             )
         if parts:
             sentences.append(f"On these test images, {reference.label}’s {'; its '.join(parts)}.")
     return sentences
 
 
-def _means(method: MethodResult) -> dict[str, Spread]:
+def _class_means(method: MethodResult) -> dict[str, Spread]:
     """Return the means by which methods are compared, without the AUROC of all classes."""
     return {
         "AUROC on shared classes": method.auroc["shared"],

@@ -32,7 +32,7 @@ from common.system.plain_text import json_text
 from common.system.resources import uncollected_imports
 from common.system.stopping import set_resume_hint, stop_on_signals
 from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
-from server.runs.tracking import Track
+from server.runs.tracking import TrackingStore
 
 app = program(
     "flwr-sim",
@@ -55,7 +55,7 @@ Progress = Annotated[
         help="How far it is: a bar on the terminal, else lines; lines and JSON objects go to standard error.",
     ),
 ]
-TrackTo = Annotated[Track | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")]
+TrackTo = Annotated[TrackingStore | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")]
 RESUMABLE = ("run", "compare", "study", "benchmark")
 """Commands that go on where they were stopped."""
 ModelFolder = Annotated[
@@ -84,16 +84,16 @@ def run(
     """
     form = progress_form(progress, console)
     from common.system.preflight import port_faults, writable_folder_faults
-    from server.federation.fast_validation import read_early
+    from server.federation.fast_validation import read_experiment_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
-    file = read_early(experiment, _with_backend(overrides, backend))
+    file = read_experiment_early(experiment, _with_backend(overrides, backend))
     stop_on((resumed_folder_faults(out) if resume else new_folder_faults(out)) or writable_folder_faults(out))
     stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
-    from server.simulation.backends.ray_process import ray_process_of
+    from server.simulation.backends.ray_process import start_ray_process
 
-    with ray_process_of(file.experiment) as ray:  # starts while this process imports torch
+    with start_ray_process(file.experiment) as ray:  # starts while this process imports torch
         with uncollected_imports():
             from server.simulation.simulate import simulate
 
@@ -151,10 +151,10 @@ def compare(
     """
     form = progress_form(progress, console)
     from common.system.preflight import foreign_folder_faults, writable_folder_faults
-    from server.federation.fast_validation import read_early
+    from server.federation.fast_validation import read_experiment_early
 
     for experiment in experiments:
-        read_early(experiment, _with_backend(overrides, backend))  # before torch is imported
+        read_experiment_early(experiment, _with_backend(overrides, backend))  # before torch is imported
     stop_on(foreign_folder_faults(out) or writable_folder_faults(out))
     from studies.compare import run_comparison
 
@@ -242,9 +242,9 @@ def sites(
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
     from common.system.preflight import foreign_folder_faults
-    from server.federation.fast_validation import read_early
+    from server.federation.fast_validation import read_experiment_early
 
-    file = read_early(experiment, overrides)  # before torch is imported
+    file = read_experiment_early(experiment, overrides)  # before torch is imported
     stop_on(foreign_folder_faults(out))
     from server.simulation.export_sites import write_sites
 
@@ -284,7 +284,7 @@ def export(
         from server.export.pictures import refuse_without_pictures
 
         refuse_without_pictures(check)
-    from server.export.exported_model import export as written
+    from server.export.exported_model import export_run_model as written
 
     done, source, card = written(folder, form, out, check)
     console.print(f"{done.path}: largest difference {done.largest_difference:.2g}", soft_wrap=True, highlight=False)
@@ -302,11 +302,11 @@ def demo(
     Example: flwr-sim demo --backend inline
     """
     from common.system.preflight import writable_folder_faults
-    from server.federation.fast_validation import read_early
+    from server.federation.fast_validation import read_experiment_early
     from server.runs.folder import demo_folder_faults
     from studies.compare import DEMO, run_demo
 
-    read_early(DEMO, _with_backend([], backend))  # before torch is imported
+    read_experiment_early(DEMO, _with_backend([], backend))  # before torch is imported
     stop_on(demo_folder_faults(out) or writable_folder_faults(out))
     run_demo(out, backend, console)
 
@@ -332,9 +332,9 @@ def predict(
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
     from server.export.pictures import refuse_without_pictures
-    from server.export.preflight import named_rendering, refuse_wrong_paths
+    from server.export.preflight import refuse_wrong_paths, rendering_from_options
 
-    rendering = named_rendering(frame, axis, window)
+    rendering = rendering_from_options(frame, axis, window)
     refuse_wrong_paths(folder, data, out)  # before torch is imported
     refuse_without_pictures(data)
     from server.export.prediction import predict_to_csv
@@ -382,7 +382,7 @@ def evaluate(
     refuse_unlabelled(folder, labelled)  # before torch is imported
     from server.export import evaluation
 
-    result = evaluation.evaluate_on(folder, labelled)
+    result = evaluation.evaluate_saved_model(folder, labelled)
     if out is not None:
         write_atomically(out, evaluation.as_csv(result))
     if as_json:

@@ -10,7 +10,7 @@ from common.config import read_experiment
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.terminal import ProgressForm
 from server.runs.folder import DEMO_MARK, demo_folder_faults
-from server.runs.tracking import Track, store_for
+from server.runs.tracking import TrackingStore, open_store
 from studies.trial import Trial, check_trials, refuse_seed
 
 DEMO = Path(__file__).parent / "demo.toml"
@@ -28,7 +28,7 @@ def run_comparison(
     jobs: int | None,
     overrides: Sequence[str],
     console: Console,
-    track: Track | None = None,
+    track: TrackingStore | None = None,
     progress: ProgressForm = ProgressForm.auto,
 ) -> None:
     """Run every experiment with every seed, then compare the runs.
@@ -53,16 +53,16 @@ def run_comparison(
     if len({trial.folder for trial in trials}) < len(trials):
         names = sorted({trial.experiment.stem for trial in trials})
         raise BadInput([Fault("experiments", f"two files have one name: {quoted(names)}.", "Rename one of them.")])
-    stop_on(_same_labels(trials))
-    from studies.runner import fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
+    stop_on(_same_label_faults(trials))
+    from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
-    store_for(track)  # made here once, not by several runs at a time
+    open_store(track)  # made here once, not by several runs at a time
     check_trials(trials)
-    run_trials(trials, out, jobs or fitting_jobs(trials), console, progress)
+    run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
     _write_comparison([trial.folder for trial in trials], out, console)
 
 
-def _same_labels(trials: Sequence[Trial]) -> list[Fault]:
+def _same_label_faults(trials: Sequence[Trial]) -> list[Fault]:
     """Return the faults of experiments that would have the same name in tables."""
     labels: dict[str, set[Path]] = {}
     for trial in trials:
@@ -85,7 +85,7 @@ def _same_labels(trials: Sequence[Trial]) -> list[Fault]:
 def _write_comparison(folders: Sequence[Path], out: Path, console: Console) -> None:
     """Write the comparison of run folders as JSON, Markdown and HTML, and print it."""
     from server.runs.reader import read_run
-    from studies.claims import headline
+    from studies.claims import headline_sentence
     from studies.comparison import compare, write_comparison
     from studies.comparison_report import comparison_table, markdown_table, write_comparison_report
 
@@ -94,7 +94,7 @@ def _write_comparison(folders: Sequence[Path], out: Path, console: Console) -> N
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", runs)
     console.print(comparison_table(comparison))
-    for sentence in (headline(comparison), *comparison.cautions):
+    for sentence in (headline_sentence(comparison), *comparison.cautions):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     (out / "comparison.md").write_text(markdown_table(comparison) + "\n", encoding="utf-8")
     console.print(f"Report: {report}", soft_wrap=True)

@@ -17,11 +17,11 @@ from studies.statistics import (
     FEWEST_SEEDS,
     PairedTest,
     Scores,
-    corrected,
-    holm,
+    adjust_by_holm,
+    are_differences_equal,
+    correct_family,
     paired_over_classes,
     paired_over_classes_and_seeds,
-    without_spread,
 )
 
 ENSEMBLE = "ensemble"
@@ -165,9 +165,9 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
     Raises:
         BadInput: If there is no run, or a method has the same seed twice.
     """
-    by_method = _by_method([each for run in runs for each in (run, *_ensemble(run))])
+    by_method = _group_by_method([each for run in runs for each in (run, *_ensemble_as_run(run))])
     reference, *others = by_method
-    members = _members(by_method)
+    members = _class_members(by_method)
     scores = {label: auroc_scores(seeds.values()) for label, seeds in by_method.items()}
     generator = np.random.default_rng(bootstrap_seed)
     repeated = any(len(by_method[reference].keys() & by_method[other].keys()) > 1 for other in others)
@@ -179,9 +179,9 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
                 label: {key: auroc for key, auroc in aurocs.items() if key in members[subset]}
                 for label, aurocs in scores.items()
             }
-            tests = corrected([PAIRINGS[pairing](chosen[reference], chosen[other], generator) for other in others])
+            tests = correct_family([PAIRINGS[pairing](chosen[reference], chosen[other], generator) for other in others])
             contrasts += [Contrast(other, subset, pairing, test) for other, test in zip(others, tests, strict=True)]
-    external = _on_external(runs)
+    external = _with_external_results(runs)
     return Comparison(
         reference=reference,
         methods=tuple(_method_result(label, seeds, members) for label, seeds in by_method.items()),
@@ -200,7 +200,7 @@ def write_comparison(comparison: Comparison, destination: Path) -> Path:
     return destination
 
 
-def _ensemble(run: Run) -> Iterator[Run]:
+def _ensemble_as_run(run: Run) -> Iterator[Run]:
     """Yield the ensemble of a run as a run of its own, if there is one."""
     if (ensemble := run.summary.ensemble) is not None:
         own = {"method": ENSEMBLE, "name": f"{run.summary.label} (ensemble)", "ensemble": None, "client_accuracy": None}
@@ -208,7 +208,7 @@ def _ensemble(run: Run) -> Iterator[Run]:
         yield replace(run, summary=run.summary.model_copy(update=changes))
 
 
-def _on_external(runs: Sequence[Run]) -> list[Run]:
+def _with_external_results(runs: Sequence[Run]) -> list[Run]:
     """Return the runs with the results on their external test sets in place of the others, if each has them."""
     if any(run.summary.external is None for run in runs):
         return []
@@ -216,7 +216,7 @@ def _on_external(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, summary=run.summary.model_copy(update={**less, "test": run.summary.external})) for run in runs]
 
 
-def _by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+def _group_by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     if not runs:
         raise BadInput([Fault("compare", "there is no run to compare.", "Name at least one run folder.")])
     grouped: dict[str, dict[int, Run]] = {}
@@ -230,7 +230,7 @@ def _by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     return grouped
 
 
-def _members(by_method: ByMethod) -> Members:
+def _class_members(by_method: ByMethod) -> Members:
     tests: dict[int, Summary] = {}
     for seeds in reversed(list(by_method.values())):  # the reference comes last and so prevails
         tests.update({seed: run.summary.test for seed, run in seeds.items()})
@@ -320,11 +320,11 @@ def _cautions(by_method: ByMethod) -> Iterator[str]:
     if rare := sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)}):
         few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
         yield f"{quoted(rare)}: {few} in at least one run; the means give such a class the weight of any other."
-    for undefined, labels in _undefined(by_method).items():
+    for undefined, labels in _undefined_classes(by_method).items():
         which = "Every method" if len(labels) == len(by_method) else ", ".join(labels)
         yield f"{which}: no AUROC for {quoted(undefined)} in at least one run; the means leave it out."
     for label in others:
-        yield from _uneven(label, by_method[label], reference, by_method[reference])
+        yield from _uneven_cautions(label, by_method[label], reference, by_method[reference])
 
 
 def _absences(by_method: ByMethod) -> Iterator[str]:
@@ -338,7 +338,7 @@ def _absences(by_method: ByMethod) -> Iterator[str]:
         yield f"{site} was absent at the end of {len(runs)} of the runs: {shortened(runs)}."
 
 
-def _undefined(by_method: ByMethod) -> dict[tuple[str, ...], list[str]]:
+def _undefined_classes(by_method: ByMethod) -> dict[tuple[str, ...], list[str]]:
     """Return the classes without an AUROC in some run -> the methods that lack exactly these classes."""
     grouped: dict[tuple[str, ...], list[str]] = {}
     for label, seeds in by_method.items():
@@ -350,7 +350,7 @@ def _undefined(by_method: ByMethod) -> dict[tuple[str, ...], list[str]]:
     return grouped
 
 
-def _uneven(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
+def _uneven_cautions(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
     common = sorted(seeds.keys() & of_reference.keys())
     if seeds.keys() != of_reference.keys():
         yield f"{label} and {reference} were run with different seeds; pairs come from the {len(common)} they share."
@@ -367,13 +367,13 @@ def site_gains(by_method: ByMethod) -> tuple[SiteGain, ...]:
     sites = sorted({site for run in by_method[reference].values() for site in run.summary.sites})
     corrected_gains: list[SiteGain] = []
     for other in others:
-        gains = [_gain(site, other, by_method[reference], by_method[other]) for site in sites]
-        p_values = holm([gain.p for gain in gains])
+        gains = [_site_gain(site, other, by_method[reference], by_method[other]) for site in sites]
+        p_values = adjust_by_holm([gain.p for gain in gains])
         corrected_gains += [replace(gain, p=p) for gain, p in zip(gains, p_values, strict=True)]
     return tuple(corrected_gains)
 
 
-def _gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGain:
+def _site_gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGain:
     pairs, reasons = dict[int, dict[str, tuple[float, float]]](), list[str]()
     for seed in sorted(of_reference.keys() & of_other.keys()):
         reason = _why_incomparable(site, of_reference[seed], of_other[seed])
@@ -385,7 +385,7 @@ def _gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGa
         return SiteGain(site, other, reason=reasons[0] if reasons else "no seed in common")
     means = np.array([np.mean(list(aurocs.values()), axis=0) for aurocs in pairs.values()])  # (seeds, 2)
     gains = means[:, 0] - means[:, 1]
-    tested = len(gains) >= FEWEST_SEEDS and not without_spread(gains)
+    tested = len(gains) >= FEWEST_SEEDS and not are_differences_equal(gains)
     classes = tuple(dict.fromkeys(name for aurocs in pairs.values() for name in aurocs))
     by_class = [[aurocs[name] for aurocs in pairs.values() if name in aurocs] for name in classes]
     return SiteGain(

@@ -30,7 +30,7 @@ from server.reporting.svg import (
 )
 from server.runs.reader import Run
 from studies import claims
-from studies.claims import MEASURE_NAMES, markdown_rows, probability, spread
+from studies.claims import MEASURE_NAMES, format_p_value, format_spread, markdown_rows
 from studies.comparison import SUBSETS, Comparison, Contrast, MethodResult, SiteGain, Spread, Subset
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -51,7 +51,7 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
         runs: The compared runs; their own reports are linked where they lie below the file's folder.
     """
     groups = [ClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
-    deciding = _deciding(comparison)
+    deciding = _deciding_contrasts(comparison)
     pages = {(run.summary.label, run.summary.seed): run.folder / "report.html" for run in runs}
     folder, elsewhere = destination.parent, comparison.external
     return write_page(
@@ -66,33 +66,33 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
             if page.is_relative_to(folder)
         },
         groups=groups,
-        headline=claims.headline(comparison),
-        sentences=claims.verdicts(comparison) + claims.large_effects(comparison),
+        headline=claims.headline_sentence(comparison),
+        sentences=claims.verdict_sentences(comparison) + claims.large_effects(comparison),
         best=best_per_class(comparison),
         deciding=deciding,
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
-        by_method=auroc_by_method(comparison.methods, groups),
-        differences=differences(deciding) if deciding else "",
+        by_method=draw_auroc_by_method(comparison.methods, groups),
+        differences=draw_differences(deciding) if deciding else "",
         gain_rows=list(gains_by_site(comparison).items())[:SITES_SHOWN],
         gain_sentences=claims.gain_sentences(comparison),
-        gains=gains_figure(comparison),
-        subsets=shared_and_unique(comparison.methods),
+        gains=draw_gains(comparison),
+        subsets=draw_shared_and_unique(comparison.methods),
         elsewhere=elsewhere
         and {
             "comparison": elsewhere,
-            "headline": claims.headline(elsewhere),
-            "deciding": _deciding(elsewhere),
+            "headline": claims.headline_sentence(elsewhere),
+            "deciding": _deciding_contrasts(elsewhere),
             "best": best_per_class(elsewhere),
         },
     )
 
 
-def _deciding(comparison: Comparison) -> list[Contrast]:
+def _deciding_contrasts(comparison: Comparison) -> list[Contrast]:
     return [each for each in comparison.contrasts if each.pairing == "classes"]
 
 
 def best_per_class(comparison: Comparison) -> dict[str, str]:
-    """Return class -> its best AUROC as printed, so that methods equal to three decimals share the mark."""
+    """Return class -> its best AUROC as printed, so that methods equal to three decimals are all marked as best."""
     best = {}
     for name in (name for group in comparison.class_groups.values() for name in group):
         aurocs = [auroc for method in comparison.methods if (auroc := method.per_class.get(name)) is not None]
@@ -112,7 +112,7 @@ def gains_by_site(comparison: Comparison) -> dict[str, list[SiteGain]]:
 # ---------------------------------------------------------------------- figures
 
 
-def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassGroup]) -> Markup:
+def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassGroup]) -> Markup:
     """Draw the AUROC of each class averaged over seeds, a marker a method, with its interval where it has one."""
     with page_theme():
         height = class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
@@ -139,7 +139,7 @@ def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassGroup
         return inline_svg(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
 
 
-def differences(contrasts: Sequence[Contrast]) -> Markup:
+def draw_differences(contrasts: Sequence[Contrast]) -> Markup:
     """Draw the mean difference between the reference and each other method with its interval, by subset of classes."""
     others = list(dict.fromkeys(each.other for each in contrasts))
     subsets = list(dict.fromkeys(each.subset for each in contrasts))
@@ -152,7 +152,7 @@ def differences(contrasts: Sequence[Contrast]) -> Markup:
                 if mean is None:
                     continue
                 low, high = each.result.interval or (mean, mean)
-                _dot(axes, style, mean, row, (low, high))
+                _draw_dot(axes, style, mean, row, (low, high))
                 axes.annotate(signed(mean), (high, row), (7, 0), "data", "offset points", va="center", fontsize=8.5)
         axes.axvline(0, color=INK, linewidth=1)
         axes.set_yticks(range(len(others)), [f"against {other}" for other in others])
@@ -162,7 +162,7 @@ def differences(contrasts: Sequence[Contrast]) -> Markup:
         return inline_svg(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
 
 
-def shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
+def draw_shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
     """Draw the mean AUROC over all, shared and unique classes, a marker a method, its line ± one SD over seeds."""
     styled = list(zip(methods, series_styles(len(methods)), strict=True))
     with page_theme():
@@ -172,14 +172,14 @@ def shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
             for row, subset in enumerate(SUBSETS):
                 auroc = method.auroc[subset]
                 if auroc.mean is not None:
-                    _dot(axes, style, auroc.mean, row + shift, _around(auroc.mean, auroc.sd), size=8)
-        _ruled_rows(axes, [f"{subset} classes" for subset in SUBSETS])
+                    _draw_dot(axes, style, auroc.mean, row + shift, _interval_around(auroc.mean, auroc.sd), size=8)
+        _label_rows(axes, [f"{subset} classes" for subset in SUBSETS])
         axes.set(xlabel="mean AUROC")
         legend_above(axes, [legend_marker(method.label, style) for method, style in styled])
         return inline_svg(figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method.")
 
 
-def gains_figure(comparison: Comparison) -> Markup:
+def draw_gains(comparison: Comparison) -> Markup:
     """Draw gains by site, a marker for each other method; empty without gains. Many sites are ranked, not named."""
     by_other: dict[str, list[tuple[str, float, float | None]]] = {}
     for gain in comparison.site_gains:
@@ -202,24 +202,24 @@ def gains_figure(comparison: Comparison) -> Markup:
                 continue
             shift = 0.5 * (index - (len(by_other) - 1) / 2) / max(1, len(by_other))
             for site, value, sd in gains:
-                _dot(axes, style, value, sites.index(site) + shift, _around(value, sd))
+                _draw_dot(axes, style, value, sites.index(site) + shift, _interval_around(value, sd))
         if ranked:
             axes.axhline(0, color=INK, linewidth=1)
             axes.set(xlabel="sites, from the largest loss to the largest gain", ylabel="gain in AUROC")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         else:
             axes.axvline(0, color=INK, linewidth=1)
-            _ruled_rows(axes, sites)
+            _label_rows(axes, sites)
             axes.set(xlabel="← the site loses   ·   gain in AUROC   ·   the site gains →")
         legend_above(axes, [legend_marker(f"over {other}", styles[other]) for other in by_other])
         return inline_svg(figure, "gains", "Dot chart: what each site gains over each other method.")
 
 
-def _around(value: float, sd: float | None) -> tuple[float, float] | None:
+def _interval_around(value: float, sd: float | None) -> tuple[float, float] | None:
     return None if sd is None else (value - sd, value + sd)
 
 
-def _dot(
+def _draw_dot(
     axes: Axes, style: SeriesStyle, value: float, row: float, ends: tuple[float, float] | None, *, size: int = 7
 ) -> None:
     """Draw a marker, and a line between the ends of its interval where it has one."""
@@ -228,7 +228,7 @@ def _dot(
     axes.plot([value], [row], style.marker, color=style.color, markersize=size, markeredgecolor=PAPER)
 
 
-def _ruled_rows(axes: Axes, names: Sequence[str]) -> None:
+def _label_rows(axes: Axes, names: Sequence[str]) -> None:
     """Name the rows from the top down, with a thin line between two of them."""
     for row in range(len(names) - 1):
         axes.axhline(row + 0.5, color=RULE, linewidth=0.6)
@@ -244,19 +244,19 @@ def comparison_table(comparison: Comparison, title: str = "AUROC") -> Group:
     """Return tables for the terminal: AUROC with the reference's lead, further measures, the external test set."""
     contrasts = _contrasts(comparison)
     rows = [
-        [method.label, *(spread(method.auroc[subset]) for subset in SUBSETS), *cells]
+        [method.label, *(format_spread(method.auroc[subset]) for subset in SUBSETS), *cells]
         for method, cells in zip(comparison.methods, contrasts, strict=True)
     ]
-    tables: list[Table | Group] = [_table(title, ["method", *SUBSETS, *_against(comparison)], rows)]
+    tables: list[Table | Group] = [_terminal_table(title, ["method", *SUBSETS, *_lead_headings(comparison)], rows)]
     if measures := [MEASURE_NAMES[measure] for measure in comparison.measures]:
-        rows = [[method.label, *_measured(comparison, method)] for method in comparison.methods]
-        tables.append(_table("One class an image", ["method", *measures], rows))
+        rows = [[method.label, *_measure_cells(comparison, method)] for method in comparison.methods]
+        tables.append(_terminal_table("One class an image", ["method", *measures], rows))
     if comparison.external:
         tables.append(comparison_table(comparison.external, "AUROC on the external test set"))
     return Group(*tables)
 
 
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _terminal_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=f"{title}, mean ± SD over seeds", title_justify="left")
     for heading in headings:
         table.add_column(Text(heading), justify="left" if heading == "method" else "right")
@@ -271,21 +271,21 @@ def markdown_table(comparison: Comparison) -> str:
     Results on an external test set follow below a heading, as a second table.
     """
     headings = ["method", *(f"AUROC, {subset}" for subset in SUBSETS), "average precision", "balanced accuracy"]
-    headings += [*(MEASURE_NAMES[measure] for measure in comparison.measures), *_against(comparison)]
+    headings += [*(MEASURE_NAMES[measure] for measure in comparison.measures), *_lead_headings(comparison)]
     rows = [headings, ["---"] + ["---:"] * (len(headings) - 1)]
     for method, cells in zip(comparison.methods, _contrasts(comparison), strict=True):
         means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
-        rows.append([method.label, *map(spread, means), *_measured(comparison, method), *cells])
+        rows.append([method.label, *map(format_spread, means), *_measure_cells(comparison, method), *cells])
     table = markdown_rows(rows) + "\n"
     external = comparison.external
     return f"{table}\n### External test set\n\n{markdown_table(external)}" if external else table
 
 
-def _measured(comparison: Comparison, method: MethodResult) -> list[str]:
-    return [spread(method.measures.get(measure, Spread(None, None))) for measure in comparison.measures]
+def _measure_cells(comparison: Comparison, method: MethodResult) -> list[str]:
+    return [format_spread(method.measures.get(measure, Spread(None, None))) for measure in comparison.measures]
 
 
-def _against(comparison: Comparison) -> list[str]:
+def _lead_headings(comparison: Comparison) -> list[str]:
     return [f"{comparison.reference} ahead by, {subset}" for subset in TESTED]
 
 
@@ -293,7 +293,7 @@ def _contrasts(comparison: Comparison) -> list[list[str]]:
     """Return, by method and subset, the mean difference over the subset's classes and Holm's p of the deciding test."""
     tests: Mapping[str, list[str]] = {
         method.label: [
-            f"{signed(test.mean_difference)}, {probability(test.holm_p)}"
+            f"{signed(test.mean_difference)}, {format_p_value(test.holm_p)}"
             for test in (comparison.contrast(method.label, subset).result for subset in TESTED)
         ]
         for method in comparison.methods[1:]

@@ -42,13 +42,13 @@ class ActiveRun:
 
 
 @dataclass
-class Pace:
-    """The number of finished runs, and the length of runs.
+class GridPace:
+    """The number and the length of finished runs, from which the remaining time is estimated.
 
     Attributes:
         totals: Label -> runs.
         done: Label -> finished runs, with those of an earlier call.
-        jobs: Runs at a time.
+        jobs: Number of runs at a time.
         active: Returns the active runs.
         lengths: Label -> seconds of the runs that finished here.
     """
@@ -99,7 +99,7 @@ class Pace:
 class GridProgress:
     """Shows no progress; base class of the other forms."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: GridPace) -> None:
         self.pace = pace
         self._last = time.monotonic()
 
@@ -113,7 +113,7 @@ class GridProgress:
         """Show that a run begins."""
 
     def update(self) -> None:
-        """Show the progress of active runs, if the last time is long enough ago."""
+        """Show the progress of active runs, unless it was shown a short time ago."""
 
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
         """Show that a run has ended."""
@@ -130,7 +130,7 @@ class GridProgress:
 class GridTable(GridProgress):
     """Shows the time left, and a line for each experiment with active or waiting runs."""
 
-    def __init__(self, console: Console, pace: Pace) -> None:
+    def __init__(self, console: Console, pace: GridPace) -> None:
         super().__init__(pace)
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -158,7 +158,7 @@ class GridTable(GridProgress):
         return table
 
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
-        self._console.print(_end(run, failure, seconds, self.pace), soft_wrap=True, highlight=False, markup=False)
+        self._console.print(_end_line(run, failure, seconds, self.pace), soft_wrap=True, highlight=False, markup=False)
 
 
 class GridLines(GridProgress):
@@ -168,7 +168,7 @@ class GridLines(GridProgress):
         tell: Prints one line.
     """
 
-    def __init__(self, tell: Callable[[str], None], pace: Pace) -> None:
+    def __init__(self, tell: Callable[[str], None], pace: GridPace) -> None:
         super().__init__(pace)
         self._tell = tell
 
@@ -187,7 +187,7 @@ class GridLines(GridProgress):
             self._tell(f"at work: {shortened(active, MOST_NAMED)}; {self.pace.sentence()}")
 
     def ended(self, run: str, label: str, failure: str, seconds: float) -> None:
-        self._tell(_end(run, failure, seconds, self.pace))
+        self._tell(_end_line(run, failure, seconds, self.pace))
 
 
 class GridObjects(GridProgress):
@@ -197,7 +197,7 @@ class GridObjects(GridProgress):
         tell: Writes one object.
     """
 
-    def __init__(self, tell: Callable[[Mapping[str, Any]], None], pace: Pace) -> None:
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None], pace: GridPace) -> None:
         super().__init__(pace)
         self._tell = tell
 
@@ -225,7 +225,7 @@ class GridObjects(GridProgress):
         return {"done": done, "runs": total, "seconds_left": None if left is None else round(left, 1)}
 
 
-def progress_of_grid(form: ProgressForm, console: Console, pace: Pace) -> GridProgress:
+def progress_of_grid(form: ProgressForm, console: Console, pace: GridPace) -> GridProgress:
     """Return the progress in the chosen form: a table on the console, lines or objects on standard error.
 
     Raises:
@@ -239,5 +239,5 @@ def progress_of_grid(form: ProgressForm, console: Console, pace: Pace) -> GridPr
     return GridObjects(json_printer(sys.stderr), pace) if form is ProgressForm.json else GridProgress(pace)
 
 
-def _end(run: str, failure: str, seconds: float, pace: Pace) -> str:
+def _end_line(run: str, failure: str, seconds: float, pace: GridPace) -> str:
     return f"{'failed' if failure else 'done'}  {run}  {duration(seconds)}, {pace.sentence()}"

@@ -35,7 +35,7 @@ from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from common.system.terminal import ProgressForm
 from server.simulation.simulate import simulate
 from strategies.engine.events import RunStopped
-from studies.progress import ActiveRun, Pace, progress_of_grid
+from studies.progress import ActiveRun, GridPace, progress_of_grid
 from studies.trial import Trial
 
 LOOK_S = 0.5
@@ -57,7 +57,7 @@ class FailedRuns(CannotGoOn):
     """Some runs failed; the message names each with its reason."""
 
 
-def fitting_jobs(trials: Sequence[Trial]) -> int:
+def count_fitting_jobs(trials: Sequence[Trial]) -> int:
     """Return how many runs fit at a time: one with Ray, else by cores and threads, and by GPUs where there are any."""
     experiments = [trial.file.experiment for trial in trials]
     if any(each.simulation.backend == "ray" for each in experiments):
@@ -73,8 +73,8 @@ def fitting_jobs(trials: Sequence[Trial]) -> int:
 
 
 @contextmanager
-def locked(file: BinaryIO, option: str, where: str) -> Iterator[None]:
-    """Lock an open file within the context, because two processes would make each run twice.
+def lock_open_file(file: BinaryIO, option: str, where: str) -> Iterator[None]:
+    """Lock an open file within the context, so that a second process does not make the same runs.
 
     Raises:
         BadInput: If another process has locked it.
@@ -97,16 +97,16 @@ def run_trials(
         FailedRuns: If a run fails; the others are finished first.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("wb") as lock, locked(lock, f"--out {out}", "in this folder"):
+    with (out / ".lock").open("wb") as lock, lock_open_file(lock, f"--out {out}", "in this folder"):
         runs = list({trial.folder: trial for trial in trials}.values())
         todo = [trial for trial in runs if not trial.is_done()]
         if len(todo) < len(runs):
             console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are there already.")
-        if failures := _failures(runs, todo, jobs, console, progress):
+        if failures := _run_and_list_failures(runs, todo, jobs, console, progress):
             raise FailedRuns("\n".join(failures))
 
 
-def _failures(
+def _run_and_list_failures(
     runs: Sequence[Trial], todo: Sequence[Trial], jobs: int, console: Console, progress: ProgressForm
 ) -> list[str]:
     """Run the unfinished trials; return a text for each failed run."""
@@ -129,7 +129,7 @@ def _failures(
             del started[trial.folder]
 
     totals, left = Counter(trial.label for trial in runs), Counter(trial.label for trial in todo)
-    pace = Pace(totals, {label: totals[label] - left[label] for label in totals}, jobs, active)
+    pace = GridPace(totals, {label: totals[label] - left[label] for label in totals}, jobs, active)
     failures: list[str] = []
     with fork_server(), progress_of_grid(progress, console, pace) as shown, ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(run, trial): trial for trial in todo}
@@ -173,7 +173,7 @@ def _rounds_in(trial: Trial) -> int:
 
 
 @contextmanager
-def _callers_script_hidden() -> Iterator[None]:
+def _hide_callers_script() -> Iterator[None]:
     """Hide the caller's script within the context, because a process started here would run it once more."""
     main = sys.modules["__main__"]
     file, spec = main.__dict__.pop("__file__", None), main.__spec__
@@ -194,7 +194,7 @@ def fork_server() -> Iterator[None]:
     Python removes at the end of a program, and that a program stopped by a signal has to remove itself.
     """
     os.environ[PROGRAM] = str(os.getpid())
-    with _STARTING, _callers_script_hidden():
+    with _STARTING, _hide_callers_script():
         multiprocessing.forkserver.ensure_running()
     with removed_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):
         yield
@@ -206,9 +206,9 @@ def run_measured(trial: Trial) -> tuple[str, float]:
     The seconds are 0 where the run's process ended without a report.
     """
     receiving, sending = CONTEXT.Pipe(duplex=False)
-    with gpus_of(trial) as gpus:
-        process = CONTEXT.Process(target=_run, args=(trial, sending, gpus))
-        with _STARTING, _callers_script_hidden():
+    with assign_gpus(trial) as gpus:
+        process = CONTEXT.Process(target=_run_quietly, args=(trial, sending, gpus))
+        with _STARTING, _hide_callers_script():
             process.start()
         sending.close()
         try:
@@ -223,7 +223,7 @@ def run_measured(trial: Trial) -> tuple[str, float]:
 
 
 @contextmanager
-def gpus_of(trial: Trial) -> Iterator[str | None]:
+def assign_gpus(trial: Trial) -> Iterator[str | None]:
     """Yield the GPUs with the fewest runs, as ``CUDA_VISIBLE_DEVICES`` names them; None where any GPU will do.
 
     A run without Ray takes the first GPU that it sees, so that several runs would take the same.
@@ -243,7 +243,7 @@ def gpus_of(trial: Trial) -> Iterator[str | None]:
             _RUNS.subtract(chosen)
 
 
-def _run(trial: Trial, sending: Connection, gpus: str | None) -> None:
+def _run_quietly(trial: Trial, sending: Connection, gpus: str | None) -> None:
     """Run a trial in a process of its own, without its output, which would break the table of progress."""
     end_with_parent()
     if gpus is not None:

@@ -5,7 +5,8 @@ the differences. We add Wilcoxon's signed-rank test where the differences are no
 normal, Holm's correction over several comparisons, and a bootstrap interval for the mean difference.
 
 Ranks follow Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006: methods are ranked in
-each block and equal ones share their ranks; two methods differ if their average ranks do by the critical difference.
+each block and equal ones share their ranks; two methods differ if their average
+ranks differ by at least the critical difference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ class PairedTest:
         normality_p: Shapiro-Wilk p-value of the differences.
         wilcoxon_p: Two-sided signed-rank p-value, only where normality is rejected.
         reason: Why no test was possible; empty where there is a test.
-        holm_p: The deciding p-value after Holm's correction, once :func:`corrected` has set it.
+        holm_p: The deciding p-value after Holm's correction, once :func:`correct_family` has set it.
         seeds: Number of seeds in which both methods have a value.
     """
 
@@ -61,7 +62,7 @@ class PairedTest:
 def paired_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
     """Test pairs of class means over the seeds that both methods have, as the paper does."""
     by_class: dict[str, list[tuple[float, float]]] = {}
-    pairs = _pairs(reference, other)
+    pairs = _common_pairs(reference, other)
     for (_, name), pair in pairs.items():
         by_class.setdefault(name, []).append(pair)
     means = np.array([np.mean(of_class, axis=0) for of_class in by_class.values()]).reshape(-1, 2)
@@ -70,12 +71,12 @@ def paired_over_classes(reference: Scores, other: Scores, generator: np.random.G
 
 def paired_over_classes_and_seeds(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
     """Test pairs of every class in every seed; p-values are too small, as seeds of one class are not independent."""
-    pairs = _pairs(reference, other)
+    pairs = _common_pairs(reference, other)
     test = paired_test(np.array(list(pairs.values()), np.float64).reshape(-1, 2), generator)
     return replace(test, seeds=len({seed for seed, _ in pairs}))
 
 
-def _pairs(reference: Scores, other: Scores) -> dict[tuple[int, str], tuple[float, float]]:
+def _common_pairs(reference: Scores, other: Scores) -> dict[tuple[int, str], tuple[float, float]]:
     pairs = {key: (reference[key], other[key]) for key in sorted(reference.keys() & other.keys())}
     return {key: (a, b) for key, (a, b) in pairs.items() if a is not None and b is not None}
 
@@ -97,7 +98,7 @@ def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> P
     if len(pairs) < FEWEST_PAIRS:
         amount = "1 pair is" if len(pairs) == 1 else f"{len(pairs)} pairs are"
         return PairedTest(len(pairs), mean, reason=f"{amount} too few; a test needs at least {FEWEST_PAIRS}")
-    if without_spread(differences):
+    if are_differences_equal(differences):
         reason = f"all {len(pairs)} differences are equal, so there is no spread to test against"
         return PairedTest(len(pairs), mean, reason=reason)
     normality_p = float(stats.shapiro(differences).pvalue)
@@ -113,12 +114,12 @@ def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> P
     )
 
 
-def without_spread(differences: NDArray[np.float64]) -> bool:
-    """Check that all differences are equal but for rounding."""
+def are_differences_equal(differences: NDArray[np.float64]) -> bool:
+    """Return whether all differences are equal except for rounding."""
     return bool(np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())))
 
 
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
+def adjust_by_holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjust p-values for their number (Holm, Scand. J. Statist. 1979); ``None`` stays and does not count."""
     ascending = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -129,9 +130,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def corrected(tests: Sequence[PairedTest]) -> list[PairedTest]:
-    """Return one family of tests with its Holm-corrected p-values filled in."""
-    return [replace(test, holm_p=p) for test, p in zip(tests, holm([test.p for test in tests]), strict=True)]
+def correct_family(tests: Sequence[PairedTest]) -> list[PairedTest]:
+    """Return the tests of one family with their Holm-corrected p-values."""
+    return [replace(test, holm_p=p) for test, p in zip(tests, adjust_by_holm([test.p for test in tests]), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Ranking:
     Attributes:
         ranks: Method -> average rank, 1 for the best; in the order of the ranks.
         p: P-value of Friedman's test that all methods are alike; None with fewer than three blocks or methods.
-        critical_difference: The smallest difference of two average ranks that counts; None as above.
+        critical_difference: The smallest difference of two average ranks that counts; None if ``p`` is None.
         cliques: Groups of methods, in the order of ranks, that differ by less than the critical difference; no group
             is part of another.
     """
@@ -153,7 +154,7 @@ class Ranking:
     cliques: tuple[tuple[str, ...], ...]
 
 
-def ranking(scores: Mapping[str, Sequence[float]]) -> Ranking:
+def rank_methods(scores: Mapping[str, Sequence[float]]) -> Ranking:
     """Rank methods by a score; the highest has rank 1.
 
     Args:
@@ -167,7 +168,9 @@ def ranking(scores: Mapping[str, Sequence[float]]) -> Ranking:
     if blocks < FEWEST_BLOCKS or len(scores) < FEWEST_METHODS:
         return Ranking(blocks, ranks, None, None, ())
     critical = critical_difference(len(scores), blocks)
-    return Ranking(blocks, ranks, float(stats.friedmanchisquare(*table).pvalue), critical, cliques(ranks, critical))
+    return Ranking(
+        blocks, ranks, float(stats.friedmanchisquare(*table).pvalue), critical, find_cliques(ranks, critical)
+    )
 
 
 def critical_difference(methods: int, blocks: int) -> float:
@@ -177,7 +180,7 @@ def critical_difference(methods: int, blocks: int) -> float:
     return float(quantile * np.sqrt(methods * (methods + 1) / (6 * blocks)))
 
 
-def cliques(ranks: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
+def find_cliques(ranks: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
     """Return the largest groups of two or more neighbours whose ranks lie within less than the critical difference."""
     names, groups = list(ranks), list[tuple[str, ...]]()
     for index, first in enumerate(names):

@@ -10,7 +10,7 @@ from rich.console import Console
 from common.system.files import write_atomically
 from common.system.terminal import ProgressForm
 from server.runs.reader import read_run
-from studies.study_file import Study, StudyPart, Table, read_study, slug
+from studies.study_file import PaperTable, Study, StudyPart, read_study, title_to_slug
 from studies.trial import Trial, check_trials, refuse_seed
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def run_study(
     grids = trials_of(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))
     trials = [trial for grid in grids for row in grid for column in row for trial in column]
     check_trials(trials)
-    from studies.runner import fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
+    from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
-    run_trials(trials, out, jobs or fitting_jobs(trials), console, progress)
+    run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
     from studies.study_report import as_json, as_markdown, write_study_report
     from studies.study_results import study_result  # here: a wrong call is refused before scipy is imported
 
@@ -77,14 +77,14 @@ def trials_of(study: Study, folder: Path, out: Path, overrides: Sequence[str], s
     """
     first: dict[str, Trial] = {}
 
-    def trial(number: int, table: Table, method: StudyPart, setting: StudyPart, seed: int) -> Trial:
+    def trial(number: int, table: PaperTable, method: StudyPart, setting: StudyPart, seed: int) -> Trial:
         def filled(text: str) -> str:
             return text.replace("{method}", method.part).replace("{setting}", setting.part)
 
         path = Path(os.path.normpath(folder / filled(table.experiment)))
         chosen = tuple(filled(text) for text in (*setting.set, *method.set))
         titles = [title for title in (method.title, setting.title) if title]
-        name = "-".join([str(number), *(slug(title) for title in titles), f"seed{seed}"])
+        name = "-".join([str(number), *(title_to_slug(title) for title in titles), f"seed{seed}"])
         made = Trial(path, out / name, (*chosen, *overrides, f"run.seed={seed}"), " ".join(titles))
         return first.setdefault(made.identity, made)
 

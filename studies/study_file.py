@@ -40,7 +40,7 @@ MEASURES: Mapping[str, tuple[str, Reading]] = {
 """Measure in a ``study.toml`` -> heading, and function that reads its value from a run, which may be None."""
 
 
-def slug(title: str) -> str:
+def title_to_slug(title: str) -> str:
     """Return a title as part of a folder's name."""
     return re.sub(r"[^\w.+]+", "_", title)
 
@@ -74,7 +74,7 @@ class MeanOverClasses(Section):
         return mean_and_sd(result.auroc for name, result in results if name in self.classes)[0]
 
 
-class Table(Section):
+class PaperTable(Section):
     """One table of a paper.
 
     Attributes:
@@ -104,10 +104,10 @@ class Table(Section):
     differs: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _fits(self) -> "Table":
+    def _check_shape(self) -> "PaperTable":
         names = [method.title for method in self.methods]
         for kind, parts in (("methods", self.methods), ("settings", self.settings)):
-            if len({slug(part.title) for part in parts}) < len(parts):
+            if len({title_to_slug(part.title) for part in parts}) < len(parts):
                 raise ValueError(f'two {kind} of "{self.title}" have one title')
         for name in (name for name in self.measures if isinstance(name, str) and name not in MEASURES):
             raise ValueError(f'"{name}" is no measure. {did_you_mean(name, MEASURES) or "Known: " + quoted(MEASURES)}')
@@ -132,12 +132,12 @@ class Table(Section):
         return [MEASURES[each][1] if isinstance(each, str) else each.read for each in self.measures]
 
     def paper_value(self, method: str, setting: int, measure: int) -> float | None:
-        """Return the paper's number as a fraction; None where it has none."""
+        """Return the paper's number as a fraction; None if the paper gives none."""
         row = self.paper[method][setting] if method in self.paper else ()
         value = row[measure] if measure < len(row) else None
         return value if value is None or self.paper_unit == "fraction" else value / 100
 
-    def at_quick_scale(self) -> "Table":
+    def at_quick_scale(self) -> "PaperTable":
         """Return the table with only the settings and methods of the quick scale."""
         indices = [index for index, setting in enumerate(self.settings) if setting.title in self.quick]
         indices = indices or list(range(len(self.settings)))
@@ -148,7 +148,7 @@ class Table(Section):
         return self.model_copy(update={"settings": settings, "methods": methods, "paper": paper})
 
 
-class Quick(Section):
+class QuickScale(Section):
     """The quick scale, which ends in minutes, on top of the experiments' own [small] tables.
 
     Attributes:
@@ -173,8 +173,8 @@ class Study(Section):
     paper: str
     seeds: Count = 3
     differs: tuple[str, ...] = ()
-    quick: Quick | None = None
-    tables: Annotated[tuple[Table, ...], Field(min_length=1)]
+    quick: QuickScale | None = None
+    tables: Annotated[tuple[PaperTable, ...], Field(min_length=1)]
 
 
 def read_study(folder: Path, *, quick: bool) -> Study:

@@ -16,9 +16,9 @@ from scipy.stats import t
 from common.metrics.multi_class import accuracy_density
 from common.system.plain_text import counted, format_rounds, json_text, number, signed
 from server.reporting.page import write_page
-from server.reporting.svg import PAPER, SeriesStyle, inline_svg, new_figure, page_theme, series_styles, with_gaps
+from server.reporting.svg import PAPER, SeriesStyle, inline_svg, new_figure, none_to_nan, page_theme, series_styles
 from studies import claims
-from studies.claims import markdown_rows, probability, spread
+from studies.claims import format_p_value, format_spread, markdown_rows
 from studies.comparison_report import TEMPLATES
 from studies.statistics import FEWEST_SEEDS
 from studies.study_results import Curves, PairedComparison, PublishedNumber, StudyResult, TableResult
@@ -43,8 +43,8 @@ def as_markdown(result: StudyResult) -> str:
         study_headline(result),
         f"{result.paper}. Seeds {format_rounds(result.seeds)}; ours (paper's).",
     ]
-    parts += [_listing("What differs in all tables:", result.differs)] if result.differs else []
-    parts += [_table(table) for table in result.tables]
+    parts += [_markdown_list("What differs in all tables:", result.differs)] if result.differs else []
+    parts += [_markdown_table(table) for table in result.tables]
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,7 +57,7 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
         claims=claims,
         study=result,
         headline=study_headline(result),
-        figures=[_figures(table, f"t{index}") for index, table in enumerate(result.tables)],
+        figures=[_draw_figures(table, f"t{index}") for index, table in enumerate(result.tables)],
         format_entry=format_entry,
         run_sizes=run_sizes,
         untrained_sentence=untrained_sentence,
@@ -74,7 +74,7 @@ def study_headline(result: StudyResult) -> str:
     if seeds < FEWEST_SEEDS:
         few = f"{counted(seeds, 'seed')}, and a verdict needs {FEWEST_SEEDS}"
         return f"Whether the paper’s {numbers} are reproduced is open: this study has {few}."
-    sides = [_side(entry, seeds) for entry in published]
+    sides = [_side_of_interval(entry, seeds) for entry in published]
     unknown = sides.count(None)
     return (
         f"Of {numbers}, {sides.count(0)} lie in the 95 % interval of ours over {counted(seeds, 'seed')}; "
@@ -83,8 +83,8 @@ def study_headline(result: StudyResult) -> str:
     )
 
 
-def _side(entry: PublishedNumber, seeds: int) -> int | None:
-    """Return 0 where the paper's number lies in the t-interval of our mean, 1 above it, -1 below; None if unknown."""
+def _side_of_interval(entry: PublishedNumber, seeds: int) -> int | None:
+    """Return where the paper's number lies: 0 in the t-interval of our mean, 1 above, -1 below; None if unknown."""
     if entry.paper is None or entry.ours.mean is None or entry.ours.sd is None:
         return None
     half = float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * entry.ours.sd / seeds**0.5
@@ -96,7 +96,7 @@ def format_entry(entry: PublishedNumber) -> str:
     """Format our number with its spread: three decimals for shares, fewer for amounts."""
     mean = entry.ours.mean
     if mean is None or abs(mean) < 10:
-        return spread(entry.ours)
+        return format_spread(entry.ours)
     sd = "" if entry.ours.sd is None else f" ± {entry.ours.sd:,.1f}"
     return f"{mean:,.1f}{sd}"
 
@@ -117,7 +117,7 @@ def untrained_sentence(table: TableResult) -> str:
     return f"In {runs} validation was best before round 1, and the initial model is tested: {'; '.join(named)}."
 
 
-def _table(table: TableResult) -> str:
+def _markdown_table(table: TableResult) -> str:
     head = [*(["setting"] if any(table.settings) else []), "method", *table.headings]
     rows = [head, ["---:" if name in table.headings else "---" for name in head]]
     for index, setting in enumerate(table.settings):
@@ -126,57 +126,57 @@ def _table(table: TableResult) -> str:
                 format_entry(e) if e.paper is None else f"{format_entry(e)} ({number(e.paper)})" for e in row[index]
             ]
             rows.append([setting, method, *cells][-len(head) :])
-    below = [_listing("Here:", run_sizes(table))]
+    below = [_markdown_list("Here:", run_sizes(table))]
     below += [sentence] if (sentence := untrained_sentence(table)) else []
-    below += [_listing("What differs:", table.differs)] if table.differs else []
-    below += [_listing(f"{table.reference} against:", map(_tested, table.tests))] if table.tests else []
+    below += [_markdown_list("What differs:", table.differs)] if table.differs else []
+    below += [_markdown_list(f"{table.reference} against:", map(_describe_test, table.tests))] if table.tests else []
     return "\n\n".join([f"## {table.title}", markdown_rows(rows), *below])
 
 
-def _tested(comparison: PairedComparison) -> str:
+def _describe_test(comparison: PairedComparison) -> str:
     test, pairs = comparison.result, "classes" if comparison.setting else "settings"
     where = f" ({comparison.setting})" if comparison.setting else ""
     if test.holm_p is None:
         return f"{comparison.other}{where}: not tested: {test.reason}"
-    difference = f"{signed(test.mean_difference)}, {probability(test.holm_p)}"
+    difference = f"{signed(test.mean_difference)}, {format_p_value(test.holm_p)}"
     return f"{comparison.other}{where}: {difference} after Holm's correction, {test.pairs} {pairs}"
 
 
-def _listing(title: str, lines: Iterable[str]) -> str:
+def _markdown_list(title: str, lines: Iterable[str]) -> str:
     return "\n".join([title, "", *(f"- {line}" for line in lines)])
 
 
 # ---------------------------------------------------------------------- figures
 
 
-def _figures(table: TableResult, name: str) -> Mapping[str, Markup]:
+def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
     """Return heading -> figure, as far as the runs have its data."""
     drawn: dict[str, Markup] = {}
     if "sweep" in table.figures and len(table.settings) > 1:
-        drawn["Along the sweep"] = sweep(table, f"{name}-sweep")
+        drawn["Along the sweep"] = draw_sweep(table, f"{name}-sweep")
     if "curves" in table.figures and (curves := [each for each in table.curves if each.rounds]):
         about = "Line chart: mean accuracy of the sites by round."
-        drawn["Round by round"] = _panels(curves, f"{name}-curves", about, _accuracy)
+        drawn["Round by round"] = _draw_panels(curves, f"{name}-curves", about, _draw_accuracy)
     spread_out = [each for each in table.curves if accuracy_density(each.sites, POINTS) is not None]
     if "density" in table.figures and spread_out:
         about = "Density of the accuracies of the sites, by method."
-        drawn["From site to site"] = _panels(spread_out, f"{name}-density", about, _density)
+        drawn["From site to site"] = _draw_panels(spread_out, f"{name}-density", about, _draw_density)
     return drawn
 
 
-def sweep(table: TableResult, name: str) -> Markup:
+def draw_sweep(table: TableResult, name: str) -> Markup:
     """Draw measures along the settings, a line a method; hollow markers are the paper's numbers."""
-    headings, positions = table.headings[:PANELS], with_gaps(table.positions)
+    headings, positions = table.headings[:PANELS], none_to_nan(table.positions)
     with page_theme():
-        figure, panels = _canvas(len(table.methods), len(headings))
+        figure, panels = _new_axes(len(table.methods), len(headings))
         for measure, axes in enumerate(panels):
             for index, style in enumerate(series_styles(len(table.methods))):
                 entries, color = [cells[measure] for cells in table.entries[index]], style.color
-                sd = np.nan_to_num(with_gaps([entry.ours.sd for entry in entries]))
-                means, line = with_gaps([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
+                sd = np.nan_to_num(none_to_nan([entry.ours.sd for entry in entries]))
+                means, line = none_to_nan([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
                 axes.plot(positions, means, line, color=color, marker=style.marker, markersize=6)
                 axes.errorbar(positions, means, yerr=sd, color=color, linestyle="none", capsize=3)
-                paper = with_gaps([entry.paper for entry in entries])
+                paper = none_to_nan([entry.paper for entry in entries])
                 axes.plot(positions, paper, style.marker, color=color, markerfacecolor="none", markersize=7)
             axes.set(title=headings[measure])
             axes.set_xticks(positions, [f"{position:g}" for position in positions])
@@ -185,12 +185,12 @@ def sweep(table: TableResult, name: str) -> Markup:
         return inline_svg(figure, name, f"Line charts: {', '.join(headings)} of every method along the settings.")
 
 
-def _panels(drawn: Sequence[Curves], name: str, description: str, draw: Draw) -> Markup:
+def _draw_panels(drawn: Sequence[Curves], name: str, description: str, draw: Draw) -> Markup:
     """Draw a panel a setting, and in it a line a method."""
     settings = list(dict.fromkeys(each.setting for each in drawn))
     methods = list(dict.fromkeys(each.method for each in drawn))
     with page_theme():
-        figure, panels = _canvas(len(methods), len(settings))
+        figure, panels = _new_axes(len(methods), len(settings))
         for axes, setting in zip(panels, settings, strict=True):
             for index, style in enumerate(series_styles(len(methods))):
                 for each in (each for each in drawn if (each.method, each.setting) == (methods[index], setting)):
@@ -200,7 +200,7 @@ def _panels(drawn: Sequence[Curves], name: str, description: str, draw: Draw) ->
         return inline_svg(figure, name, description)
 
 
-def _accuracy(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
+def _draw_accuracy(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
     (drawn,) = axes.plot(curves.rounds, curves.accuracy, line, color=style.color, marker=style.marker, markersize=5)
     drawn.set_markevery(max(1, len(curves.rounds) // 12))
     axes.set(xlabel="round", ylabel="mean accuracy of the sites")
@@ -208,14 +208,14 @@ def _accuracy(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -
     axes.grid(axis="y")
 
 
-def _density(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
+def _draw_density(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
     curve = accuracy_density(curves.sites, POINTS)
     assert curve is not None
     axes.plot(*curve, line, color=style.color, marker=style.marker, markevery=80, markersize=5, markeredgecolor=PAPER)
     axes.set(xlabel="accuracy of a site", ylabel="density")
 
 
-def _canvas(methods: int, columns: int) -> tuple[Figure, list[Axes]]:
+def _new_axes(methods: int, columns: int) -> tuple[Figure, list[Axes]]:
     """Return axes side by side, with room above for a legend of four methods a line."""
     return new_figure(9, 3.2 + 0.25 * ((methods + 3) // 4), columns=columns)
 

@@ -8,8 +8,8 @@ import numpy as np
 from common.system.plain_text import counted
 from server.runs.reader import Run, RunSummary
 from studies.comparison import Spread, auroc_scores, over_seeds
-from studies.statistics import PairedTest, corrected, paired_over_classes, paired_test
-from studies.study_file import Figure, Study, Table
+from studies.statistics import PairedTest, correct_family, paired_over_classes, paired_test
+from studies.study_file import Figure, PaperTable, Study
 
 RunGrid = Sequence[Sequence[Sequence[Run]]]  # method, setting, seed
 
@@ -99,11 +99,11 @@ def study_result(study: Study, runs: Sequence[RunGrid]) -> StudyResult:
         runs: By table, method, setting and seed.
     """
     seeds = tuple(run.summary.seed for run in runs[0][0][0])
-    tables = tuple(_table(table, grid) for table, grid in zip(study.tables, runs, strict=True))
+    tables = tuple(_table_result(table, grid) for table, grid in zip(study.tables, runs, strict=True))
     return StudyResult(study.title, study.paper, seeds, study.differs, tables)
 
 
-def _table(table: Table, grid: RunGrid) -> TableResult:
+def _table_result(table: PaperTable, grid: RunGrid) -> TableResult:
     entries = tuple(
         tuple(
             tuple(
@@ -129,17 +129,17 @@ def _table(table: Table, grid: RunGrid) -> TableResult:
         positions=tuple(setting.x for setting in table.settings),
         entries=entries,
         reference=table.reference,
-        tests=tuple(_tests(table, grid, entries)) if table.reference else (),
+        tests=tuple(_paired_tests(table, grid, entries)) if table.reference else (),
         figures=table.figures,
-        curves=tuple(_curves(method, setting, runs) for method, setting, runs in every) if drawn else (),
+        curves=tuple(_accuracy_curves(method, setting, runs) for method, setting, runs in every) if drawn else (),
         differs=table.differs,
-        scale=tuple(_scale(column[0].summary) for column in grid[0]),
+        scale=tuple(_describe_run_size(column[0].summary) for column in grid[0]),
         untrained=tuple(each for each in untrained if each[2]),
     )
 
 
-def _tests(
-    table: Table, grid: RunGrid, entries: Sequence[Sequence[Sequence[PublishedNumber]]]
+def _paired_tests(
+    table: PaperTable, grid: RunGrid, entries: Sequence[Sequence[Sequence[PublishedNumber]]]
 ) -> Iterator[PairedComparison]:
     """Yield the tests; Holm's family is all other methods, in one setting or over all of them."""
     generator = np.random.default_rng(0)
@@ -164,11 +164,11 @@ def _tests(
 def _comparisons(
     titles: Sequence[str], others: Sequence[int], setting: str, tests: Sequence[PairedTest]
 ) -> Iterator[PairedComparison]:
-    for other, test in zip(others, corrected(tests), strict=True):
+    for other, test in zip(others, correct_family(tests), strict=True):
         yield PairedComparison(titles[other], setting, test)
 
 
-def _curves(method: str, setting: str, runs: Sequence[Run]) -> Curves:
+def _accuracy_curves(method: str, setting: str, runs: Sequence[Run]) -> Curves:
     by_round: dict[int, list[float]] = {}
     for each in (each for run in runs for each in run.rounds if each.test_accuracy):
         assert each.test_accuracy is not None
@@ -179,7 +179,7 @@ def _curves(method: str, setting: str, runs: Sequence[Run]) -> Curves:
     return Curves(method, setting, rounds, means, tuple(value for each in best for value in each.per_site.values()))
 
 
-def _scale(summary: RunSummary) -> str:
+def _describe_run_size(summary: RunSummary) -> str:
     """Return the size of a run in words, for a comparison with the paper."""
     samples = sum(site.train_samples or 0 for site in summary.sites.values())
     test = next(iter(summary.test.per_class.values()))

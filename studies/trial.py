@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from common.config import Experiment, ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, stop_on
 from common.models.zoo.spec import NAMED_BY_THE_RUN
-from server.runs.tracking import Track
+from server.runs.tracking import TrackingStore
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Trial:
     folder: Path
     overrides: tuple[str, ...]
     label: str
-    track: Track | None = None
+    track: TrackingStore | None = None
     pages: bool = True
 
     @cached_property
@@ -52,7 +52,7 @@ class Trial:
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
     def is_done(self) -> bool:
-        """Check that the folder holds this experiment, finished; a key that is not in its summary has its default."""
+        """Return whether the folder holds this experiment, finished; keys missing in its summary count as defaults."""
         summary = self.folder / "summary.json"
         if not summary.is_file():
             return False
@@ -85,15 +85,15 @@ def check_trials(trials: Sequence[Trial]) -> None:
 
     runs = {trial.folder: trial for trial in trials}
     # Experiments with the same partition follow one another, because the last partition is cached.
-    faults = {trial.folder: _faults(trial) for trial in sorted(runs.values(), key=data_key)}
+    faults = {trial.folder: _trial_faults(trial) for trial in sorted(runs.values(), key=data_key)}
     stop_on(list(dict.fromkeys(fault for folder in runs for fault in faults[folder])))
 
 
-def _faults(trial: Trial) -> Sequence[Fault]:
-    from server.simulation.simulate import checked  # here: a wrong --set is refused before torch is imported
+def _trial_faults(trial: Trial) -> Sequence[Fault]:
+    from server.simulation.simulate import check_experiment  # here: a wrong --set is refused before torch is imported
 
     try:
-        checked(trial.file)
+        check_experiment(trial.file)
         if trial.folder.exists() and any(trial.folder.iterdir()) and not trial.is_done():
             problem = "holds another experiment, and nothing is written over."
             return [Fault(str(trial.folder), problem, "Remove it, or name another --out.")]

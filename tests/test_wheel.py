@@ -85,10 +85,10 @@ def test_examples_and_a_run_work_beside_files_with_the_names_of_our_packages(
 def test_a_superlink_starts_there_too(installed: Path, hostile: Path) -> None:
     program = [sys.executable, "-P", "-m", "server.deployment.superlink.program"]
     from server.coordinator.folder import Coordinator, CoordinatorFile
-    from server.deployment.superlink.process import command
+    from server.deployment.superlink.process import superlink_command
 
     file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9)
-    started = command(Coordinator(hostile, file))
+    started = superlink_command(Coordinator(hostile, file))
     assert started[: len(program)] == program
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     ended = subprocess.run(started, cwd=hostile, env=environment, capture_output=True, text=True, check=False)

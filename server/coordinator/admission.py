@@ -1,4 +1,4 @@
-"""Admitted sites: one file for each, with its public key, what it may claim, and its revocation."""
+"""Admitted sites: one file for each, with its public key, the classes and images it may claim, and its revocation."""
 
 import datetime as dt
 import unicodedata
@@ -21,7 +21,7 @@ MOST_CLASSES, LONGEST_NAME = 10_000, 100
 
 @dataclass(frozen=True)
 class ClaimLimits:
-    """The claims that ``flwr-server admit`` allows a site; None leaves the present limit as it is.
+    """The classes and images that ``flwr-server admit`` lets a site claim; None keeps the present limit.
 
     Attributes:
         classes: Canonical names, separated by commas; empty text for any.
@@ -71,12 +71,12 @@ class AdmittedSite(Section):
 
     @field_validator("classes")
     @classmethod
-    def _classes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_classes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return checked_classes(names)
 
     @field_validator("old_keys")
     @classmethod
-    def _old(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_old_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(checked_key(key) for key in keys)
 
 
@@ -91,7 +91,7 @@ def admitted_sites(coordinator: Coordinator) -> dict[str, AdmittedSite]:
     return {site.site: site for site in sorted(sites, key=lambda site: site.site)}
 
 
-def members(coordinator: Coordinator) -> dict[str, AdmittedSite]:
+def unrevoked_sites(coordinator: Coordinator) -> dict[str, AdmittedSite]:
     """Return the sites that may take part now, by name."""
     return {name: site for name, site in admitted_sites(coordinator).items() if not site.revoked}
 
@@ -121,13 +121,13 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
     return faults
 
 
-def claims_of(coordinator: Coordinator) -> ClaimsBySite:
+def claims_reader(coordinator: Coordinator) -> ClaimsBySite:
     """Return a function that reads the claims allowed to each site, or the last ones while a file is damaged."""
     last = dict[str, AdmissionLimits]()
 
     def read() -> Mapping[str, AdmissionLimits]:
         try:
-            sites = members(coordinator)
+            sites = unrevoked_sites(coordinator)
         except BadInput:
             return last
         last.update({name: AdmissionLimits(frozenset(site.classes), site.max_images) for name, site in sites.items()})
@@ -137,7 +137,7 @@ def claims_of(coordinator: Coordinator) -> ClaimsBySite:
 
 
 def admit(coordinator: Coordinator, request: SiteRequest, limits: ClaimLimits = UNCHANGED) -> Path:
-    """Admit a site; return the path of its kit.
+    """Admit a site; return the path of its kit, the file by which the hospital connects.
 
     Args:
         limits: Claims that the site may make; None leaves those of a site that is admitted again.
@@ -150,13 +150,13 @@ def admit(coordinator: Coordinator, request: SiteRequest, limits: ClaimLimits = 
     authority_certificate(coordinator)  # without one there is no kit to send
     old = admitted_sites(coordinator).get(request.site)
     keys = (*old.old_keys, old.public_key) if old and old.revoked else old.old_keys if old else ()
-    tree = {"site": request.site, "public_key": request.public_key, "admitted": _now(), "old_keys": keys}
-    site = validated(AdmittedSite, tree | _claims(limits, old), "flwr-server admit")
-    write_toml(_path(coordinator, request.site), site, "Admitted by flwr-server admit.")
+    tree = {"site": request.site, "public_key": request.public_key, "admitted": _utc_now_text(), "old_keys": keys}
+    site = validated(AdmittedSite, tree | _merge_claims(limits, old), "flwr-server admit")
+    write_toml(_site_file(coordinator, request.site), site, "Admitted by flwr-server admit.")
     return write_kit(coordinator, site)
 
 
-def _claims(limits: ClaimLimits, old: AdmittedSite | None) -> dict[str, Any]:
+def _merge_claims(limits: ClaimLimits, old: AdmittedSite | None) -> dict[str, Any]:
     """Return the claims that the site may make from now on, as keys of its file."""
     classes = old.classes if old else ()
     if limits.classes is not None:
@@ -168,7 +168,7 @@ def _claims(limits: ClaimLimits, old: AdmittedSite | None) -> dict[str, Any]:
 
 
 def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:
-    """Write the kit that the hospital gets; return its path."""
+    """Write the kit, the file by which a hospital connects to this coordinator; return its path."""
     kit = SiteKit(
         coordinator=coordinator.file.name,
         address=coordinator.public_address,
@@ -181,13 +181,13 @@ def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:
     return path
 
 
-def member(coordinator: Coordinator, name: str) -> AdmittedSite:
+def unrevoked_site(coordinator: Coordinator, name: str) -> AdmittedSite:
     """Return a site that may take part now.
 
     Raises:
         BadInput: If there is no such site, or the site was revoked before.
     """
-    sites = members(coordinator)
+    sites = unrevoked_sites(coordinator)
     if name not in sites:
         remedy = did_you_mean(name, sites) or f"Admitted sites: {quoted(sites) or 'none'}."
         raise BadInput([Fault(name, "is not an admitted site.", remedy)])
@@ -200,14 +200,14 @@ def revoke(coordinator: Coordinator, name: str) -> AdmittedSite:
     Raises:
         BadInput: If there is no such site, or the site was revoked before.
     """
-    site = member(coordinator, name).model_copy(update={"revoked": _now()})
-    write_toml(_path(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
+    site = unrevoked_site(coordinator, name).model_copy(update={"revoked": _utc_now_text()})
+    write_toml(_site_file(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
     return site
 
 
-def _path(coordinator: Coordinator, name: str) -> Path:
+def _site_file(coordinator: Coordinator, name: str) -> Path:
     return coordinator.sites / f"{name}.toml"
 
 
-def _now() -> str:
+def _utc_now_text() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -1,6 +1,6 @@
 """The coordinator's own certificate authority: made by ``flwr-server init``, trusted by the sites through their kits.
 
-The authority lives ten years; the server's certificate a year, and is renewed without a word to the sites. Both are
+The authority lives ten years; the server's certificate a year, and is renewed without any change at the sites. Both are
 ECDSA on P-256, signed with SHA-256.
 """
 
@@ -35,7 +35,7 @@ def make_authority(coordinator: Coordinator) -> None:
     name = subject_name(f"{coordinator.file.name} (Polyclinic authority)")
     builder = certificate_builder(name, name, key.public_key(), AUTHORITY_DAYS, is_authority=True)
     certificate = builder.sign(key, hashes.SHA256())
-    write_secret(coordinator.authority / "ca.key", _pem(key))
+    write_secret(coordinator.authority / "ca.key", _key_as_pem(key))
     write_atomically(coordinator.ca_certificate, certificate.public_bytes(form.Encoding.PEM))
 
 
@@ -54,16 +54,18 @@ def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             names.append(x509.DNSName(host))
-    authority_key, _ = _authority(coordinator)
+    authority_key, _ = _read_authority(coordinator)
     extensions = (
         x509.SubjectAlternativeName(names),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
     )
-    _issue(coordinator, "server", coordinator.file.hosts[0], days, *((extension, False) for extension in extensions))
+    _write_certificate(
+        coordinator, "server", coordinator.file.hosts[0], days, *((extension, False) for extension in extensions)
+    )
 
 
-def signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+def signing_key_and_certificate(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     """Return the key that signs a run's requests and its certificate (DER); issue new ones where they expire soon.
 
     The key is not the server's: a person who has the SuperLink's key cannot make requests.
@@ -71,16 +73,16 @@ def signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateK
     Raises:
         BadInput: If new ones are needed and the authority cannot be read.
     """
-    identity = _signing_identity(coordinator)
+    identity = _read_signing_key_and_certificate(coordinator)
     if identity is None:
         name, usage = f"{coordinator.file.name} (Polyclinic requests)", x509.ExtendedKeyUsage([SIGNS_REQUESTS])
-        _issue(coordinator, "signing", name, SERVER_DAYS, (usage, True))
-        identity = _signing_identity(coordinator)
+        _write_certificate(coordinator, "signing", name, SERVER_DAYS, (usage, True))
+        identity = _read_signing_key_and_certificate(coordinator)
     assert identity is not None, "it was issued just now"
     return identity
 
 
-def _signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
+def _read_signing_key_and_certificate(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
     try:
         key = form.load_pem_private_key((coordinator.authority / "signing.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate((coordinator.authority / "signing.crt").read_bytes())
@@ -93,18 +95,18 @@ def _signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivate
     return (key, certificate.public_bytes(form.Encoding.DER)) if key.public_key() == certificate.public_key() else None
 
 
-def _issue(
+def _write_certificate(
     coordinator: Coordinator, stem: str, name: str, days: float, *extensions: tuple[x509.ExtensionType, bool]
 ) -> None:
     """Write ``STEM.key`` and ``STEM.crt``: a new key, and its certificate by the authority with these extensions."""
-    authority_key, authority = _authority(coordinator)
+    authority_key, authority = _read_authority(coordinator)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = certificate_builder(subject_name(name), authority.subject, key.public_key(), days)
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical=critical)
     key_path = coordinator.authority / f"{stem}.key"
     key_path.unlink(missing_ok=True)
-    write_secret(key_path, _pem(key))
+    write_secret(key_path, _key_as_pem(key))
     certificate = builder.sign(authority_key, hashes.SHA256())
     write_atomically(coordinator.authority / f"{stem}.crt", certificate.public_bytes(form.Encoding.PEM))
 
@@ -118,25 +120,25 @@ def authority_certificate(coordinator: Coordinator) -> str:
     try:
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
     except UNREADABLE as error:
-        problem = f"cannot be read: {_why(error)}."
+        problem = f"cannot be read: {_explain_read_error(error)}."
         raise BadInput([Fault(str(coordinator.ca_certificate), problem, _NO_AUTHORITY)]) from None
     return certificate.public_bytes(form.Encoding.PEM).decode()
 
 
-def days_valid(coordinator: Coordinator) -> float:
+def days_until_expiry(coordinator: Coordinator) -> float:
     """Return the number of days until the server's certificate expires.
 
     Raises:
         BadInput: If there is no server certificate.
     """
-    left = _server_certificate(coordinator).not_valid_after_utc - dt.datetime.now(dt.UTC)
+    left = _read_server_certificate(coordinator).not_valid_after_utc - dt.datetime.now(dt.UTC)
     return left.total_seconds() / 86400
 
 
 def certificate_faults(coordinator: Coordinator) -> list[Fault]:
     """Explain why the server cannot use its certificate, or why hospitals would refuse that certificate."""
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
-    certificate = _server_certificate(coordinator)
+    certificate = _read_server_certificate(coordinator)
     try:
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
     except (*UNREADABLE, InvalidSignature):
@@ -146,7 +148,7 @@ def certificate_faults(coordinator: Coordinator) -> list[Fault]:
         key = form.load_pem_private_key((coordinator.authority / "server.key").read_bytes(), None)
         belongs = key.public_key() == certificate.public_key()
     except UNREADABLE as error:
-        return [Fault("authority/server.key", f"cannot be read: {_why(error)}.", remedy)]
+        return [Fault("authority/server.key", f"cannot be read: {_explain_read_error(error)}.", remedy)]
     if not belongs:
         return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
     authority = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
@@ -206,18 +208,18 @@ def subject_name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _key_as_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
 
 
-def _authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _read_authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     try:
         key = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
         certificate.subject, certificate.extensions  # noqa: B018 - read when asked for, and damaged perhaps
         belongs = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     except UNREADABLE as error:
-        problem = f"the authority cannot be read: {_why(error)}."
+        problem = f"the authority cannot be read: {_explain_read_error(error)}."
         raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)]) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not belongs:
         problem = "ca.key is not the key of ca.crt."
@@ -225,16 +227,16 @@ def _authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x5
     return key, certificate
 
 
-def _why(error: Exception) -> str:
+def _explain_read_error(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{Path(error.filename).name}: {error.strerror}"
     return "it is damaged, cut off or, if a key, locked by a password"
 
 
-def _server_certificate(coordinator: Coordinator) -> x509.Certificate:
+def _read_server_certificate(coordinator: Coordinator) -> x509.Certificate:
     path: Path = coordinator.authority / "server.crt"
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except UNREADABLE as error:
         remedy = f"Run: flwr-server init {coordinator.folder} --renew"
-        raise BadInput([Fault(str(path), f"cannot be read: {_why(error)}.", remedy)]) from None
+        raise BadInput([Fault(str(path), f"cannot be read: {_explain_read_error(error)}.", remedy)]) from None

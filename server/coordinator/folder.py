@@ -53,7 +53,7 @@ class CoordinatorFile(Section):
         hosts: Names and addresses by which hospitals reach this machine; the first stands in their kits.
         listen: Address that the one port for hospitals is bound to.
         port: That port (Flower's Fleet API): gRPC, TLS, every call signed.
-        connections: To the hospitals' port, at most; further ones are closed at once.
+        connections: Most connections to the hospitals' port at a time; further ones are closed at once.
     """
 
     name: str
@@ -66,12 +66,12 @@ class CoordinatorFile(Section):
 
     @field_validator("hosts")
     @classmethod
-    def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(checked_host(host) for host in hosts)
 
     @field_validator("listen")
     @classmethod
-    def _listen(cls, address: str) -> str:
+    def _check_listen(cls, address: str) -> str:
         try:
             return str(ipaddress.ip_address(address))
         except ValueError:
@@ -108,15 +108,15 @@ class Coordinator:
     @property
     def fleet_address(self) -> str:
         """Address and port that the server listens on for hospitals."""
-        return _joined(self.file.listen, self.file.port)
+        return _join_host_and_port(self.file.listen, self.file.port)
 
     @property
     def public_address(self) -> str:
         """Address and port that kits hold."""
-        return _joined(self.file.hosts[0], self.file.port)
+        return _join_host_and_port(self.file.hosts[0], self.file.port)
 
 
-def _joined(host: str, port: int) -> str:
+def _join_host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -152,7 +152,7 @@ def is_running(coordinator: Coordinator, command: Literal["start", "run"]) -> bo
 
 
 @contextlib.contextmanager
-def exclusive(coordinator: Coordinator, command: Literal["start", "run"]) -> Iterator[None]:
+def lock_coordinator(coordinator: Coordinator, command: Literal["start", "run"]) -> Iterator[None]:
     """Lock this folder for one process of this command.
 
     Raises:

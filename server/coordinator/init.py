@@ -7,7 +7,7 @@ from common.errors import Fault, stop_on
 from common.security.identity import check_name
 from common.system.files import atomic_outputs, make_private_folder
 from common.system.toml import validated
-from server.coordinator.admission import members, write_kit
+from server.coordinator.admission import unrevoked_sites, write_kit
 from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_authority
 from server.coordinator.folder import (
     FILE,
@@ -28,7 +28,7 @@ def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, p
     Raises:
         BadInput: With every fault of the arguments.
     """
-    stop_on(_faults(folder, name, hosts))
+    stop_on(_argument_faults(folder, name, hosts))
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
     coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
     with atomic_outputs(folder, coordinator.authority, folder / FILE):
@@ -65,13 +65,13 @@ def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
         f"It counts from the next start: stop flwr-server start {folder} and start it again.",
     ]
     if hosts:
-        kits = [str(write_kit(coordinator, site)) for site in members(coordinator).values()]
+        kits = [str(write_kit(coordinator, site)) for site in unrevoked_sites(coordinator).values()]
         if kits:
             lines.append(f"The address in kits is now {coordinator.public_address}; send them again: {', '.join(kits)}")
     return lines
 
 
-def _faults(folder: Path, name: str, hosts: Sequence[str]) -> list[Fault]:
+def _argument_faults(folder: Path, name: str, hosts: Sequence[str]) -> list[Fault]:
     faults = []
     if (folder / FILE).exists():
         remedy = "For a new certificate: --renew."

@@ -5,7 +5,7 @@ from pathlib import Path
 from common.config import ExperimentFile
 from common.errors import Fault, quoted, stop_on
 from common.system.preflight import flower_faults, port_faults, writable_folder_faults
-from server.coordinator.admission import members
+from server.coordinator.admission import unrevoked_sites
 from server.coordinator.authority import certificate_faults
 from server.coordinator.folder import Coordinator, is_running
 from server.coordinator.state import accepts_connections
@@ -18,20 +18,20 @@ def faults_of_start(coordinator: Coordinator) -> list[Fault]:
         faults += writable_folder_faults(folder)
     if is_running(coordinator, "start"):
         return [*faults, Fault(str(coordinator.folder), "another flwr-server start is at work in this folder.")]
-    return list(dict.fromkeys([*faults, *port_faults_of(coordinator)]))
+    return list(dict.fromkeys([*faults, *hospital_port_faults(coordinator)]))
 
 
 def faults_of_run(coordinator: Coordinator, out: Path, *, resume: bool) -> list[Fault]:
     """Check certificates, rights, room under the run folder, Flower's release, and that a SuperLink serves the sites.
 
     Args:
-        resume: A resumed run waits for the SuperLink, which may be starting again too.
+        resume: Whether the run is resumed: it then waits for the SuperLink, which may be starting again too.
     """
     faults = [*certificate_faults(coordinator), *writable_folder_faults(out), *flower_faults()]
-    return faults if resume or accepts_connections(coordinator.state) else [*faults, not_started(coordinator)]
+    return faults if resume or accepts_connections(coordinator.state) else [*faults, no_superlink_faults(coordinator)]
 
 
-def not_started(coordinator: Coordinator) -> Fault:
+def no_superlink_faults(coordinator: Coordinator) -> Fault:
     """Return the fault of a run where no SuperLink serves the sites."""
     if is_running(coordinator, "start"):
         problem = "flwr-server start is at work on this folder, but its SuperLink does not answer."
@@ -41,7 +41,7 @@ def not_started(coordinator: Coordinator) -> Fault:
     return Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)
 
 
-def expected_sites(coordinator: Coordinator, file: ExperimentFile, sites: int, *, resume: bool) -> int:
+def expected_site_count(coordinator: Coordinator, file: ExperimentFile, sites: int, *, resume: bool) -> int:
     """Return the number of sites that a run waits for.
 
     Args:
@@ -51,7 +51,7 @@ def expected_sites(coordinator: Coordinator, file: ExperimentFile, sites: int, *
     Raises:
         BadInput: If the number is larger than that of admitted sites, or smaller than the experiment needs.
     """
-    admitted, needed = members(coordinator), file.experiment.participation.min_sites
+    admitted, needed = unrevoked_sites(coordinator), file.experiment.participation.min_sites
     expected = min(sites, len(admitted)) if sites and resume else sites or len(admitted)
     faults = []
     if not admitted:
@@ -65,7 +65,7 @@ def expected_sites(coordinator: Coordinator, file: ExperimentFile, sites: int, *
     return expected
 
 
-def port_faults_of(coordinator: Coordinator) -> list[Fault]:
+def hospital_port_faults(coordinator: Coordinator) -> list[Fault]:
     """Check that the port for hospitals can be opened."""
     remedy = "Stop what uses it, or set another port in coordinator.toml."
     return port_faults("coordinator.toml: port", coordinator.file.listen, coordinator.file.port, remedy)

@@ -34,14 +34,14 @@ def read_connections(state: Path) -> dict[str, bool] | None:
         return None
 
 
-def note_sign_off(state: Path, site: str) -> None:
+def record_sign_off(state: Path, site: str) -> None:
     """Record that a site signs off now: its operator stops it, or it ends because a run refused it."""
     with _lock:
         when = dt.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         _write_sign_offs(state, {**read_sign_offs(state), site: when})
 
 
-def forget_sign_off(state: Path, site: str) -> None:
+def remove_sign_off(state: Path, site: str) -> None:
     """Remove a site's sign-off, because the site has come back."""
     with _lock:
         if site in (sign_offs := read_sign_offs(state)):

@@ -17,23 +17,23 @@ from common.data.load import external_images, load
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.models.network import model_faults
 from common.system.files import is_disk_full, make_private_folder, remove_partial_files
-from server.coordinator.admission import admitted_sites, claims_of
-from server.coordinator.folder import Coordinator, exclusive, make_private
-from server.coordinator.preflight import expected_sites, not_started
+from server.coordinator.admission import admitted_sites, claims_reader
+from server.coordinator.folder import Coordinator, lock_coordinator, make_private
+from server.coordinator.preflight import expected_site_count, no_superlink_faults
 from server.coordinator.state import read_sign_offs
-from server.deployment.superlink.control_client import superlink_answers
-from server.deployment.superlink.network_grid import NetworkGrid, run_on
+from server.deployment.superlink.control_client import is_superlink_answering
+from server.deployment.superlink.network_grid import NetworkGrid, open_network_grid
 from server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
 from server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.superlink.refused_calls import RefusedCallsReader
 from server.deployment.supervisor import RunExit
-from server.deployment.timers import order_faults, timers
+from server.deployment.timers import list_timers, timer_order_faults
 from server.federation.evaluation import RunContext
-from server.federation.run import federate
-from server.federation.set_up import OpenedRunFolder, lead
-from server.runs.live_status import Present, note_run
-from server.runs.reporter import Reporter
-from server.runs.tracking import Track
+from server.federation.run import run_federation
+from server.federation.set_up import OpenedRunFolder, lead_run
+from server.runs.live_status import PresentRun, add_to_run_history
+from server.runs.reporter import RunReporter
+from server.runs.tracking import TrackingStore
 from strategies.engine.events import RunStopped
 from strategies.method_list import prefix_with_file
 from strategies.methods.base import find_image_faults
@@ -42,21 +42,21 @@ from strategies.registry import build_experiment_strategy
 Tell = Callable[[str], None]
 
 
-def run(
+def run_over_network(
     coordinator: Coordinator,
     file: ExperimentFile,
     out: Path,
     sites: int,
     tell: Tell,
     *,
-    track: Track | None = None,
+    track: TrackingStore | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
     """Lead one experiment over the connected sites into the folder ``out``; return its summary.
 
     Args:
         sites: Number to wait for at the roll call; 0 for every admitted site.
-        track: Where metrics go beside the run folder.
+        track: Service that receives the metrics in addition to the run folder.
         resume: Go on with the run in ``out`` from its last checkpoint; if the run is done, only return its summary.
 
     Raises:
@@ -65,10 +65,10 @@ def run(
         SuperLinkGone: If ``flwr-server start`` is gone for too long.
         SystemExit: If this process is told to stop; completed rounds stay.
     """
-    return lead(NetworkBackend(coordinator, file, sites, tell), file, out, track=track, resume=resume)
+    return lead_run(NetworkBackend(coordinator, file, sites, tell), file, out, track=track, resume=resume)
 
 
-def exit_with_code(
+def lead_with_exit_code(
     lead: Callable[[], dict[str, Any]], out: Path, resume_command: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
     """Lead a run to its end and return its summary; turn other ends into a message and an exit code.
@@ -109,14 +109,14 @@ class NetworkBackend:
 
     def check(self, *, resume: bool) -> None:
         """Raise :class:`BadInput` for a bad experiment, too few admitted sites, or without a SuperLink."""
-        self.own, self.external = _checked_images(self.file)
-        self.sites = expected_sites(self.coordinator, self.file, self.sites, resume=resume)
-        if not superlink_answers(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
-            raise BadInput([not_started(self.coordinator)])
+        self.own, self.external = _check_and_load_images(self.file)
+        self.sites = expected_site_count(self.coordinator, self.file, self.sites, resume=resume)
+        if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
+            raise BadInput([no_superlink_faults(self.coordinator)])
 
-    def alone(self) -> AbstractContextManager[object]:
-        """Lock the coordinator's folder, which leads one run at a time."""
-        return exclusive(self.coordinator, "run")
+    def lock_out_other_runs(self) -> AbstractContextManager[object]:
+        """Lock the coordinator's folder within the context, because it leads one run at a time."""
+        return lock_coordinator(self.coordinator, "run")
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds over the network; return the summary."""
@@ -126,24 +126,25 @@ class NetworkBackend:
         make_private(coordinator, self.tell)
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
-        present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
+        present = PresentRun(str(out.resolve()), experiment.run.name or experiment.run.method)
         signed_off = partial(read_sign_offs, coordinator.state)
-        note = partial(note_run, coordinator.state)
-        reports = Reporter(present, coordinator.state, self.tell, signed_off, note)
-        with reports as reporter, run_on(coordinator) as grid:
+        note = partial(add_to_run_history, coordinator.state)
+        reports = RunReporter(present, coordinator.state, self.tell, signed_off, note)
+        with reports as reporter, open_network_grid(coordinator) as grid:
             try:
-                return federate(grid, experiment, self._context(opening, grid), [reporter])
+                return run_federation(grid, experiment, self._make_run_context(opening, grid), [reporter])
             except (SystemExit, KeyboardInterrupt):
                 opening.folder.event("stopped", reason="on request")
                 raise
 
-    def _context(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
+    def _make_run_context(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
         coordinator, own = self.coordinator, self.own
         reader = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
 
         def refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
             return [
-                {name: value for name, value in call.items() if name not in ("time", "run")} for call in reader.new()
+                {name: value for name, value in call.items() if name not in ("time", "run")}
+                for call in reader.read_new()
             ]
 
         return RunContext(
@@ -163,11 +164,11 @@ class NetworkBackend:
             left_replies=grid.left_replies,
             key_of=lambda site: admitted_sites(coordinator)[site].public_key,
             refused_calls=refused_calls,
-            claims=claims_of(coordinator),
+            claims=claims_reader(coordinator),
         )
 
 
-def _checked_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
+def _check_and_load_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
     """Check the experiment before any site is asked; return the coordinator's own images and the external ones."""
     experiment, faults, own, external = file.experiment, list[Fault](), None, None
     try:
@@ -186,6 +187,6 @@ def _checked_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | Non
             faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
     except BadInput as error:
         faults += error.faults
-    faults += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
+    faults += model_faults(experiment.model, file.base) + timer_order_faults(list_timers(experiment))
     stop_on([prefix_with_file(file, fault) for fault in faults])
     return own, external

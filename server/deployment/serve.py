@@ -4,15 +4,15 @@ import time
 from collections.abc import Callable
 
 from common.errors import BadInput, stop_on
-from server.coordinator.admission import members
-from server.coordinator.authority import RENEW_BEFORE_DAYS, days_valid
-from server.coordinator.folder import Coordinator, exclusive, make_private
+from server.coordinator.admission import unrevoked_sites
+from server.coordinator.authority import RENEW_BEFORE_DAYS, days_until_expiry
+from server.coordinator.folder import Coordinator, lock_coordinator, make_private
 from server.coordinator.preflight import faults_of_start
 from server.coordinator.state import read_sign_offs, write_connections
-from server.deployment.superlink.control_client import Control, Node, SuperLinkGone, flower_key
+from server.deployment.superlink.control_client import ControlClient, RegisteredNode, SuperLinkGone, openssh_key_to_pem
 from server.deployment.superlink.database import set_aside_if_unusable
 from server.deployment.superlink.process import START_TIMEOUT_S, SuperLink
-from server.deployment.timers import order_faults, timers
+from server.deployment.timers import list_timers, timer_order_faults
 from server.runs.live_status import stopped_at
 
 POLL_S, RESTART_S = 1.0, 1.0
@@ -25,33 +25,33 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
     Raises:
         BadInput: If the certificate cannot be used, or the SuperLink does not start.
     """
-    stop_on([*faults_of_start(coordinator), *order_faults(timers(None))])
+    stop_on([*faults_of_start(coordinator), *timer_order_faults(list_timers(None))])
     make_private(coordinator, tell)
-    with exclusive(coordinator, "start"):
+    with lock_coordinator(coordinator, "start"):
         link = SuperLink(coordinator)
         try:
             tell(f"opening the port: the SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
-            _start(coordinator, link, tell)
-            control = Control(coordinator)
+            _start_superlink(coordinator, link, tell)
+            control = ControlClient(coordinator)
             synchronize_registrations(coordinator, control)
             where = f"{coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)"
             tell(f"ready: hospitals connect to {where}")
-            if (days := days_valid(coordinator)) < RENEW_BEFORE_DAYS:
+            if (days := days_until_expiry(coordinator)) < RENEW_BEFORE_DAYS:
                 tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
-            tell(f"admitted sites: {', '.join(members(coordinator)) or 'none yet'}")
-            _watch(coordinator, link, control, tell)
+            tell(f"admitted sites: {', '.join(unrevoked_sites(coordinator)) or 'none yet'}")
+            _watch_superlink(coordinator, link, control, tell)
         finally:
             link.stop()
 
 
-def _start(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
+def _start_superlink(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
     """Start the SuperLink, with a new database where the old one cannot be used."""
     if event := set_aside_if_unusable(coordinator):
         tell(event)
     link.start()
 
 
-def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Tell) -> None:
+def _watch_superlink(coordinator: Coordinator, link: SuperLink, control: ControlClient, tell: Tell) -> None:
     """Restart a SuperLink that ends, synchronize registrations, and report changes of connections, for ever."""
     before, problem = dict[str, bool](), ""
     write_connections(coordinator.state, before)
@@ -60,7 +60,7 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
             time.sleep(RESTART_S)
             try:
-                _start(coordinator, link, tell)
+                _start_superlink(coordinator, link, tell)
             except BadInput as error:  # the SuperLink started once: the obstacle may pass
                 tell(str(error))
                 continue
@@ -73,28 +73,28 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
             now = before
         for site in sorted(now.keys() | before.keys()):
             if now.get(site, False) != before.get(site, False):
-                tell(f"{site} connected" if now.get(site) else _departure(coordinator, site))
+                tell(f"{site} connected" if now.get(site) else _describe_departure(coordinator, site))
         if now != before:
             write_connections(coordinator.state, now)
         before = now
         time.sleep(POLL_S)
 
 
-def _departure(coordinator: Coordinator, site: str) -> str:
-    if site not in members(coordinator):
+def _describe_departure(coordinator: Coordinator, site: str) -> str:
+    if site not in unrevoked_sites(coordinator):
         return f"{site} is revoked: its calls are refused from now on"
     if when := read_sign_offs(coordinator.state).get(site):
         return f"{site} {stopped_at(when)}"
     return f"{site} is gone: it gives no sign of life, and did not sign off"
 
 
-def synchronize_registrations(coordinator: Coordinator, control: Control) -> list[Node]:
+def synchronize_registrations(coordinator: Coordinator, control: ControlClient) -> list[RegisteredNode]:
     """Bring the SuperLink's registrations in line with the folder's admissions; return the registered sites.
 
     ``admit`` and ``revoke`` only write files, no matter on which machine they run; here the files take effect.
     """
     nodes = control.nodes()
-    admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
+    admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
     revoked = [node for node in nodes if node.public_key not in admitted]
     for node in revoked:  # before the registrations: a name may have gone to a new key
         control.unregister(node)

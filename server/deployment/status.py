@@ -15,11 +15,11 @@ from common import __version__
 from common.errors import quoted
 from common.security.identity import fingerprint
 from server.coordinator.admission import admitted_sites
-from server.coordinator.authority import days_valid
+from server.coordinator.authority import days_until_expiry
 from server.coordinator.folder import Coordinator, is_running
 from server.coordinator.state import read_sign_offs
-from server.deployment.superlink.control_client import Control, SuperLinkGone, superlink_answers
-from server.runs.live_status import Present, part_of, read_present, stopped_at
+from server.deployment.superlink.control_client import ControlClient, SuperLinkGone, is_superlink_answering
+from server.runs.live_status import PresentRun, describe_part_in_run, read_present, stopped_at
 
 LINK = {
     "up": "up",
@@ -28,14 +28,14 @@ LINK = {
 }
 
 
-def overview(coordinator: Coordinator) -> dict[str, Any]:
+def status_fields(coordinator: Coordinator) -> dict[str, Any]:
     """Return the fields of ``status --json``."""
-    up = superlink_answers(coordinator)
-    online = _online(coordinator) if up else {}
+    up = is_superlink_answering(coordinator)
+    online = _read_online_sites(coordinator) if up else {}
     present, signed_off = read_present(coordinator.state), read_sign_offs(coordinator.state)
     sites = {
         name: {
-            "state": "revoked" if site.revoked else _state_of(name, online, signed_off),
+            "state": "revoked" if site.revoked else _connection_state(name, online, signed_off),
             "stopped": signed_off.get(name),
             "fingerprint": fingerprint(site.public_key),
             "admitted": site.admitted,
@@ -51,22 +51,22 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
         "address": coordinator.public_address,
         "release": __version__,
         "superlink": "up" if up else "starting" if is_running(coordinator, "start") else "down",
-        "certificate_days": days_valid(coordinator),
+        "certificate_days": days_until_expiry(coordinator),
         "sites": sites,
         "run": asdict(present) if present else None,
         "time": time.time(),
     }
 
 
-def _state_of(site: str, online: Mapping[str, bool], signed_off: Mapping[str, str]) -> str:
+def _connection_state(site: str, online: Mapping[str, bool], signed_off: Mapping[str, str]) -> str:
     if online.get(site):
         return "connected"
     return "stopped" if site in signed_off else "not connected"
 
 
-def _online(coordinator: Coordinator) -> Mapping[str, bool]:
+def _read_online_sites(coordinator: Coordinator) -> Mapping[str, bool]:
     try:
-        with closing(Control(coordinator, answer_s=5.0)) as control:
+        with closing(ControlClient(coordinator, answer_s=5.0)) as control:
             return {node.name: node.online for node in control.nodes()}
     except SuperLinkGone:
         return {}
@@ -79,9 +79,9 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
     table = Table("site", "connection", "in the run", "release")
     run = status["run"] or {}
-    present = Present(**run) if run else None
+    present = PresentRun(**run) if run else None
     for name, site in status["sites"].items():
-        part = part_of(present, name, revoked=site["state"] == "revoked") if present else ""
+        part = describe_part_in_run(present, name, revoked=site["state"] == "revoked") if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = stopped_at(when) if when else site["state"]
         table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))
@@ -90,18 +90,20 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
         Text(f"{site['fingerprint']}  {name}", no_wrap=True, overflow="ignore")
         for name, site in status["sites"].items()
     ]
-    claims = [f"{name} may claim {limit}" for name, site in status["sites"].items() if (limit := _claims(site))]
-    return Group(Text(heading), table, *keys, *map(Text, claims), Text(_run_in_words(run, status)))
+    claims = [
+        f"{name} may claim {limit}" for name, site in status["sites"].items() if (limit := _describe_claim_limits(site))
+    ]
+    return Group(Text(heading), table, *keys, *map(Text, claims), Text(_describe_run(run, status)))
 
 
-def _claims(site: Mapping[str, Any]) -> str:
+def _describe_claim_limits(site: Mapping[str, Any]) -> str:
     """Return the limits on a site's claims; empty where there are none."""
     classes = quoted(site["classes"]) if site["classes"] else ""
     images = f"{site['max_images']:,} training images at most" if site["max_images"] else ""
     return "; ".join(part for part in (classes, images) if part)
 
 
-def _run_in_words(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+def _describe_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     if not run:
         return "no run yet"
     lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]

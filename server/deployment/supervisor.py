@@ -45,7 +45,7 @@ def supervise(
     """Lead the run in a child process, and restart the child as long as that helps.
 
     Args:
-        arguments: Of ``flwr-server``.
+        arguments: Command-line arguments of ``flwr-server``.
         done: Returns the number of completed rounds.
         note: Called at each death with its cause, the number of deaths in a row, and the seconds until the restart;
             0 for no restart.
@@ -53,31 +53,31 @@ def supervise(
     Returns:
         The exit code, a :class:`RunExit`.
     """
-    stop = _Stop()
+    stop = _StopRequest()
     with stop_on_signals(), graceful_shutdown(int(RunExit.ON_REQUEST), stop.request):
         deaths, before = 0, done()
         while True:
-            code = _exit_code_of([*PROGRAM, *arguments, "--once", *["--resume"] * resume], stop)
+            code = _run_child([*PROGRAM, *arguments, "--once", *["--resume"] * resume], stop)
             if stop.requested.is_set():
-                return code if code >= 0 else _stopped_on_request()
+                return code if code >= 0 else _report_requested_stop()
             if 0 <= code < RunExit.CRASHED:
                 return code
             deaths, before = (1 if (now := done()) > before else deaths + 1), now
             pause_s = min(FIRST_PAUSE_S * 2 ** (deaths - 1), MAX_PAUSE_S) if deaths < MOST_DEATHS else 0.0
-            note(_cause(code), deaths, pause_s)
+            note(_describe_death(code), deaths, pause_s)
             if not pause_s:
                 return RunExit.CRASHED
             if stop.requested.wait(pause_s):
-                return _stopped_on_request()
+                return _report_requested_stop()
             resume = True
 
 
-def _stopped_on_request() -> RunExit:
+def _report_requested_stop() -> RunExit:
     print(exit_message(), file=sys.stderr)  # the child is gone and could not say how to go on
     return RunExit.ON_REQUEST
 
 
-class _Stop:
+class _StopRequest:
     """A request to stop, by SIGTERM or Ctrl-C, which is passed on to the child."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Stop:
             self.child.terminate()
 
 
-def _exit_code_of(command: Sequence[str], stop: _Stop) -> int:
+def _run_child(command: Sequence[str], stop: _StopRequest) -> int:
     """Run the child to its end; return its exit code, or minus the signal that killed it."""
     # A session of its own: Ctrl-C at the terminal reaches the child once, through us. The child ends when this process
     # does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork handlers run in the child, and of a
@@ -104,7 +104,7 @@ def _exit_code_of(command: Sequence[str], stop: _Stop) -> int:
         return child.wait()
 
 
-def _cause(code: int) -> str:
+def _describe_death(code: int) -> str:
     if code >= 0:
         return f"ended with code {code}"
     with contextlib.suppress(ValueError):

@@ -37,7 +37,7 @@ class Timer:
 
 
 @dataclass(frozen=True)
-class Nesting:
+class TimerOrder:
     """A rule that the inner timer is shorter than the outer one, both given by name, and the consequence otherwise."""
 
     inner: str
@@ -46,18 +46,18 @@ class Nesting:
 
 
 ORDER = (
-    Nesting("heartbeat of a site", "site taken for lost", "a site would be taken for lost between two heartbeats"),
-    Nesting("heartbeat of a site", "participation.roll_call_deadline_s", "a site that is there could be missed"),
-    Nesting("heartbeat of a site", "participation.round_deadline_s", "a site at work could be left out unheard"),
-    Nesting("TLS check of a site", "call of a site", "a call would end before it is checked who answers"),
-    Nesting("call of a site", "SuperLink away during a run", "a run would stop while its sites still try"),
-    Nesting("heartbeat of a run", "run taken for dead", "a run would be taken for dead between two heartbeats"),
-    Nesting("SuperLink's start", "SuperLink away during a run", "a run would stop while the SuperLink comes back"),
+    TimerOrder("heartbeat of a site", "site taken for lost", "a site would be taken for lost between two heartbeats"),
+    TimerOrder("heartbeat of a site", "participation.roll_call_deadline_s", "a site that is there could be missed"),
+    TimerOrder("heartbeat of a site", "participation.round_deadline_s", "a site at work could be left out unheard"),
+    TimerOrder("TLS check of a site", "call of a site", "a call would end before it is checked who answers"),
+    TimerOrder("call of a site", "SuperLink away during a run", "a run would stop while its sites still try"),
+    TimerOrder("heartbeat of a run", "run taken for dead", "a run would be taken for dead between two heartbeats"),
+    TimerOrder("SuperLink's start", "SuperLink away during a run", "a run would stop while the SuperLink comes back"),
 )
 
 
-def order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
-    """Name each timer that is too short for a timer that has to fit inside it."""
+def timer_order_faults(all_timers: Sequence[Timer]) -> list[Fault]:
+    """Return a fault for each timer that is shorter than a timer that has to end before it."""
     by_name = {timer.name: timer for timer in all_timers}
     faults = []
     for nesting in ORDER:
@@ -102,7 +102,7 @@ FIXED = (
 """The timers that no experiment changes."""
 
 
-def timers(experiment: Experiment | None) -> list[Timer]:
+def list_timers(experiment: Experiment | None) -> list[Timer]:
     """Return all timers; those of a run have their defaults where no experiment is given."""
     section = experiment.participation if experiment else ParticipationSection()
 

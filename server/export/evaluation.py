@@ -28,16 +28,16 @@ from common.metrics.calibration import Decisions, decisions
 from common.models.network import SplitNetwork, label_matrix
 from common.models.saved import load_model
 from common.system.plain_text import counted, format_interval, listed, number
-from server.export.prediction import Cell, picture_scores, table_text
+from server.export.prediction import Cell, rows_to_csv, score_pictures
 from server.export.preflight import (
     LabelledInput,
+    add_options_to_faults,
     class_faults,
     csv_columns,
     data_of_experiment,
-    naming_options,
     npz_spec,
 )
-from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images, why_undefined
+from server.reporting.run_claims import UNKNOWN_PATIENTS, few_images_limits, why_undefined
 from server.runs.reader import RunSummary, read_run
 
 SpecT = TypeVar("SpecT", NpzSpec, FolderSpec)
@@ -48,7 +48,7 @@ class Evaluation:
     """Figures of a model on labelled images.
 
     Attributes:
-        images, patients: Their numbers; patients is None where the data does not say whose the images are.
+        images, patients: Number of each; patients is None where the data does not name the patients.
         decisions: Decisions at probability 0.5, by class.
         source: Description of the images.
     """
@@ -67,7 +67,7 @@ class Evaluation:
         return mean_and_sd(result.auroc for result in self.results.values())[0]
 
 
-def evaluate_on(folder: Path, labelled: LabelledInput) -> Evaluation:
+def evaluate_saved_model(folder: Path, labelled: LabelledInput) -> Evaluation:
     """Score a saved model on the classes that the labelled data and the model share.
 
     Args:
@@ -78,11 +78,11 @@ def evaluate_on(folder: Path, labelled: LabelledInput) -> Evaluation:
         BadInput: If something cannot be read, or model and data share no class.
     """
     network = load_model(folder)
-    test, source = _test_images(network, folder, labelled)
+    test, source = _read_test_images(network, folder, labelled)
     refuse_other_classes(test, network.class_names, str(labelled.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)
     columns = [network.class_names.index(name) for name in shared]
-    scores, labels = picture_scores(network, test.images)[:, columns], label_matrix(test, shared).numpy()
+    scores, labels = score_pictures(network, test.images)[:, columns], label_matrix(test, shared).numpy()
     return Evaluation(
         images=len(test),
         patients=len(np.unique(test.patients)) if patients_known(test.patients) else None,
@@ -94,7 +94,7 @@ def evaluate_on(folder: Path, labelled: LabelledInput) -> Evaluation:
     )
 
 
-def _test_images(network: SplitNetwork, folder: Path, labelled: LabelledInput) -> tuple[ImageSet, str]:
+def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInput) -> tuple[ImageSet, str]:
     """Read the labelled images that the model was not trained on; return them with a description."""
     data = labelled.data
     if data.suffix == ".toml":
@@ -102,21 +102,21 @@ def _test_images(network: SplitNetwork, folder: Path, labelled: LabelledInput) -
         return load(spec, base).test, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
-        return _npz_test(labelled, _spec_of_run(summary, NpzSpec)), f"the test part of {data.name}"
+        return _read_npz_test_part(labelled, _data_spec_of_run(summary, NpzSpec)), f"the test part of {data.name}"
     columns = csv_columns(labelled)
-    of_run = _spec_of_run(summary, FolderSpec)
+    of_run = _data_spec_of_run(summary, FolderSpec)
     if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():
         # The model was trained on some rows of this table.
-        stop_on(_other_columns(labelled, of_run))
-        images = _folder_of_pictures(of_run, labelled)
+        stop_on(_column_option_faults(labelled, of_run))
+        images = _find_picture_folder(of_run, labelled)
         own = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(images)})
         return load(own, Path()).test, f"the test part of {data.name}, as the run split it"
-    splits = load(_folder_spec(network, of_run, labelled, columns), Path())
+    splits = load(_make_csv_spec(network, of_run, labelled, columns), Path())
     # No row of this table was trained on, so that the loader's split does not count.
     return concatenate([splits.train, splits.validation, splits.test]), f"all of {data.name}"
 
 
-def _folder_of_pictures(of_run: FolderSpec, labelled: LabelledInput) -> Path:
+def _find_picture_folder(of_run: FolderSpec, labelled: LabelledInput) -> Path:
     """Return the named folder of pictures, or that of the run's experiment, relative to where the table lies now."""
     if labelled.pictures is not None:
         return labelled.pictures.resolve()
@@ -125,7 +125,7 @@ def _folder_of_pictures(of_run: FolderSpec, labelled: LabelledInput) -> Path:
     return base / of_run.images
 
 
-def _other_columns(labelled: LabelledInput, of_run: FolderSpec) -> list[Fault]:
+def _column_option_faults(labelled: LabelledInput, of_run: FolderSpec) -> list[Fault]:
     """Return the faults of options that name another column than that by which the run split its table."""
     columns = {
         "--image-column": (labelled.image_column, of_run.image_column),
@@ -141,7 +141,7 @@ def _other_columns(labelled: LabelledInput, of_run: FolderSpec) -> list[Fault]:
     ]
 
 
-def _spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
+def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
     """Return the ``[data]`` of the run's experiment; None without a run, and for data of another kind or release."""
     try:
         return TypeAdapter(kind).validate_python(summary and summary.experiment.get("data"))
@@ -149,16 +149,16 @@ def _spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
         return None
 
 
-def _npz_test(labelled: LabelledInput, of_run: NpzSpec | None) -> ImageSet:
+def _read_npz_test_part(labelled: LabelledInput, of_run: NpzSpec | None) -> ImageSet:
     """Read the test part of the npz file, with the run's own array of patients where the file has that array."""
     spec, patient_key = npz_spec(labelled, of_run), labelled.patient_column
-    with naming_options(labelled):
+    with add_options_to_faults(labelled):
         if patient_key is None and of_run is not None and f"test_{of_run.patient_key}" in read_headers(labelled.data):
             patient_key = of_run.patient_key
         return load_npz_test(spec.model_copy(update={"patient_key": patient_key}), Path(), IN_MEMORY)
 
 
-def _folder_spec(
+def _make_csv_spec(
     network: SplitNetwork, of_run: FolderSpec | None, labelled: LabelledInput, columns: Columns
 ) -> FolderSpec:
     """Return the spec of a csv: columns by the options, else by the run's names, else by the content of the cells."""
@@ -203,11 +203,11 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
         "mean_auroc": evaluation.mean_auroc,
         "mean_auroc_interval": evaluation.intervals.mean_auroc,
         "intervals_over": "images" if evaluation.patients is None else "patients",
-        "classes": {name: _figures(evaluation, name) for name in evaluation.results},
+        "classes": {name: _class_figures(evaluation, name) for name in evaluation.results},
     }
 
 
-def _figures(evaluation: Evaluation, name: str) -> dict[str, Any]:
+def _class_figures(evaluation: Evaluation, name: str) -> dict[str, Any]:
     result, decided = evaluation.results[name], evaluation.decisions[name]
     return {
         "auroc": result.auroc,
@@ -225,10 +225,10 @@ def as_csv(evaluation: Evaluation) -> bytes:
     names = ("class", "auroc", "auroc_low", "auroc_high", "average_precision", "sensitivity", "specificity")
     rows: list[list[Cell]] = [[*names, "positives", "negatives"]]
     for name in evaluation.results:
-        row = _figures(evaluation, name)
+        row = _class_figures(evaluation, name)
         low, high = row.pop("auroc_interval") or (None, None)
         rows.append([name, row.pop("auroc"), low, high, *row.values()])
-    return table_text(rows)
+    return rows_to_csv(rows)
 
 
 def terminal_view(evaluation: Evaluation) -> Group:
@@ -237,7 +237,7 @@ def terminal_view(evaluation: Evaluation) -> Group:
     for heading in ("AUROC", "95 % interval", "average precision", "sensitivity", "specificity", "with", "without"):
         table.add_column(heading, justify="right")
     for name in evaluation.results:
-        auroc, interval, *measures, positives, negatives = _figures(evaluation, name).values()
+        auroc, interval, *measures, positives, negatives = _class_figures(evaluation, name).values()
         cells = [number(auroc), format_interval(interval), *map(number, measures), str(positives), str(negatives)]
         table.add_row(Text(name), *cells)
     limits = (Text(f"! {limit}", style="yellow") for limit in evaluation_limits(evaluation))
@@ -263,7 +263,7 @@ def evaluation_limits(evaluation: Evaluation) -> Iterator[str]:
         if reason := why_undefined(result):
             yield f"“{name}” was not tested: {reason}."
         else:
-            yield from few_images(name, result.positives or 0, result.negatives or 0, "image")
+            yield from few_images_limits(name, result.positives or 0, result.negatives or 0, "image")
     if blind := [f"“{name}”" for name, decided in evaluation.decisions.items() if decided.sensitivity == 0]:
         yield f"At a threshold of 0.5 the model finds none of the positive images of {listed(blind)} (sensitivity 0)."
     if evaluation.patients is None:

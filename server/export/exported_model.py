@@ -96,7 +96,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     part = partial_path(destination)
     write = _write_onnx if form is ExportFormat.onnx else _write_torchscript
     with atomic_outputs(destination, part):
-        run = write(model, metadata(saved), part)
+        run = write(model, export_metadata(saved), part)
         largest = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays
         if not largest <= TOLERANCE:
             problem = f"the exported model's probabilities differ from ours by up to {largest:.2g}"
@@ -105,7 +105,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     return ExportCheck(destination, sum(map(len, pixels)), largest)
 
 
-def metadata(saved: SavedModel) -> dict[str, str]:
+def export_metadata(saved: SavedModel) -> dict[str, str]:
     """Return the metadata of an exported file."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     return {
@@ -124,13 +124,13 @@ def metadata(saved: SavedModel) -> dict[str, str]:
 
 def largest_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
     """Return the largest difference of probabilities, for the batch and for its first image alone; may be NaN."""
-    pairs = [(probabilities_of(model, images), run(images)) for images in (batch[:1], batch)]
+    pairs = [(compute_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
     if any(ours.shape != exported.shape for ours, exported in pairs):
         return float("inf")
     return float(np.max([np.abs(ours - exported).max() for ours, exported in pairs]))
 
 
-def probabilities_of(model: nn.Module, batch: Pixels) -> Scores:
+def compute_probabilities(model: nn.Module, batch: Pixels) -> Scores:
     """Return the probabilities of the model in this process."""
     with torch.no_grad():
         scores: Scores = model(torch.from_numpy(batch)).numpy()
@@ -142,7 +142,7 @@ def _write_onnx(model: PixelClassifier, facts: dict[str, str], path: Path) -> Ca
 
     program = torch.onnx.export(
         model,
-        (_example(model),),
+        (_example_images(model),),
         input_names=[INPUT],
         output_names=[OUTPUT],
         dynamic_shapes={"images": {0: "batch", 2: "height", 3: "width"}},
@@ -163,21 +163,21 @@ def _write_torchscript(model: PixelClassifier, facts: dict[str, str], path: Path
         # torch calls TorchScript deprecated, and warns of sizes that a trace takes for constant, as they are here:
         # the first step brings every image to one size. The comparison is of other sizes than the trace.
         warnings.simplefilter("ignore")
-        traced = torch.jit.trace(model, (_example(model),), check_trace=False)  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(model, (_example_images(model),), check_trace=False)  # type: ignore[no-untyped-call]
         whole = io.BytesIO()  # on a full disk torch would end the process where it writes to a path
         torch.jit.save(traced, whole, _extra_files={METADATA: json.dumps(facts, ensure_ascii=False)})
         path.write_bytes(whole.getbuffer())
         loaded = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
-    return lambda batch: probabilities_of(loaded, batch)
+    return lambda batch: compute_probabilities(loaded, batch)
 
 
-def _example(model: PixelClassifier) -> Tensor:
+def _example_images(model: PixelClassifier) -> Tensor:
     """Return two images of another size than the model's, so that no dimension counts as constant."""
     size = model.network.spec.image_size
     return torch.zeros(2, model.network.spec.channels, size + 5, size + 3, dtype=torch.uint8)
 
 
-def export(
+def export_run_model(
     folder: Path, form: ExportFormat, out: Path | None, check: Path | None
 ) -> tuple[ExportCheck, str, Path | None]:
     """Export a run's model with a model card; return the check, a description of its images, and the card's path.
@@ -193,7 +193,7 @@ def export(
     """
     destination = out or default_export_file(folder, form)
     spec = load_model(folder).spec
-    card, path = _card(folder, destination.parent), destination.parent / CARD
+    card, path = _write_card_text(folder, destination.parent), destination.parent / CARD
     batches, source = check_images(folder, spec, check)
     done = export_model(folder, form, destination, batches)
     if card is None:
@@ -207,15 +207,15 @@ def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Seq
     if check is None:
         own = _own_test_images(folder)
         if own is not None and len(own):
-            return _batches(own.images, spec), "test images of the run's own experiment"
-        return list(_synthetic(spec)), "synthetic images, noise: for real ones name --check"
+            return _image_batches(own.images, spec), "test images of the run's own experiment"
+        return list(_synthetic_images(spec)), "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
         data, base = data_of_experiment(check)
-        return _batches(load(data, base).test.images, spec), f"images of {check}"
+        return _image_batches(load(data, base).test.images, spec), f"images of {check}"
     pictures = read_pictures(check, image_form_of(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
-    return _batches(pictures.images, spec), f"images of {check}"
+    return _image_batches(pictures.images, spec), f"images of {check}"
 
 
 def _own_test_images(folder: Path) -> ImageSet | None:
@@ -228,7 +228,7 @@ def _own_test_images(folder: Path) -> ImageSet | None:
         return None
 
 
-def _batches(images: Pixels, spec: ModelSpec) -> list[Pixels]:
+def _image_batches(images: Pixels, spec: ModelSpec) -> list[Pixels]:
     """Return batches of some of ``(n, height, width[, 3])``, in the model's channels, channels first."""
     rows = np.unique(np.linspace(0, len(images) - 1, min(MOST_COMPARED, len(images))).round().astype(np.int64))
     pixels = images[rows]
@@ -239,14 +239,14 @@ def _batches(images: Pixels, spec: ModelSpec) -> list[Pixels]:
     return [whole[start : start + BATCH_SIZE] for start in range(0, len(whole), BATCH_SIZE)]
 
 
-def _synthetic(spec: ModelSpec) -> Iterator[Pixels]:
+def _synthetic_images(spec: ModelSpec) -> Iterator[Pixels]:
     random = np.random.default_rng(0)
     for more_high, more_wide in SYNTHETIC_MARGINS:
         shape = (8, spec.channels, spec.image_size + more_high, spec.image_size + more_wide)
         yield random.integers(0, 256, shape, dtype=np.uint8)
 
 
-def _card(folder: Path, beside: Path) -> str | None:
+def _write_card_text(folder: Path, beside: Path) -> str | None:
     """Return the model card, where the folder is a run's; refuse to replace the card of another model."""
     if not (folder / "summary.json").is_file():
         return None

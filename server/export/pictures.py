@@ -36,7 +36,7 @@ class Pictures:
 
 
 def refuse_without_pictures(data: Path) -> None:
-    """Refuse data that certainly holds no image, by names, first bytes and headers, without decoding anything.
+    """Refuse data that certainly holds no image; read only file names, first bytes and headers.
 
     Raises:
         BadInput: If there is nothing that :func:`read_pictures` can read.
@@ -44,7 +44,7 @@ def refuse_without_pictures(data: Path) -> None:
     if _is_npz(data):
         _images_key(data)
         return
-    files = _files(data)
+    files = _list_picture_files(data)
     if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
         name = str(files[0].relative_to(data)) if data.is_dir() else data.name
         empty = not files[0].stat().st_size
@@ -76,8 +76,8 @@ def read_pictures(data: Path, form: ImageForm) -> Pictures:
         BadInput: If there is nothing of that kind.
     """
     if _is_npz(data):
-        return _npz_pictures(data, form.rendering.largest_mb)
-    files = _files(data)
+        return _read_npz_pictures(data, form.rendering.largest_mb)
+    files = _list_picture_files(data)
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
     decoded = decode_pictures(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
@@ -88,7 +88,7 @@ def _is_npz(data: Path) -> bool:
     return data.suffix == ".npz" and is_file(data)
 
 
-def _files(data: Path) -> list[Path]:
+def _list_picture_files(data: Path) -> list[Path]:
     """Return the picture, or the pictures of the folder sorted by name."""
     files = (
         sorted(
@@ -102,7 +102,7 @@ def _files(data: Path) -> list[Path]:
     return files
 
 
-def _npz_pictures(data: Path, largest_mb: int) -> Pictures:
+def _read_npz_pictures(data: Path, largest_mb: int) -> Pictures:
     """Read the array that :func:`_images_key` names; its images are named by their rows."""
     key = _images_key(data)
     stop_on(size_faults(data, read_headers(data, str(data))[key].size, largest_mb, str(data)))

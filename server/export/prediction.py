@@ -27,7 +27,7 @@ from server.export.pictures import Pictures, read_pictures, unreadable_images_fa
 from server.runs.reader import read_run
 
 
-class _RunsRendering(BaseModel):
+class _RenderingOfRun(BaseModel):
     """The keys of a run's ``[data]`` by which a file becomes a picture."""
 
     resize: Resize = "pad"
@@ -43,10 +43,10 @@ def image_form_of(folder: Path, network: SplitNetwork, rendering: Rendering | No
     Args:
         rendering: The rendering of a person's options instead of the run's; None without such options.
     """
-    shown = _RunsRendering()
+    shown = _RenderingOfRun()
     if is_file(folder / "summary.json"):
         with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
-            shown = _RunsRendering.model_validate(read_run(folder).summary.experiment.get("data") or {})
+            shown = _RenderingOfRun.model_validate(read_run(folder).summary.experiment.get("data") or {})
     shown_as = replace(rendering or Rendering(shown.frame, shown.axis, shown.window), largest_mb=shown.largest_mb)
     return ImageForm(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
 
@@ -64,15 +64,15 @@ def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rende
     """
     stop_on(output_file_faults(destination))
     network = load_model(folder)
-    pictures, probabilities = scores_of_files(network, data, image_form_of(folder, network, rendering))
+    pictures, probabilities = score_files(network, data, image_form_of(folder, network, rendering))
     header = ["image", *network.class_names, "unreadable"]
     read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
     unread = [[name, *[None] * len(network.class_names), why] for name, why in pictures.unreadable.items()]
-    write_atomically(destination, table_text([header, *read, *unread]))
+    write_atomically(destination, rows_to_csv([header, *read, *unread]))
     return len(pictures.names), len(pictures.unreadable)
 
 
-def scores_of_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[Pictures, NDArray[np.float32]]:
+def score_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[Pictures, NDArray[np.float32]]:
     """Read an npz file, a folder of pictures or one picture; return them and probabilities ``(n, classes)``.
 
     Raises:
@@ -82,10 +82,10 @@ def scores_of_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple
     if not pictures.names:
         name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
         stop_on([unreadable_images_fault(data, name, reason)])
-    return pictures, picture_scores(network, pictures.images)
+    return pictures, score_pictures(network, pictures.images)
 
 
-def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+def score_pictures(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return probabilities ``(n, classes)`` of uint8 images; on the GPU where there is one."""
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
@@ -100,15 +100,15 @@ _FORMULA = re.compile(r'(?<![^,;|"])(?=\s*[=+\-@＝＋－＠﹦﹢﹣﹫−])')
 spreadsheets cut a line at ``;``, also within quotes that do not open the line."""
 
 
-def table_text(rows: Iterable[Iterable[Cell]]) -> bytes:
-    """Return rows as csv in UTF-8: texts quoted, with an apostrophe before each formula; numbers bare, six decimals."""
+def rows_to_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
+    """Return rows as csv in UTF-8: texts in quotes, an apostrophe before each formula, numbers with six decimals."""
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerows(map(_cell, row) for row in rows)
+    writer.writerows(map(_escape_cell, row) for row in rows)
     return lines.getvalue().encode()
 
 
-def _cell(cell: Cell) -> Cell:
+def _escape_cell(cell: Cell) -> Cell:
     if isinstance(cell, str):
         return _FORMULA.sub("'", escaped(cell))
     return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)

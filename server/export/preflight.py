@@ -76,7 +76,7 @@ _EXPECTED = {
 }
 
 
-def named_rendering(frame: str | None, axis: str | None, window: str | None) -> Rendering | None:
+def rendering_from_options(frame: str | None, axis: str | None, window: str | None) -> Rendering | None:
     """Return the rendering that the options name; None where no option is used.
 
     Raises:
@@ -123,11 +123,11 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
     Raises:
         BadInput: With what is wrong.
     """
-    stop_on(_useless_options(labelled))
+    stop_on(_useless_option_faults(labelled))
     if labelled.data.suffix == ".toml":
         data_of_experiment(labelled.data)
     elif labelled.data.suffix == ".npz":
-        with naming_options(labelled):
+        with add_options_to_faults(labelled):
             headers, column = read_headers(labelled.data), labelled.patient_column
             stop_on(key_faults(npz_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
@@ -144,7 +144,7 @@ def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
 
 
 @contextmanager
-def naming_options(labelled: LabelledInput) -> Iterator[None]:
+def add_options_to_faults(labelled: LabelledInput) -> Iterator[None]:
     """Make faults within the context name the file and its options, where they name keys of ``[data]``."""
     words = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
@@ -163,7 +163,7 @@ def class_faults(data: Path, columns: Columns, class_names: Sequence[str], findi
     return [Fault(str(data), f"has columns {quoted(columns)}; expected {expected}.")]
 
 
-def _useless_options(labelled: LabelledInput) -> list[Fault]:
+def _useless_option_faults(labelled: LabelledInput) -> list[Fault]:
     """Return the faults of options that have no meaning for a file of this kind."""
     of_csv: dict[str, object] = {"--images": labelled.pictures, "--image-column": labelled.image_column}
     useless: dict[str, object] = {"--classes": labelled.class_names}

@@ -1,7 +1,7 @@
 """The comparison at each site with a model that it trains alone, after the run's test: a part of ``summary.json``.
 
-It is one more exchange, which the run can do without, apart from the test: a site that fails in it, or takes too long,
-has been tested all the same.
+It is an exchange of messages after the test, which the run can do without. A site that fails in it, or takes too long,
+keeps its test results.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ NOT_TRAINED = "it trained in no round"
 NOT_TESTED = "it did not test the model"
 
 
-def asked_benefits(
+def collect_benefits(
     coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
 ) -> dict[str, Any]:
     """Have sites compare the model with one that each trains alone; give a reason for each site that does not.
@@ -40,28 +40,28 @@ def asked_benefits(
         return {}
     members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
     share = min(drawn / len(members), 1.0) if drawn else 1.0
-    seconds = deadline_s(coordinator.participation.round_deadline_s, totals.round_seconds, share)
+    seconds = benefit_deadline_s(coordinator.participation.round_deadline_s, totals.round_seconds, share)
     epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}
-    replies = compared(coordinator, initial, epochs, seconds)
+    replies = compare_with_local_training(coordinator, initial, epochs, seconds)
     coordinator.callbacks.on_absent("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
-    benefits = {site: {"benefit": benefit_of(reply), "reason": ""} for site, reply in replies.accepted.items()}
+    benefits = {site: {"benefit": benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()}
     benefits |= {site: {"benefit": None, "reason": why} for site, why in {**silent, **replies.absent}.items()}
     return dict(sorted(benefits.items()))
 
 
-def deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
-    """Return the seconds that sites have: :data:`ALONE_TIMES` times those of all rounds, and a round's deadline beside.
+def benefit_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
+    """Return the seconds that sites have: :data:`ALONE_TIMES` times those of all rounds, plus one round's deadline.
 
     Args:
         round_deadline_s: Deadline of one round.
         rounds_took_s: Seconds of all rounds by the coordinator's clock, each from the sending of requests to its end.
-        drawn: Share of the sites that took part in a round: in a simulation all of them are at work now.
+        drawn: Share of the sites that took part in each round; in a simulation all sites train in this comparison.
     """
     return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
 
 
-def compared(
+def compare_with_local_training(
     coordinator: Coordinator, initial: ModelState, epochs: Mapping[str, int], seconds: float
 ) -> ExchangeReplies[BenefitReply]:
     """Have each site compare the run's final model with a model that it trains alone.
@@ -83,8 +83,8 @@ def compared(
     return coordinator.received(coordinator.exchanged(messages, "benefit", server_round, seconds), BenefitReply)
 
 
-def benefit_of(reply: BenefitReply) -> dict[str, Any] | None:
-    """Return a reply as JSON has it; None where the site's policy keeps its figures, or no class could be tested."""
+def benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:
+    """Return a site's comparison for JSON; None if its policy withholds the figures, or no class could be tested."""
     names, aurocs = reply.class_names, iter(reply.auroc)
     if not names:
         return None

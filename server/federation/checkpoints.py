@@ -1,8 +1,9 @@
 """Checkpoints of a run: everything the coordinator knows after a round, so that it can go on from there.
 
 Two files a round in ``checkpoints/``: ``round-000012.safetensors``, the state, and ``round-000012.json``, which says
-what state that is, of which run, and the BLAKE3 hash of both. Each is written beside, flushed and renamed, the JSON
-last: a checkpoint counts only with both, and only where the hash is right. The last two are kept.
+what state that is, of which run, and the BLAKE3 hash of both. Each is written under a temporary
+name, flushed and renamed, the JSON last. A checkpoint counts only if both files exist and the hash is right. The last
+two are kept.
 """
 
 import json
@@ -33,7 +34,7 @@ class Checkpoint:
         run: Its identifier, under which the sites keep their memory.
         experiment: The experiment that the run began with.
         totals: The sums of :class:`server.federation.recorder.RunTotals`.
-        last_validation: Validation of the newest model that was judged.
+        last_validation: Validation result of the newest model that the sites have validated.
     """
 
     run: str
@@ -63,49 +64,49 @@ class CheckpointFolder:
             "books": checkpoint.totals,
             "last_validation": checkpoint.last_validation,
         }
-        write_atomically(self._path(number, "safetensors"), content, durable=self.durable)
-        whole = {"version": VERSION, "blake3": _hash(content, facts), "facts": facts}
-        write_atomically(self._path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
+        write_atomically(self._file_of_round(number, "safetensors"), content, durable=self.durable)
+        whole = {"version": VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
+        write_atomically(self._file_of_round(number, "json"), json.dumps(whole).encode(), durable=self.durable)
         # Of later rounds there are only those that could not be read; they must not take these ones' places.
-        self._remove([earlier for earlier in self._numbers() if earlier <= number][:-KEPT])
+        self._remove_rounds([earlier for earlier in self._round_numbers() if earlier <= number][:-KEPT])
 
     def after(self, server_round: int) -> Checkpoint | None:
-        """Return the checkpoint of a round; None where it is not there or not whole."""
+        """Return the checkpoint of the state after a round; None if it is missing or damaged."""
         try:
-            return self._read(server_round)
+            return self._read_round(server_round)
         except (OSError, ValueError):
             return None
 
     def go_back(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint over that of its round, and remove later ones.
+        """Replace the checkpoint of an earlier round and remove later ones, so that the run repeats from there.
 
-        Killed in between, the run resumes from a later one, finds its model broken again and comes back here.
+        A run that is killed in between resumes from a later one, finds its model broken again and comes back here.
         """
         self.save(checkpoint)
-        self._remove(later for later in self._numbers() if later > checkpoint.state.round)
+        self._remove_rounds(later for later in self._round_numbers() if later > checkpoint.state.round)
 
-    def _remove(self, numbers: Iterable[int]) -> None:
+    def _remove_rounds(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             for kind in ("json", "safetensors"):
-                self._path(number, kind).unlink(missing_ok=True)
+                self._file_of_round(number, kind).unlink(missing_ok=True)
 
     def newest(self) -> tuple[Checkpoint | None, dict[str, str]]:
-        """Return the newest checkpoint that is whole, and why newer ones are not, by file name."""
+        """Return the newest undamaged checkpoint; and for each damaged newer one, file name -> reason."""
         broken: dict[str, str] = {}
-        for number in reversed(self._numbers()):
+        for number in reversed(self._round_numbers()):
             try:
-                return self._read(number), broken
+                return self._read_round(number), broken
             except (OSError, ValueError) as error:
                 problem = str(error)
                 if isinstance(error, FileNotFoundError):
                     problem = f"there is no {Path(error.filename).name} beside it"
                 elif isinstance(error, OSError):
                     problem = f"it cannot be read: {error.strerror}"
-                broken[self._path(number, "json").name] = problem
+                broken[self._file_of_round(number, "json").name] = problem
         return None, broken
 
-    def _read(self, number: int) -> Checkpoint:
-        paths = [self._path(number, kind) for kind in ("json", "safetensors")]
+    def _read_round(self, number: int) -> Checkpoint:
+        paths = [self._file_of_round(number, kind) for kind in ("json", "safetensors")]
         if odd := [path.name for path in paths if path.exists() and not path.is_file()]:
             raise ValueError(f"{odd[0]} is no file")  # a pipe would be waited for without end
         text, content = paths[0].read_bytes(), paths[1].read_bytes()
@@ -118,22 +119,22 @@ class CheckpointFolder:
         if whole["version"] != VERSION:
             raise ValueError(f"it has version {whole['version']}, this release reads {VERSION}")
         facts: Any = whole.get("facts")
-        if _hash([content], facts) != whole.get("blake3"):
+        if _hash_checkpoint([content], facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
         state = deserialize_state(content)
-        if not _describes(facts, state.round, number):
+        if not _has_all_facts(facts, state.round, number):
             raise ValueError("it is not what a run writes after this round")
         return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])
 
-    def _numbers(self) -> list[int]:
+    def _round_numbers(self) -> list[int]:
         names = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.json"))
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def _path(self, number: int, kind: str) -> Path:
+    def _file_of_round(self, number: int, kind: str) -> Path:
         return self.folder / f"round-{number:06d}.{kind}"
 
 
-def _describes(facts: Any, of_state: int, number: int) -> bool:
+def _has_all_facts(facts: Any, of_state: int, number: int) -> bool:
     """Return whether the facts of a checkpoint have all that a run needs to go on."""
     if not isinstance(facts, dict) or facts.get("round") != number or of_state != number:
         return False
@@ -143,7 +144,7 @@ def _describes(facts: Any, of_state: int, number: int) -> bool:
     return isinstance(facts.get("run"), str) and all(isinstance(table, dict) for table in tables)
 
 
-def _hash(content: Parts, facts: Any) -> str:
+def _hash_checkpoint(content: Parts, facts: Any) -> str:
     digest = blake3()
     for part in content:
         digest.update(part)
@@ -151,7 +152,7 @@ def _hash(content: Parts, facts: Any) -> str:
     return digest.hexdigest()
 
 
-def refuse_another(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
+def refuse_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
     """Raise :class:`BadInput` unless this is the experiment that the run began with; it may have more rounds."""
     refuse_changes(checkpoint.experiment, experiment, out)
     rounds = experiment.run.rounds
@@ -177,14 +178,14 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
     changed = sorted(
         name for name in began.keys() | now.keys() if name not in _MAY_CHANGE and began.get(name) != now.get(name)
     )
-    if _gpus(began) != _gpus(now):  # of another number of parts the sums are rounded otherwise
+    if _gpus_per_site(began) != _gpus_per_site(now):  # of another number of parts the sums are rounded otherwise
         changed.append("simulation.gpus_per_site")
     if changed:
         problem = f"began with another experiment: {quoted(changed)} differ."
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
 
 
-def _gpus(experiment: Mapping[str, Any]) -> int:
+def _gpus_per_site(experiment: Mapping[str, Any]) -> int:
     """Return how many GPUs each batch of a simulated site is split across."""
     gpus = experiment.get("simulation", {}).get("gpus_per_site", "auto")  # another release may have other keys
     return 1 if gpus == "auto" else max(1, int(gpus))

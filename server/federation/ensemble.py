@@ -25,8 +25,8 @@ NOTE = "ensemble of the owning sites' own models"
 OWN_MODELS = "mean over the owning sites' own models"
 
 
-def local_models(run: Path, contract: LabelContract) -> list[Path]:
-    """Return the folders of the models that simulated sites keep to themselves; empty unless every site's is here."""
+def local_model_folders(run: Path, contract: LabelContract) -> list[Path]:
+    """Return the folders of the models that simulated sites keep local; empty unless this machine has every site's."""
     folders = [run / "sites" / site / "model" for site in contract.sites]
     return folders if all((folder / DESCRIPTION).is_file() for folder in folders) else []
 
@@ -54,7 +54,7 @@ def ensemble_result(
         shared = [name for name in names if name in network.class_names]
         rows, columns = [network.class_names.index(name) for name in shared], [names.index(name) for name in shared]
         for key, images in tests.items():
-            scores[key][:, columns] += _scores(network, images, device, precision)[:, rows]
+            scores[key][:, columns] += _score_images(network, images, device, precision)[:, rows]
         owners[columns] += 1
         task = network.spec.task
     mean = {key: total / owners for key, total in scores.items()}
@@ -72,7 +72,7 @@ def ensemble_result(
     }
 
 
-def own_models_tested(
+def evaluate_own_models(
     folders: Iterable[Path], contract: LabelContract, images: ImageSet, device: str, precision: Precision
 ) -> Summary:
     """Test the models of the sites that annotate a class, one by one, and return the means of their figures, by class.
@@ -87,14 +87,14 @@ def own_models_tested(
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for network in (on_device(load_model(folder), device) for folder in folders):
         labels = label_matrix(images, network.class_names).numpy()
-        tested = per_class(_scores(network, images, device, precision), labels, network.class_names)
+        tested = per_class(_score_images(network, images, device, precision), labels, network.class_names)
         for name, metrics in tested.items():
             of_class[name].append(metrics)
     means = {name: mean_metrics(metrics) for name, metrics in of_class.items()}
     return summarise(means, contract.shared_classes, contract.unique_classes, OWN_MODELS)
 
 
-def _scores(network: SplitNetwork, images: ImageSet, device: str, precision: Precision) -> NDArray[np.float32]:
+def _score_images(network: SplitNetwork, images: ImageSet, device: str, precision: Precision) -> NDArray[np.float32]:
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
     return compute_scores(network, pixels_on_device(images, device), precision)

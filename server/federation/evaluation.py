@@ -36,7 +36,13 @@ from common.models.state import write_state
 from common.system.hashing import derive_seed
 from common.wire.records import UNKNOWN_COUNT, EvaluateReply
 from server.federation.checkpoints import Checkpoint
-from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
+from server.federation.ensemble import (
+    OWN_MODELS,
+    ensemble_result,
+    evaluate_own_models,
+    local_model_folders,
+    site_result,
+)
 from server.runs.folder import RunFolder
 from strategies.engine.claims import ClaimsBySite
 from strategies.engine.coordinator import Coordinator
@@ -58,8 +64,8 @@ class RunContext:
         run: Identifier of this run.
         sites: Sites expected at the roll call.
         workers: Sites that train at a time.
-        backend: Word for the summary.
-        device, precision: Device and arithmetic with which the coordinator evaluates.
+        backend: Name of the backend in ``summary.json``.
+        device, precision: Device and number format with which the coordinator evaluates.
         own: Training and validation images of the coordinator; None for none.
         test: Test images of the coordinator; None in a real federation that has none.
         external: Images of another place, for the finished model; None without them.
@@ -68,7 +74,7 @@ class RunContext:
         registered: Looks up the names under which nodes are registered; None in simulation.
         key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
         refused_calls: Returns the calls of hospitals that the SuperLink has refused since the last look.
-        left_replies: Replies to the run of this name that were received, but not noted before its process ended.
+        left_replies: Replies to the run of this identifier that its process had not recorded when it ended.
         claims: Looks up the most that each site may claim; None in simulation.
         positives: Site -> class -> training images that show it; empty where only the sites know.
         table_sha256: Hash of the table of labels; None where the data has none, or only the sites have it.
@@ -101,7 +107,7 @@ class RunContext:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The test results and the hash of the model that a run ends with.
 
     Attributes:
@@ -116,13 +122,13 @@ class Outcome:
     external: Summary | None = None
 
 
-def outcome_of(
+def save_and_test_model(
     network: SplitNetwork,
     coordinator: Coordinator,
     replies: ExchangeReplies[EvaluateReply],
     setting: RunContext,
     sums: Mapping[str, SitesHistogram],
-) -> Outcome:
+) -> RunOutcome:
     """Save the model where there is one, and test it.
 
     Args:
@@ -145,31 +151,32 @@ def outcome_of(
         sha256 = save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
-            test, histograms = _tested(network, setting.test, setting, groups, plan)
+            test, histograms = _test_global_model(network, setting.test, setting, groups, plan)
         if setting.external is not None:
-            external = _tested(network, setting.external, setting, groups, plan)[0]
+            external = _test_global_model(network, setting.external, setting, groups, plan)[0]
     else:
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
         test = summarise(over_sites, *groups, OWN_MODELS)
-        folders = local_models(setting.folder.path, coverage)  # none where they lie at the hospitals
+        folders = local_model_folders(setting.folder.path, coverage)  # none where they lie at the hospitals
         if folders and setting.external is not None:
-            external = own_models_tested(folders, coverage, setting.external, setting.device, setting.precision)
+            external = evaluate_own_models(folders, coverage, setting.external, setting.device, setting.precision)
         images, site_tests = setting.test, setting.site_tests
         if coordinator.method.site.shares_nothing and folders and site_tests is not None and images:
             ensemble = ensemble_result(folders, coverage, images, site_tests(), setting.device, setting.precision)
     drawn = coordinator.drawn_to_test
-    test = _with_scores(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
+    test = _add_histogram_figures(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
-        test = replace(test, withheld=_withheld(plan))
-    test = replace(test, sampled=None if drawn is None else _sample(answers, contract, drawn, test.note))
+        test = replace(test, withheld=_explain_withheld_figures(plan))
+    test = replace(test, sampled=None if drawn is None else _describe_site_sample(answers, contract, drawn, test.note))
     per_site = {
-        answer.site: {"validation_loss": answer.validation_loss, **site_result(_metrics(answer))} for answer in answers
+        answer.site: {"validation_loss": answer.validation_loss, **site_result(_class_metrics(answer))}
+        for answer in answers
     }
-    return Outcome(test, per_site, sha256, ensemble, external)
+    return RunOutcome(test, per_site, sha256, ensemble, external)
 
 
-def _with_scores(
+def _add_histogram_figures(
     test: Summary,
     coordinator: Coordinator,
     answers: Sequence[EvaluateReply],
@@ -189,7 +196,7 @@ def _with_scores(
         answers: The sites' replies to the test.
         own: Histograms of the coordinator's test images; None where the sites test.
         groups: The shared and the unique classes.
-        masked_sums: Sums of histograms, as in :func:`outcome_of`.
+        masked_sums: Sums of histograms, as in :func:`save_and_test_model`.
         real: Whether each site has test images of its own.
     """
     contract, drawn = coordinator.sites.contract, coordinator.drawn_to_test
@@ -205,12 +212,14 @@ def _with_scores(
     of_all = pool_sites(sums, owners, generator)
     if own is None and masked_sums and of_all:
         test = summarise(
-            {name: result_of_sum(of_all.per_class.get(name)) for name in contract.class_names}, *groups, SUMS
+            {name: class_result_from_histograms(of_all.per_class.get(name)) for name in contract.class_names},
+            *groups,
+            SUMS,
         )
     return replace(test, pooled=of_all, operating_points=points)
 
 
-def result_of_sum(of_class: PooledClass | None) -> ClassMetrics:
+def class_result_from_histograms(of_class: PooledClass | None) -> ClassMetrics:
     """Return a class's result from the sum of its histograms; figures whose error is too large are None."""
     if of_class is None:
         return ClassMetrics(None, None, None, None, None)
@@ -229,8 +238,8 @@ def result_of_sum(of_class: PooledClass | None) -> ClassMetrics:
     )
 
 
-def _withheld(plan: Plan) -> str:
-    """Return why a run has no figures, where its plan lets none out of the sites; empty where it does."""
+def _explain_withheld_figures(plan: Plan) -> str:
+    """Return why no figures may leave the sites under the run's privacy plan; empty if they may."""
     if plan.privacy.level != "none":
         return "test figures stay at the sites, because the noise of this run covers updates alone"
     if plan.privacy.secure_aggregation:
@@ -238,7 +247,7 @@ def _withheld(plan: Plan) -> str:
     return ""
 
 
-def _tested(
+def _test_global_model(
     network: SplitNetwork,
     images: ImageSet,
     setting: RunContext,
@@ -267,19 +276,21 @@ def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) 
     """Return the mean over the sites that annotate a class, by class; None where no site has a figure."""
     by_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for answer in answers:
-        for name, metrics in _metrics(answer).items():
+        for name, metrics in _class_metrics(answer).items():
             by_class[name].append(metrics)
     return {name: mean_metrics(metrics) for name, metrics in by_class.items()}
 
 
-def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, sites: Collection[str], note: str) -> SiteSample:
+def _describe_site_sample(
+    answers: Sequence[EvaluateReply], contract: LabelContract, sites: Collection[str], note: str
+) -> SiteSample:
     """Return the size of the sample of sites that tested, with intervals where the test is a mean over sites."""
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSample(len(drawn), every)
     values: dict[str, dict[str, float]] = {name: {} for name in contract.class_names}
     for answer in answers:
-        for name, metrics in _metrics(answer).items():
+        for name, metrics in _class_metrics(answer).items():
             if metrics.auroc is not None:
                 values[name][answer.site] = metrics.auroc
     owners = {name: contract.owners(name) for name in contract.class_names}
@@ -287,17 +298,17 @@ def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, sites: Co
     return site_sample(values, shares, len(drawn), every)
 
 
-def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
+def _class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
     """Return a reply's columns as one record a class; the wire's NaN becomes None."""
     return {
         name: ClassMetrics(
-            auroc=_defined(answer.auroc[row]),
-            average_precision=_defined(answer.average_precision[row]),
-            balanced_accuracy=_defined(answer.balanced_accuracy[row]),
-            positives=known_count(answer.positives[row]),
-            negatives=known_count(answer.negatives[row]),
+            auroc=_nan_to_none(answer.auroc[row]),
+            average_precision=_nan_to_none(answer.average_precision[row]),
+            balanced_accuracy=_nan_to_none(answer.balanced_accuracy[row]),
+            positives=count_or_none(answer.positives[row]),
+            negatives=count_or_none(answer.negatives[row]),
             more={
-                metric: _defined(answer.metric_values[row * len(answer.metric_names) + column])
+                metric: _nan_to_none(answer.metric_values[row * len(answer.metric_names) + column])
                 for column, metric in enumerate(answer.metric_names)
             },
         )
@@ -305,10 +316,10 @@ def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
     }
 
 
-def known_count(count: int) -> int | None:
-    """Return a count of a reply, or None where the site keeps it to itself."""
+def count_or_none(count: int) -> int | None:
+    """Return a count of a reply; None if the site does not disclose it."""
     return None if count == UNKNOWN_COUNT else count
 
 
-def _defined(value: float) -> float | None:
+def _nan_to_none(value: float) -> float | None:
     return None if np.isnan(value) else value

@@ -9,18 +9,18 @@ from common.system.files import missing_file, missing_folder
 from strategies.method_list import prefix_with_file, read_with_method_fault
 
 
-def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
+def read_experiment_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
     """Read an experiment and refuse what is wrong in it as far as that is known without torch.
 
     Raises:
         BadInput: With every such fault: of the file and of the overrides; then an unknown method and missing files.
     """
     file, faults = read_with_method_fault(path, overrides)
-    stop_on([*faults, *(prefix_with_file(file, fault) for fault in _missing(file))])
+    stop_on([*faults, *(prefix_with_file(file, fault) for fault in _missing_file_faults(file))])
     return file
 
 
-def _missing(file: ExperimentFile) -> list[Fault]:
+def _missing_file_faults(file: ExperimentFile) -> list[Fault]:
     """Return a fault for each file of the experiment's data that is not there."""
     faults = list[Fault]()
     for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):

@@ -1,4 +1,4 @@
-"""The record of a run while it goes: events, audit, checkpoints, figures of each round; and what watchers see of it."""
+"""Recording of a run in progress: events, audit, checkpoints, figures of each round; watchers show it to a person."""
 
 import platform
 from collections import Counter
@@ -35,7 +35,7 @@ from strategies.engine.state import FederationState
 
 
 class Watcher(Protocol):
-    """Shows a person how the run goes."""
+    """Shows a person the progress of the run; the recorder calls it at each step."""
 
     def waiting(self, waiting: WaitingStatus) -> None: ...
 
@@ -70,7 +70,7 @@ class RunTotals:
         round_seconds: Seconds of all rounds by the coordinator's clock.
         site_seconds, epochs: Seconds and epochs that each site spent on training, over all rounds.
         epsilon: Privacy that the run has cost each site, where it has privacy.
-        arithmetic: Each site's last statement of how it computed.
+        arithmetic: Site -> device and number format that it last reported.
         tallies: Round -> correct answers of the model after it on the sites' test parts.
     """
 
@@ -93,7 +93,7 @@ class RunTotals:
         Args:
             record: The figures of the round.
             state: The state after it.
-            learned: The method's own figures (:meth:`strategies.methods.base.Method.round_figures`).
+            learned: Figures that only this method has (:meth:`strategies.methods.base.Method.round_figures`).
         """
         self.finalize(record.validation, state)
         self._pending = record, learned
@@ -172,7 +172,7 @@ class RunTotals:
             "pending": pending,
         }
 
-    def go_on_from(self, facts: Mapping[str, Any], last_round: int) -> None:
+    def restore(self, facts: Mapping[str, Any], last_round: int) -> None:
         """Restore the sums from :meth:`facts`, and remove the lines of later rounds."""
         self.train_seconds, self.aggregate_seconds = facts["train_seconds"], facts["aggregate_seconds"]
         self.round_seconds = facts["round_seconds"]
@@ -218,7 +218,7 @@ class Recorder(Callbacks):
         self.totals = RunTotals(setting.folder, workers)
         self._totals_at_start = self.totals.facts()
         if setting.resumed is not None:
-            self._go_on(setting.resumed)
+            self._restore(setting.resumed)
         self.ledger = RunAudit(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
         sha256 = experiment_sha256(self.experiment)
         if setting.resumed is None:
@@ -228,7 +228,7 @@ class Recorder(Callbacks):
                 run=setting.run,
                 name=run.name or run.method,
                 method=run.method,
-                versions=versions(),
+                versions=software_versions(),
                 experiment_sha256=sha256,
                 plugins=[stamp.model_dump() for stamp in list_plugin_stamps(self.experiment)],
                 contract_sha256=sites.contract.hash,
@@ -244,9 +244,9 @@ class Recorder(Callbacks):
         self._note_releases(sites.members)
         for watcher in self.watchers:
             watcher.began(list(sites.contract.sites), self.experiment.run.rounds)
-        self._warn()
+        self._warn_about_sites()
 
-    def _go_on(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: Checkpoint) -> None:
         """Restore the run from a checkpoint.
 
         Raises:
@@ -265,14 +265,14 @@ class Recorder(Callbacks):
         try:
             judged = _VALIDATION.validate_python(checkpoint.last_validation)
             self.coordinator.resume(checkpoint.state, judged)
-            self.totals.go_on_from(checkpoint.totals, number)
+            self.totals.restore(checkpoint.totals, number)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             problem = f"the checkpoint of round {number} is not what a run writes ({type(error).__name__})."
             remedy = "Put a copy of checkpoints/ back, or take a new --out."
             raise RunStopped(f"resume: {problem} {remedy}") from None
 
     def _note_releases(self, sites: Iterable[str]) -> None:
-        """Show the releases of sites that take part from now on; note those that are not the coordinator's."""
+        """Show the Polyclinic release of each site that joins; note releases that differ from the coordinator's."""
         members = self.coordinator.sites.members
         releases = {site: members[site].answer.version for site in sorted(sites)}
         for site, release in releases.items():
@@ -281,8 +281,8 @@ class Recorder(Callbacks):
         for watcher in self.watchers:
             watcher.enrolled(releases)
 
-    def _warn(self) -> None:
-        """Note sites that have nearly all images, and sites without validation images."""
+    def _warn_about_sites(self) -> None:
+        """Record a warning about a site that has nearly all images, and about sites without validation images."""
         members, folder = self.coordinator.sites.members, self.setting.folder
         images = {site: member.answer.train_samples for site, member in members.items()}
         for site, share in find_dominant_sites(images).items():
@@ -371,7 +371,7 @@ class Recorder(Callbacks):
         judged = FederationValidation()
         if earlier is not None:
             totals, judged = earlier.totals, _VALIDATION.validate_python(earlier.last_validation)
-        self.totals.go_on_from(totals, state.round)
+        self.totals.restore(totals, state.round)
         self.checkpoints.go_back(Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged)))
         return judged
 
@@ -395,7 +395,7 @@ class Recorder(Callbacks):
         folder.event("done", model_sha256=summary["model_sha256"])
 
 
-def versions() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
     """Return the releases of Polyclinic, Python and the libraries that compute."""
     names = ("flwr", "torch", "numpy", "scikit-learn")
     return {"polyclinic": __version__, "python": platform.python_version(), **{name: version(name) for name in names}}

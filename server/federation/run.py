@@ -17,9 +17,9 @@ from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
 from common.models.network import SplitNetwork, build
 from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state
-from server.federation.benefit import asked_benefits
-from server.federation.evaluation import Outcome, RunContext, known_count, outcome_of
-from server.federation.recorder import Recorder, RunTotals, Watcher, versions
+from server.federation.benefit import collect_benefits
+from server.federation.evaluation import RunContext, RunOutcome, count_or_none, save_and_test_model
+from server.federation.recorder import Recorder, RunTotals, Watcher, software_versions
 from strategies.engine.claims import find_excess_claims
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
@@ -30,7 +30,9 @@ from strategies.privacy.mechanism import compute_epsilon, make_site_privacy
 from strategies.registry import build_experiment_strategy
 
 
-def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[Watcher]) -> dict[str, Any]:
+def run_federation(
+    grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[Watcher]
+) -> dict[str, Any]:
     """Run an experiment over ``grid``; write the run folder; return the summary.
 
     Raises:
@@ -39,7 +41,7 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: 
     """
     began = time.monotonic()
     frozen = initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
-    experiment = _naming(experiment, frozen, setting)
+    experiment = _add_file_hashes(experiment, frozen, setting)
     recorder = Recorder(experiment, setting, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
@@ -52,7 +54,7 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: 
         scratch=setting.folder.path,
         frozen=frozen,
     )
-    contract, network = _gathered(grid, experiment, setting, coordinator)
+    contract, network = _call_roll(grid, experiment, setting, coordinator)
     if setting.external is not None:
         refuse_other_classes(setting.external, contract.class_names)
     if setting.own is not None:
@@ -64,18 +66,18 @@ def federate(grid: Grid, experiment: Experiment, setting: RunContext, watchers: 
         coordinator.start(grid, make_array_record(initial), experiment.run.rounds, deadline_s)
         recorder.totals.finalize(coordinator.last_validation, coordinator.state)
         tested = coordinator.test(grid)
-        outcome = outcome_of(network, coordinator, tested, setting, open_test_histograms(coordinator, tested))
-        benefits = asked_benefits(coordinator, initial, tested.accepted, recorder.totals)
+        outcome = save_and_test_model(network, coordinator, tested, setting, open_test_histograms(coordinator, tested))
+        benefits = collect_benefits(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
         recorder.stopped(str(error))
         raise
-    summary = _summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
+    summary = _make_summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
     summary["benefit"] = benefits
     recorder.done(summary)
     return summary
 
 
-def _gathered(
+def _call_roll(
     grid: Grid, experiment: Experiment, setting: RunContext, coordinator: Coordinator
 ) -> tuple[LabelContract, SplitNetwork]:
     """Call the roll; settle who takes part, the classes, and the network."""
@@ -89,7 +91,7 @@ def _gathered(
             return contract, network
 
 
-def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
+def _add_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
     """Return the experiment with the hashes of its frozen part and its weights file, which hospitals compare.
 
     Raises:
@@ -110,11 +112,11 @@ def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: RunConte
     return experiment.model_copy(update={"model": model.model_copy(update=named)})
 
 
-def _summary(
+def _make_summary(
     experiment: Experiment,
     setting: RunContext,
     coordinator: Coordinator,
-    outcome: Outcome,
+    outcome: RunOutcome,
     totals: RunTotals,
     total: float,
 ) -> dict[str, Any]:
@@ -132,7 +134,7 @@ def _summary(
         "seed": experiment.run.seed,
         "condemned": dict(coordinator.state.excluded),
         "classes": list(coordinator.sites.contract.class_names),
-        "sites": _sites(coordinator, totals, setting.positives),
+        "sites": _summarize_sites(coordinator, totals, setting.positives),
         "table_sha256": setting.table_sha256,
         "patients_known": setting.patients_known,
         "test": asdict(outcome.test),
@@ -141,24 +143,26 @@ def _summary(
         "ensemble": outcome.ensemble,
         "external": outcome.external and asdict(outcome.external),
         "learned": dict(coordinator.method.summary_figures(coordinator.context())),
-        "privacy": _privacy(experiment, coordinator, totals),
+        "privacy": _summarize_privacy(experiment, coordinator, totals),
         "client_accuracy": accuracy and asdict(accuracy),
         "seconds": {"total": total, "train": train, "aggregate": aggregate, "idle": idle},
         "model_sha256": outcome.model_sha256,
         "contract_hash": coordinator.sites.contract.hash,
-        "versions": versions(),
+        "versions": software_versions(),
         "experiment": experiment.model_dump(mode="json"),
     }
 
 
-def _sites(coordinator: Coordinator, totals: RunTotals, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def _summarize_sites(
+    coordinator: Coordinator, totals: RunTotals, counted: Mapping[str, Mapping[str, int]]
+) -> dict[str, Any]:
     """Return each site's classes and counts, and the bytes that it sent and received."""
     return {
         site: {
             "classes": list(coordinator.sites.contract.sites[site]),
             "train_samples": member.answer.train_samples,
-            "validation_samples": known_count(member.answer.validation_samples),
-            "positives": dict(zip(member.answer.class_names, map(known_count, member.answer.positives), strict=False))
+            "validation_samples": count_or_none(member.answer.validation_samples),
+            "positives": dict(zip(member.answer.class_names, map(count_or_none, member.answer.positives), strict=False))
             or dict(counted.get(site, {})),
             "smallest_count": member.answer.smallest_count,
             "release": member.answer.version,
@@ -172,7 +176,7 @@ def _sites(coordinator: Coordinator, totals: RunTotals, counted: Mapping[str, Ma
     }
 
 
-def _privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals) -> dict[str, Any] | None:
+def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals) -> dict[str, Any] | None:
     """Return the privacy that the run cost each site, if it has privacy; None for a site without noise."""
     section = experiment.privacy
     if section.level == "none":

@@ -1,6 +1,6 @@
 """The steps of leading a run, wherever its sites are: check, open the folder, track, run, report.
 
-The folder is that of a new run, or of one that was broken off and goes on."""
+The folder is that of a new run, or of an interrupted run that is resumed."""
 
 import json
 import uuid
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from common.config import Experiment, ExperimentFile
 from common.errors import BadInput, Fault, stop_on
-from server.federation.checkpoints import Checkpoint, CheckpointFolder, refuse_another, refuse_changes
+from server.federation.checkpoints import Checkpoint, CheckpointFolder, refuse_changes, refuse_other_experiment
 from server.runs.folder import RunFolder
-from server.runs.tracking import Track, store_for, tracked
+from server.runs.tracking import TrackingStore, open_store, track_run
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class OpenedRunFolder:
     resumed: Checkpoint | None = None
 
 
-def finished(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
-    """Return ``summary.json`` of a run that is to be resumed and is done; else None.
+def read_finished_summary(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
+    """Return ``summary.json`` if the run that is to be resumed is done already; else None.
 
     Raises:
         BadInput: If the file is damaged, or is of another experiment, or of fewer or more rounds.
@@ -54,7 +54,7 @@ def finished(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, An
 
 
 @contextmanager
-def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[OpenedRunFolder]:
+def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[OpenedRunFolder]:
     """Make the folder ``out``, or open it again, and keep other processes out of it meanwhile.
 
     A run that was broken off before its first checkpoint begins anew, in the same folder; so does one that is to be
@@ -71,10 +71,14 @@ def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) ->
             folder.event("begun")
         else:
             folder.remove_partial_output()
-        yield OpenedRunFolder(folder, uuid.uuid4().hex) if begins else _gone_on(folder, experiment, durable=durable)
+        yield (
+            OpenedRunFolder(folder, uuid.uuid4().hex)
+            if begins
+            else _reopen_run_folder(folder, experiment, durable=durable)
+        )
 
 
-def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> OpenedRunFolder:
+def _reopen_run_folder(folder: RunFolder, experiment: Experiment, *, durable: bool) -> OpenedRunFolder:
     checkpoint, broken = CheckpointFolder(folder.path, durable=durable).newest()
     for name, problem in broken.items():
         folder.event("checkpoint_broken", file=name, reason=problem)
@@ -85,17 +89,17 @@ def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Ope
         folder.keep_rounds(0)
         folder.event("begun_anew")
         return OpenedRunFolder(folder, uuid.uuid4().hex)
-    refuse_another(checkpoint, experiment, folder.path)
+    refuse_other_experiment(checkpoint, experiment, folder.path)
     folder.event("resumed", round=checkpoint.state.round)
     return OpenedRunFolder(folder, checkpoint.run, checkpoint)
 
 
-class Backend(Protocol):
+class RunBackend(Protocol):
     """The place of a run's sites: one machine, or the network of hospitals.
 
     Attributes:
         durable: Whether the files of a round must outlive a power cut.
-        tell: Prints one line for a person.
+        tell: Function that prints one line for a person.
     """
 
     durable: bool
@@ -104,19 +108,19 @@ class Backend(Protocol):
     def check(self, *, resume: bool) -> None:
         """Raise :class:`BadInput` with every fault, before anything is written or sent."""
 
-    def alone(self) -> AbstractContextManager[object]:
-        """Keep other runs out, where only one may run at a time."""
+    def lock_out_other_runs(self) -> AbstractContextManager[object]:
+        """Hold a lock within the context, if this backend allows only one run at a time."""
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds and the test; return the summary."""
 
 
-def lead(
-    place: Backend,
+def lead_run(
+    place: RunBackend,
     file: ExperimentFile,
     out: Path,
     *,
-    track: Track | None = None,
+    track: TrackingStore | None = None,
     resume: bool = False,
     pages: bool = True,
 ) -> dict[str, Any]:
@@ -126,19 +130,22 @@ def lead(
         place: One machine, or the network of hospitals.
         file: The experiment file.
         out: The run folder.
-        track: Where figures go beside the run folder.
+        track: Service that receives the figures in addition to the run folder.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, return its summary, and
             write the pages that are missing.
         pages: Write report and model card: to draw them may take longer than a small run.
     """
-    if (summary := finished(out, file.experiment, resume=resume)) is not None:
+    if (summary := read_finished_summary(out, file.experiment, resume=resume)) is not None:
         if pages and not (out / "report.html").is_file():  # it was stopped after its summary
             write_pages(out)
         return summary
-    store = store_for(track)
+    store = open_store(track)
     place.check(resume=resume)
-    with place.alone(), opened(out, file.experiment, resume=resume, durable=place.durable) as opening:
-        with tracked(opening.folder, file.experiment, store, place.tell):
+    with (
+        place.lock_out_other_runs(),
+        open_run_folder(out, file.experiment, resume=resume, durable=place.durable) as opening,
+    ):
+        with track_run(opening.folder, file.experiment, store, place.tell):
             summary = place.run(opening)
         if pages:
             write_pages(out)

@@ -18,12 +18,12 @@ from server.reporting.svg import (
     ROW,
     RULE,
     VERMILION,
-    heat_map,
+    draw_heat_map,
     inline_svg,
     legend_above,
     new_figure,
+    none_to_nan,
     page_theme,
-    with_gaps,
 )
 
 COLUMNS, MOST_PANELS = 5, 25
@@ -39,16 +39,16 @@ MOST_NUMBERED = 14
 Content = TypeVar("Content")
 
 
-def reliability(calibrations: Mapping[str, Calibration]) -> Markup:
-    """Draw one panel a class: the share of positives at each mean score, with the diagonal where both are equal."""
+def draw_reliability(calibrations: Mapping[str, Calibration]) -> Markup:
+    """Draw one panel a class: the share of positives at each mean score, and the diagonal where both are equal."""
     labels = "mean score of a tenth of the scale", "share of positives"
     about = "Reliability diagrams: share of positives by mean score, class by class."
-    return _panels(calibrations, _reliability, "reliability", labels, about)
+    return _draw_panels(calibrations, _draw_class_reliability, "reliability", labels, about)
 
 
-def _reliability(axes: Axes, at: Transform, calibration: Calibration) -> None:
+def _draw_class_reliability(axes: Axes, at: Transform, calibration: Calibration) -> None:
     bins = [each for each in calibration.bins if each.mean_score is not None]
-    means = with_gaps([each.mean_score for each in bins])
+    means = none_to_nan([each.mean_score for each in bins])
     positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
     low, high = wilson_interval(positives, images)
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
@@ -59,29 +59,33 @@ def _reliability(axes: Axes, at: Transform, calibration: Calibration) -> None:
     )
 
 
-def roc(curves: Mapping[str, RankingCurve]) -> Markup:
+def draw_roc_curves(curves: Mapping[str, RankingCurve]) -> Markup:
     """Draw sensitivity by false positive rate, with the interval of the sensitivity."""
-    return _panels(curves, _roc, "roc", ("false positive rate", "sensitivity"), "ROC curves, class by class.")
+    return _draw_panels(
+        curves, _draw_class_roc, "roc", ("false positive rate", "sensitivity"), "ROC curves, class by class."
+    )
 
 
-def _roc(axes: Axes, at: Transform, curve: RankingCurve) -> None:
+def _draw_class_roc(axes: Axes, at: Transform, curve: RankingCurve) -> None:
     detected, alarms = np.array(curve.detected, float), np.array(curve.alarms, float)
-    _band(axes, at, alarms / alarms[-1], detected, np.full_like(detected, detected[-1]), guessing=(0, 1))
+    _draw_rate_with_interval(
+        axes, at, alarms / alarms[-1], detected, np.full_like(detected, detected[-1]), guessing=(0, 1)
+    )
 
 
-def precision_recall(curves: Mapping[str, RankingCurve]) -> Markup:
+def draw_precision_recall(curves: Mapping[str, RankingCurve]) -> Markup:
     """Draw precision by sensitivity, with the interval of the precision."""
     about = "Precision-recall curves, class by class."
-    return _panels(curves, _precision, "precision", ("sensitivity (recall)", "precision"), about)
+    return _draw_panels(curves, _draw_class_precision, "precision", ("sensitivity (recall)", "precision"), about)
 
 
-def _precision(axes: Axes, at: Transform, curve: RankingCurve) -> None:
+def _draw_class_precision(axes: Axes, at: Transform, curve: RankingCurve) -> None:
     detected, alarms = np.array(curve.detected[1:], float), np.array(curve.alarms[1:], float)
     share = detected[-1] / (detected[-1] + alarms[-1])
-    _band(axes, at, detected / detected[-1], detected, detected + alarms, guessing=(share, share))
+    _draw_rate_with_interval(axes, at, detected / detected[-1], detected, detected + alarms, guessing=(share, share))
 
 
-def _band(
+def _draw_rate_with_interval(
     axes: Axes,
     at: Transform,
     x: NDArray[np.float64],
@@ -89,14 +93,14 @@ def _band(
     images: NDArray[np.float64],
     guessing: tuple[float, float],
 ) -> None:
-    """Draw the share of hits among images with its 95 % interval, and the line that guessing attains."""
+    """Draw the share of hits with its 95 % interval, and the line that a guessing model would have."""
     low, high = wilson_interval(hits, images)
     axes.plot([0, 1], guessing, color=INK, linewidth=1, linestyle=":", transform=at)
     axes.fill_between(x, low, high, color=BLUE, alpha=0.2, linewidth=0, transform=at)
     axes.plot(x, hits / images, color=BLUE, linewidth=1.6, transform=at)
 
 
-def _panels(
+def _draw_panels(
     of_classes: Mapping[str, Content],
     draw: Callable[[Axes, Transform, Content], None],
     name: str,
@@ -121,7 +125,7 @@ def _panels(
         for index, (title, content) in enumerate(shown.items()):
             row, place = divmod(index, COLUMNS)
             at = Affine2D().translate(place * WIDTH, -row * HEIGHT) + axes.transData
-            _frame(axes, at, title, left=not place, below=index + columns >= len(shown))
+            _draw_panel_frame(axes, at, title, left=not place, below=index + columns >= len(shown))
             draw(axes, at, content)
         axes.set(xlim=(-0.2, columns * WIDTH - 0.2), ylim=(-(rows - 1) * HEIGHT - 0.3, 1.25), aspect="equal")
         figure.supxlabel(labels[0], fontsize=10)
@@ -129,9 +133,9 @@ def _panels(
         return inline_svg(figure, name, description)
 
 
-def _frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) -> None:
+def _draw_panel_frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) -> None:
     """Draw title, edges and ticks, with numbers beside the first panel of a row and below the last rows."""
-    axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _short(title), fontsize=9, transform=at)
+    axes.text(PANEL_LOW, PANEL_HIGH + 0.05, _shorten_name(title), fontsize=9, transform=at)
     axes.plot(
         [PANEL_LOW, PANEL_LOW, PANEL_HIGH], [PANEL_HIGH, PANEL_LOW, PANEL_LOW], color=RULE, linewidth=0.8, transform=at
     )
@@ -145,7 +149,7 @@ def _frame(axes: Axes, at: Transform, title: str, *, left: bool, below: bool) ->
             axes.text(place, PANEL_LOW - 0.08, text, ha="center", va="top", color=INK, transform=at)
 
 
-def decisions_chart(decisions: Mapping[str, Decisions]) -> Markup:
+def draw_decisions(decisions: Mapping[str, Decisions]) -> Markup:
     """Draw sensitivity and specificity at probability 0.5, class by class; empty without classes."""
     if not decisions:
         return Markup("")
@@ -154,9 +158,9 @@ def decisions_chart(decisions: Mapping[str, Decisions]) -> Markup:
         for row in range(len(decisions)):
             axes.axhline(row, color=RULE, linewidth=0.6)
         for kind, color, marker, shift in (("sensitivity", BLUE, "o", -0.12), ("specificity", VERMILION, "s", 0.12)):
-            x, y = with_gaps([getattr(each, kind) for each in decisions.values()]), np.arange(len(decisions)) + shift
+            x, y = none_to_nan([getattr(each, kind) for each in decisions.values()]), np.arange(len(decisions)) + shift
             axes.plot(x, y, marker, color=color, markersize=8, markeredgecolor=PAPER, label=kind, clip_on=False)
-        axes.set_yticks(range(len(decisions)), list(map(_short, decisions)))
+        axes.set_yticks(range(len(decisions)), list(map(_shorten_name, decisions)))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set(xlim=(-0.02, 1.02), ylim=(len(decisions) - 0.5, -0.5), xlabel="sensitivity, specificity")
@@ -164,15 +168,15 @@ def decisions_chart(decisions: Mapping[str, Decisions]) -> Markup:
         return inline_svg(figure, "decided", "Dot chart: sensitivity and specificity of every class at 0.5.")
 
 
-def confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
-    """Draw images by class (rows) and answer (columns), shaded by their share of the row."""
+def draw_confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
+    """Draw images by class (rows) and answer (columns), each cell shaded by its share of its row's images."""
     counts = np.array(table)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size, names = len(class_names), [_short(name, 16) for name in class_names]
+    size, names = len(class_names), [_shorten_name(name, 16) for name in class_names]
     with page_theme():
         figure, (axes,) = new_figure(9, min(9.0, 1.6 + 0.36 * size))
         texts = [[str(count) if count else "" for count in row] for row in table] if size <= MOST_NUMBERED else ()
-        heat_map(axes, shares, (0.0, 1.0), texts)
+        draw_heat_map(axes, shares, (0.0, 1.0), texts)
         axes.set(xlabel="answer", ylabel="class")
         axes.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(range(size), names)
@@ -180,5 +184,5 @@ def confusion_matrix(table: Sequence[Sequence[int]], class_names: Sequence[str])
         return inline_svg(figure, "confusion", "Confusion matrix: test images by class and by the model's answer.")
 
 
-def _short(name: str, longest: int = 22) -> str:
+def _shorten_name(name: str, longest: int = 22) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"

@@ -14,7 +14,7 @@ from common.system.plain_text import count
 from server.reporting import run_claims
 from server.reporting.page import SHARED, TEMPLATES
 from server.runs.reader import RunSummary, read_run
-from server.runs.tracking import flattened
+from server.runs.tracking import flatten_settings
 
 CARD = "MODEL_CARD.md"
 SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation", "privacy")
@@ -50,7 +50,7 @@ def model_card(folder: Path) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    settings = flattened({name: summary.experiment.get(name) for name in SETTINGS})
+    settings = flatten_settings({name: summary.experiment.get(name) for name in SETTINGS})
     return environment.get_template("model_card.md.j2").render(
         **SHARED,
         run_claims=run_claims,

@@ -41,11 +41,11 @@ def write_page(template: str, destination: Path, folder: Path = TEMPLATES, **con
     page = source.render(style=style, contents=Markup(CONTENTS), **SHARED, **content)
     titles: list[str] = []
 
-    def numbered(heading: re.Match[str]) -> str:
+    def number_heading(heading: re.Match[str]) -> str:
         titles.append(heading[1])
         return f'<h2 id="section-{len(titles)}">{heading[1]}</h2>'
 
-    page = re.sub(r"<h2>(.*?)</h2>", numbered, page)
+    page = re.sub(r"<h2>(.*?)</h2>", number_heading, page)
     links = "".join(f'<li><a href="#section-{n}">{title}</a></li>\n' for n, title in enumerate(titles, start=1))
     page = page.replace(CONTENTS, f'<nav aria-label="Contents"><ul class="contents">\n{links}</ul></nav>')
     write_atomically(destination, page.encode())
@@ -82,7 +82,7 @@ def class_groups(summary: RunSummary) -> list[ClassGroup]:
     return [ClassGroup(kind, names) for kind, names in groups.items() if names]
 
 
-def listed_first(words: Sequence[str], most: int) -> str:
+def list_first_and_count_rest(words: Sequence[str], most: int) -> str:
     """Return the first words in a sentence and the number of the others: ``"a, b and 3 more"``."""
     rest = len(words) - most
     return listed([*words[:most], f"{rest:,} more"] if rest > 0 else words)
@@ -93,13 +93,13 @@ def count_or_hidden(value: int | None, smallest: int | None) -> str:
     return f"hidden (fewer than {smallest} patients)" if value is None and smallest else count(value)
 
 
-def classes_averaged(test: Summary) -> str:
+def describe_averaged_classes(test: Summary) -> str:
     """Return which classes a mean counts: ``"all classes"``, ``"4 of 8 classes"`` where the others have no AUROC."""
     scored = sum(result.auroc is not None for result in test.per_class.values())
     return "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
 
 
-def share(part: int, whole: int) -> str:
+def format_share(part: int, whole: int) -> str:
     """Format a share of images in per cent with its 95 % score interval: ``"91 % (87–94)"``."""
     if not whole:
         return NOT_APPLICABLE
@@ -110,8 +110,8 @@ def share(part: int, whole: int) -> str:
 SHARED = {
     "say": plain_text,
     "figure": figure,
-    "share": share,
+    "share": format_share,
     "count_or_hidden": count_or_hidden,
-    "classes_averaged": classes_averaged,
+    "classes_averaged": describe_averaged_classes,
 }
 """Variables of every template of a page or a model card."""

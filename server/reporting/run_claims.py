@@ -1,4 +1,4 @@
-"""What one run supports: its result in a sentence, and what limits that result."""
+"""Sentences about one run: its result, and the limits of that result."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetr
 from common.metrics.benefit import Benefit, benefit_sentence
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
 from common.system.plain_text import counted, format_interval, format_rounds, listed, number, shortened
-from server.reporting.page import listed_first
+from server.reporting.page import list_first_and_count_rest
 from server.runs.reader import Run, RunSummary
 
 CHANCE = 0.5
@@ -28,7 +28,7 @@ def run_result(run: Run) -> str:
     summary, test = run.summary, run.summary.test
     model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
     training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}{model}"
-    accuracy = where_tested(summary)
+    accuracy = describe_testing_sample(summary)
     if (scored := test.multi_class) is not None:
         accuracy = f" Accuracy is {number(scored.accuracy)} over {counted(scored.images, 'image')}.{accuracy}"
     if test.mean_auroc is None:
@@ -43,12 +43,12 @@ def run_result(run: Run) -> str:
         return f"{training}, no mean AUROC can be given: {reason} {FEWEST_POSITIVES} show.{accuracy}"
     interval = f" ({text})" if (text := interval_of_mean(summary)) else ""
     images = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
-    groups = f": {listed(parts)}" if (parts := list(_parts(summary))) else ""
+    groups = f": {listed(parts)}" if (parts := list(_subset_results(summary))) else ""
     mean = f"the mean AUROC {images} is {figure(headline.mean)}{interval} over {classes_in_mean(summary)}{groups}"
     return f"{training}, {mean}.{accuracy} {external_result(summary)}".rstrip()
 
 
-def _parts(summary: RunSummary) -> Iterator[str]:
+def _subset_results(summary: RunSummary) -> Iterator[str]:
     """Yield the result on shared and on unique classes, where these are not all classes and all were tested."""
     if not summary.test.per_class.keys() >= set(summary.classes):
         return
@@ -98,7 +98,7 @@ def interval_of_mean(summary: RunSummary) -> str:
     return ""
 
 
-def where_tested(summary: RunSummary) -> str:
+def describe_testing_sample(summary: RunSummary) -> str:
     """Return the number of sites that tested the model, in a sentence, where the sites were drawn; else empty."""
     if summary.drawn_to_test is None:
         return ""
@@ -123,7 +123,7 @@ def _active_sites(run: Run) -> set[str]:
 
 
 def classes_in_mean(summary: RunSummary) -> str:
-    """Return the classes of the mean: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
+    """Name the classes of the mean AUROC: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
     left_out = summary.test.headline().left_out
     if not left_out:
@@ -133,7 +133,7 @@ def classes_in_mean(summary: RunSummary) -> str:
 
 
 def number_in_mean(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
-    """Return how many of the named classes the mean counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
+    """Return how many of these classes the mean AUROC counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
     counts = len(summary.test.headline(names).classes)
     every = counted(len(names), "class", "classes")
     return f"{article}{every}" if counts == len(names) else f"{counts} of {article}{every}"
@@ -175,7 +175,7 @@ def testing_sites(summary: RunSummary) -> tuple[str, ...]:
     return tuple(summary.sites) if summary.drawn_to_test is None else summary.drawn_to_test
 
 
-def extremes(accuracies: Mapping[str, float]) -> str:
+def worst_and_best_site(accuracies: Mapping[str, float]) -> str:
     """Return the least and the most accurate site, the first by name of equals: ``"0.7 (north) to 0.9 (south)"``."""
     ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
     return " to ".join(f"{number(accuracies[site])} ({site})" for site in ends)
@@ -194,23 +194,22 @@ def prominent_limits(run: Run) -> list[str]:
     if summary.untrained:
         before = f"Validation was best before the first of {counted(summary.rounds, 'round')}"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
-    choices = site_choices(run)
+    choices = site_comparisons(run)
     if alone := [each.site for each in choices if each.benefit and each.benefit.choice == "alone"]:
         compared = counted(sum(each.benefit is not None for each in choices), "site")
-        better = f"{_verb(alone, 'is', 'are')} better off alone than with this model"
+        better = f"{_verb_form(alone, 'is', 'are')} better off alone than with this model"
         limits.append(f"{len(alone)} of {compared} that compared {better}: {shortened(alone, MOST_NAMED)}.")
     limits += [*_untested_classes(summary), *_lost_sites(run), *_left_behind(run)]
     if names := hidden_classes(summary):
-        few = (
-            f"{_named(names)} {_verb(names, 'is', 'are')} annotated only by sites with too few patients to tell a count"
-        )
-        rows = _verb(names, "this row was", "these rows were")
+        verb = _verb_form(names, "is", "are")
+        few = f"{_quote(names)} {verb} annotated only by sites with too few patients to tell a count"
+        rows = _verb_form(names, "this row was", "these rows were")
         limits.append(f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there.")
     closed = [set(line.closed_rows) for line in run.rounds]
     if names := [name for name in summary.classes if closed and all(name in rows for rows in closed)]:
-        rows = f"{_verb(names, 'its head row', 'their head rows')} stayed masked in every round"
+        rows = f"{_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
         few = "fewer hospitals than smallest_cohort sent it"
-        limits.append(f"{_named(names)} {_verb(names, 'was', 'were')} not learned: {rows}, because {few}.")
+        limits.append(f"{_quote(names)} {_verb_form(names, 'was', 'were')} not learned: {rows}, because {few}.")
     if summary.patients_known is False:
         limits.append(UNKNOWN_PATIENTS)
     limits += [*_detected_by_chance(test), *_unfit_threshold(test)]
@@ -223,27 +222,29 @@ def prominent_limits(run: Run) -> list[str]:
 
 
 def further_limits(run: Run) -> list[str]:
-    """Return the less important sentences on what the run does not show; see :func:`prominent_limits`."""
+    """Return less important sentences on what the run does not show, in addition to :func:`prominent_limits`."""
     summary, test = run.summary, run.summary.test
     limits = list[str]()
     for name in summary.classes:
         positives, negatives = test.counts(name) if name in test.per_class else (None, None)
         if positives is not None and negatives is not None and test.per_class[name].auroc is not None:
-            limits += few_images(name, positives, negatives, "test image")
+            limits += few_images_limits(name, positives, negatives, "test image")
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < FEWEST_POSITIVES]
     if few and summary.best_round is not None:
-        limits.append(f"Few validation images chose the round that is tested: {listed_first(few, MOST_NAMED)}.")
+        limits.append(
+            f"Few validation images chose the round that is tested: {list_first_and_count_rest(few, MOST_NAMED)}."
+        )
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL:
         covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
         if names := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
-            drawn = f"No site that annotates {_named(names)} was drawn to test the model"
+            drawn = f"No site that annotates {_quote(names)} was drawn to test the model"
             limits.append(f"{drawn}: no site’s figures are of it.")
     limits += [*_single_readings(run), *_rounds_missed(run)]
     limits.append(
         f"This is one run, with seed {summary.seed}: it does not show how far figures move with another seed."
     )
-    if compared := sum(each.benefit is not None for each in site_choices(run)):
+    if compared := sum(each.benefit is not None for each in site_comparisons(run)):
         limits.append(
             f"Whether a site is better off alone rests on a 95 % interval for each of {counted(compared, 'site')} by "
             "itself: where both models are equally good, one site in 40 is called better off alone by chance. The "
@@ -263,12 +264,12 @@ def _untested_classes(summary: RunSummary) -> Iterator[str]:
             by_reason.setdefault(reason, []).append(name)
     every = counted(len(summary.classes), "class", "classes")
     for reason, names in by_reason.items():
-        yield f"{len(names)} of {every} {_verb(names, 'was', 'were')} not tested: {_named(names)} ({reason})."
+        yield f"{len(names)} of {every} {_verb_form(names, 'was', 'were')} not tested: {_quote(names)} ({reason})."
     sites = testing_sites(summary)
     silent = [site for site in sites if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL:
         of_all = counted(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
-        yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_named(silent)} did not."
+        yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote(silent)} did not."
 
 
 def _lost_sites(run: Run) -> Iterator[str]:
@@ -299,11 +300,11 @@ def _left_behind(run: Run) -> Iterator[str]:
     for last, names in sorted(by_round.items()):
         if last:
             since = f"after round {last:,}; the model is that of round {end:,}"
-            yield f"No site that annotates {_named(names)} took part {since}."
+            yield f"No site that annotates {_quote(names)} took part {since}."
         else:
-            why = f"no site that annotates {_verb(names, 'it', 'them')} took part"
-            scores = _verb(names, "its score is", "their scores are")
-            yield f"{_named(names)} {_verb(names, 'was', 'were')} never trained: {why}; {scores} no result."
+            why = f"no site that annotates {_verb_form(names, 'it', 'them')} took part"
+            scores = _verb_form(names, "its score is", "their scores are")
+            yield f"{_quote(names)} {_verb_form(names, 'was', 'were')} never trained: {why}; {scores} no result."
 
 
 def _detected_by_chance(test: Summary) -> Iterator[str]:
@@ -325,15 +326,15 @@ def _detected_by_chance(test: Summary) -> Iterator[str]:
     ):
         if names:
             interval = f"the 95 % interval{images} {where} an AUROC of 0.5"
-            yield f"{_named(names)} {_verb(names, 'is', 'are')} {detected} than by chance: {interval}."
+            yield f"{_quote(names)} {_verb_form(names, 'is', 'are')} {detected} than by chance: {interval}."
 
 
 def _unfit_threshold(test: Summary) -> Iterator[str]:
-    """Name the classes of which no positive image is found at 0.5, and those that are ranked well and decided badly."""
+    """Name the classes without any positive image found at 0.5, and those with a good AUROC but bad decisions."""
     pooled = test.pooled.per_class.items() if test.pooled else ()
     decisions = test.quality.decisions if test.quality else {name: each.decisions for name, each in pooled}
     if names := [name for name, each in decisions.items() if each.false_negatives and not each.true_positives]:
-        images = f"none of the positive test images of {_named(names)}"
+        images = f"none of the positive test images of {_quote(names)}"
         yield f"At a threshold of 0.5 the model finds {images} (sensitivity 0)."
     figures = [
         (name, result.measured("auroc"), result.measured("balanced_accuracy"))
@@ -341,10 +342,10 @@ def _unfit_threshold(test: Summary) -> Iterator[str]:
     ]
     if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
         reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
-        yield f"A threshold of 0.5 does not fit {_named(names)}: {reason}."
+        yield f"A threshold of 0.5 does not fit {_quote(names)}: {reason}."
 
 
-def few_images(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
+def few_images_limits(name: str, positives: int, negatives: int, images: str) -> Iterator[str]:
     """Yield a sentence on a class with few positive or few negative images; nothing for other classes.
 
     Args:
@@ -357,14 +358,14 @@ def few_images(name: str, positives: int, negatives: int, images: str) -> Iterat
 
 
 def _single_readings(run: Run) -> Iterator[str]:
-    """Name the classes that one site alone annotates and trained, because the model reads them as that site does."""
+    """Name the classes that only one site annotates and trained, because the model follows that site's reading."""
     summary, hidden, active = run.summary, hidden_classes(run.summary), _active_sites(run)
     if summary.untrained or len(summary.sites) < 2:
         return
     for site in (site for site in summary.sites if site in active):
         if names := [n for n in summary.classes if summary.owners.get(n, ()) == (site,) and n not in hidden]:
-            reading = f"the model has learned that site's way of reading {_verb(names, 'it', 'them')}"
-            alone = f"{_verb(names, 'is', 'are')} annotated by {site} alone"
+            reading = f"the model has learned that site's way of reading {_verb_form(names, 'it', 'them')}"
+            alone = f"{_verb_form(names, 'is', 'are')} annotated by {site} alone"
             yield f"{listed([f'“{name}”' for name in names])} {alone}: {reading}."
 
 
@@ -397,11 +398,11 @@ def _rounds_missed(run: Run) -> Iterator[str]:
         yield f"The update of {site} was too long in {len(updates)} of {every}; in round {last:,} {done}."
 
 
-def _named(names: Iterable[str]) -> str:
-    return listed_first([f"“{name}”" for name in names], MOST_NAMED)
+def _quote(names: Iterable[str]) -> str:
+    return list_first_and_count_rest([f"“{name}”" for name in names], MOST_NAMED)
 
 
-def _verb(names: Collection[str], singular: str, plural: str) -> str:
+def _verb_form(names: Collection[str], singular: str, plural: str) -> str:
     return singular if len(names) == 1 else plural
 
 
@@ -409,7 +410,7 @@ def _verb(names: Collection[str], singular: str, plural: str) -> str:
 
 
 @dataclass(frozen=True)
-class SiteChoice:
+class SiteComparison:
     """One site's comparison with training alone, in a sentence; ``benefit`` is None where nothing was compared."""
 
     site: str
@@ -417,7 +418,7 @@ class SiteChoice:
     benefit: Benefit | None
 
 
-def site_choices(run: Run) -> list[SiteChoice]:
+def site_comparisons(run: Run) -> list[SiteComparison]:
     """Return the comparison of every site, in the order of their names; empty where the run asked for none."""
     choices = []
     for site, answer in sorted(run.summary.benefit.items()):
@@ -427,5 +428,5 @@ def site_choices(run: Run) -> list[SiteChoice]:
             compared = f"was not compared with training alone ({answer.reason})"
             why = compared if answer.reason else f"says nothing ({WITHHELD_BY_SITE})"
             sentence = f"Whether {site} is better off alone is not known: it {why}."
-        choices.append(SiteChoice(site, sentence, answer.benefit))
+        choices.append(SiteComparison(site, sentence, answer.benefit))
     return choices

@@ -24,16 +24,16 @@ from server.reporting.svg import (
     RULE,
     SKY,
     VERMILION,
-    by_round,
-    heat_map,
+    draw_heat_map,
     inline_svg,
     legend_above,
     new_figure,
+    none_to_nan,
     page_theme,
     series_styles,
-    with_gaps,
+    style_round_axis,
 )
-from server.runs.reader import Prototypes, RoundLine, SiteRecord
+from server.runs.reader import PrototypeSimilarity, RoundLine, SiteRecord
 
 CHANCE = 0.5
 BAND = 0.76
@@ -51,7 +51,7 @@ _FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"),
 _STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "test": (GREEN, "-.", "^")}
 
 
-def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Markup:
+def draw_learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Markup:
     """Draw training and validation loss by round and mean AUROC beside them, as far as they were measured."""
     panels = {
         "loss": {"training": "train_loss", "validation": "validation_loss"},
@@ -60,7 +60,7 @@ def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Mark
     measured: dict[str, dict[str, NDArray[np.float64]]] = {}
     for label, fields in panels.items():
         for name, field in fields.items():
-            values = with_gaps([getattr(line, field) for line in rounds])
+            values = none_to_nan([getattr(line, field) for line in rounds])
             if np.isfinite(values).any():
                 measured.setdefault(label, {})[name] = values
     if not measured:
@@ -69,8 +69,8 @@ def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Mark
         figure, every = new_figure(9, 3.2, columns=len(measured))
         for axes, (label, curves) in zip(every, measured.items(), strict=True):
             for name, values in curves.items():
-                _curve(axes, [line.round for line in rounds], values, name, _STYLES[name])
-            by_round(axes)
+                _draw_curve(axes, [line.round for line in rounds], values, name, _STYLES[name])
+            style_round_axis(axes)
             axes.legend()
             axes.set(xlabel="round", ylabel=label)
             if best_round is not None:
@@ -81,7 +81,7 @@ def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Mark
         return inline_svg(figure, "curves", "Line chart: training and validation loss by round.")
 
 
-def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Markup:
+def draw_accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Markup:
     """Draw mean over sites and pooled accuracy, a star at the best round of each; empty where no round has them."""
     scored = [(line.round, line.test_accuracy) for line in rounds if line.test_accuracy]
     if not scored:
@@ -90,21 +90,21 @@ def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Mark
     with page_theme():
         figure, (axes,) = new_figure(9, 3)
         means = [accuracy.mean for _, accuracy in scored]
-        _curve(axes, numbers, means, "mean over sites", (BLUE, "-", "o"))
+        _draw_curve(axes, numbers, means, "mean over sites", (BLUE, "-", "o"))
         pooled = [accuracy.pooled for _, accuracy in scored]
-        _curve(axes, numbers, pooled, "all images pooled", (VERMILION, "--", "s"), shift=0.5)
+        _draw_curve(axes, numbers, pooled, "all images pooled", (VERMILION, "--", "s"), shift=0.5)
         for best_round, value, color in (
             (best.best_mean_round, best.best_mean_client_test_accuracy, BLUE),
             (best.best_pooled_round, best.best_test_accuracy, VERMILION),
         ):
             axes.plot([best_round], [value], "*", color=color, markersize=14, markeredgecolor=PAPER)
         axes.set(title="Accuracy on the sites' test images", xlabel="round", ylabel="accuracy")
-        by_round(axes)
+        style_round_axis(axes)
         axes.legend()
         return inline_svg(figure, "accuracy", "Line chart: accuracy on the sites' test images by round.")
 
 
-def _curve(
+def _draw_curve(
     axes: Axes,
     rounds: Sequence[int],
     values: Sequence[float] | NDArray[np.float64],
@@ -125,7 +125,7 @@ def _curve(
     axes.plot(rounds, values, line, color=color, marker=marker, markersize=4.5, markevery=places, label=name)
 
 
-def density_of_sites(accuracies: Sequence[float]) -> Markup:
+def draw_density_of_sites(accuracies: Sequence[float]) -> Markup:
     """Draw the kernel density with a tick for every site; empty where :func:`accuracy_density` has none."""
     curve = accuracy_density(accuracies, 2001)  # twelve sites within one per cent still give a smooth curve
     if curve is None:
@@ -144,7 +144,7 @@ def density_of_sites(accuracies: Sequence[float]) -> Markup:
         return inline_svg(figure, "density", f"Density of the accuracies of {len(accuracies)} sites, a tick for each.")
 
 
-def auroc_bars(
+def draw_auroc_bars(
     groups: Sequence[ClassGroup],
     aurocs: Mapping[str, Measured | None],
     intervals: Mapping[str, tuple[float, float]],
@@ -155,7 +155,7 @@ def auroc_bars(
         positions = label_class_rows(axes, groups)
         for group in groups:
             for name in group.classes:
-                _bar(axes, positions[name], aurocs.get(name), _FILLS[group.kind], intervals.get(name))
+                _draw_bar(axes, positions[name], aurocs.get(name), _FILLS[group.kind], intervals.get(name))
         ends = [end for interval in intervals.values() for end in interval]
         values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
         axes.set(xlim=(min([0.45, *(value - 0.06 for value in values)]), 1.0), xlabel="AUROC")
@@ -165,7 +165,7 @@ def auroc_bars(
         return inline_svg(figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers.")
 
 
-def _bar(
+def _draw_bar(
     axes: Axes, row: float, measured: Measured | None, fill: tuple[str, str], interval: tuple[float, float] | None
 ) -> None:
     if measured is None:
@@ -202,7 +202,7 @@ def label_class_rows(axes: Axes, groups: Sequence[ClassGroup]) -> dict[str, floa
     return positions
 
 
-def participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
+def draw_participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
     """Draw a dot where a site took part in a round, a cross where it was absent."""
     present = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.sites]
     absent = [(line.round, row) for line in rounds for row, site in enumerate(sites) if site in line.absent]
@@ -220,7 +220,7 @@ def participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
         return inline_svg(figure, "participation", "Dot chart: which site took part in which round.")
 
 
-def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGroup]) -> Markup:
+def draw_label_coverage(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGroup]) -> Markup:
     """Draw a row a class, with a bar over each sequence of sites that annotate it; empty where the table is enough.
 
     Sites are sorted by the classes that they annotate, so that sites with the same classes are neighbours.
@@ -253,7 +253,7 @@ def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGrou
 # ---------------------------------------------------------------------- what only some methods have
 
 
-def order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
+def draw_order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
     """Draw the place of every site in each pass of the model, a line a site, and the slope of its loss (UniFed).
 
     The figure is empty where no model is passed on. Slopes are drawn where the rounds have them.
@@ -266,8 +266,8 @@ def order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup
     with page_theme():
         figure, panels = new_figure(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
         for site, style in zip(sites, series_styles(len(sites)), strict=True):
-            places = with_gaps([line.sites.index(site) + 1 if site in line.sites else None for line in rounds])
-            slopes = with_gaps([line.learned.slopes.get(site) for line in rounds])
+            places = none_to_nan([line.sites.index(site) + 1 if site in line.sites else None for line in rounds])
+            slopes = none_to_nan([line.learned.slopes.get(site) for line in rounds])
             for axes, values in zip(panels, (places, slopes), strict=False):
                 (curve,) = axes.plot(numbers, values, color=style.color, marker=style.marker, markersize=6, linewidth=2)
                 curve.set_markevery(every)
@@ -279,21 +279,21 @@ def order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup
             panels[0].annotate(site, end, (8, 0), "data", "offset points", va="center", annotation_clip=False)
         if sloped:
             panels[1].set(title="Slope of the site's loss, a batch", xlabel="round")
-            by_round(panels[1])
+            style_round_axis(panels[1])
         return inline_svg(figure, "order", "Line chart: place of every site in each pass, round by round.")
 
 
-def difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
+def draw_difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
     """Draw, by class and round, the share of images without a label of which the model is sure (FedMLP)."""
     learned = [(line.round, line.learned.difficulty) for line in rounds if line.learned.difficulty]
     if not learned:
         return Markup("")
     names = list(learned[-1][1])
     learned = learned[:: -(-len(learned) * len(names) // MOST_CELLS)]
-    values = np.array([with_gaps([difficulty.get(name) for _, difficulty in learned]) for name in names])
+    values = np.array([none_to_nan([difficulty.get(name) for _, difficulty in learned]) for name in names])
     with page_theme():
         figure, (axes,) = new_figure(9, 1.0 + ROW * len(names))
-        heat_map(axes, values, (0.0, 1.0), _two_decimals(values) if len(learned) <= MOST_NUMBERED else ())
+        draw_heat_map(axes, values, (0.0, 1.0), _format_two_decimals(values) if len(learned) <= MOST_NUMBERED else ())
         ticks = range(0, len(learned), -(-len(learned) // 12))
         axes.set_xticks(list(ticks), [str(learned[place][0]) for place in ticks])
         axes.set_yticks(range(len(names)), names)
@@ -301,7 +301,7 @@ def difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
         return inline_svg(figure, "difficulty", "Heat map: share of sure images by class and round.")
 
 
-def prototype_similarity(prototypes: Prototypes) -> Markup:
+def draw_prototype_similarity(prototypes: PrototypeSimilarity) -> Markup:
     """Draw cosines between the positives of every two classes, and angles between negatives and positives of each."""
     names, between = prototypes.classes, np.array(prototypes.positives, np.float64)
     others = between[~np.eye(len(names), dtype=bool)]
@@ -309,11 +309,13 @@ def prototype_similarity(prototypes: Prototypes) -> Markup:
     lowest = min(np.nanmin(others) if np.isfinite(others).any() else 0.0, 0.99)
     with page_theme():
         figure, (left, right) = new_figure(9, 1.9 + 0.33 * len(names), columns=2)
-        heat_map(left, between, (lowest, 1.0), _two_decimals(between) if len(names) <= MOST_NUMBERED else ())
+        draw_heat_map(
+            left, between, (lowest, 1.0), _format_two_decimals(between) if len(names) <= MOST_NUMBERED else ()
+        )
         left.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
         left.set_yticks(range(len(names)), names)
         left.set_title("Cosine between positives of two classes")
-        degrees = np.degrees(np.arccos(with_gaps(prototypes.signs)))
+        degrees = np.degrees(np.arccos(none_to_nan(prototypes.signs)))
         right.barh(range(len(names)), degrees, height=0.68, color=ORANGE, hatch="///", edgecolor=PAPER, linewidth=0)
         for row, angle in enumerate(degrees.tolist()):
             text, style = (NOT_APPLICABLE, "italic") if np.isnan(angle) else (number(angle, 1), "normal")
@@ -326,5 +328,5 @@ def prototype_similarity(prototypes: Prototypes) -> Markup:
         return inline_svg(figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike.")
 
 
-def _two_decimals(values: NDArray[np.float64]) -> list[list[str]]:
+def _format_two_decimals(values: NDArray[np.float64]) -> list[list[str]]:
     return [["–" if np.isnan(value) else f"{value:.2f}" for value in row] for row in values.tolist()]

@@ -13,7 +13,7 @@ from common.system.plain_text import format_rounds
 from server.reporting import class_figures, run_claims, run_figures
 from server.reporting.page import ClassGroup, class_groups, write_page
 from server.runs.reader import Run, RunSummary, read_run
-from server.runs.tracking import flattened
+from server.runs.tracking import flatten_settings
 
 SITES_SHOWN = 60
 """Of more sites, tables show the first and participation is not drawn."""
@@ -40,30 +40,30 @@ def write_run_report(folder: Path) -> Path:
         summary=summary,
         groups=groups,
         sites=list(summary.sites.items())[:SITES_SHOWN],
-        choices=run_claims.site_choices(run)[:SITES_SHOWN],
+        choices=run_claims.site_comparisons(run)[:SITES_SHOWN],
         SITE_MODELS=SITE_MODELS,
         rounds=run.rounds,
         samples=run.samples,
-        coverage=run_figures.coverage_of_many(summary.sites, groups),
-        absences=_absences(run),
-        facts=_facts(summary),
-        changed=_changed(summary.experiment),
-        settings=list(flattened(summary.experiment)),
-        curves=run_figures.learning_curves(run.rounds, summary.best_round) if run.rounds else "",
-        bars=run_figures.auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
+        coverage=run_figures.draw_label_coverage(summary.sites, groups),
+        absences=_absence_rows(run),
+        facts=_title_facts(summary),
+        changed=_changed_settings(summary.experiment),
+        settings=list(flatten_settings(summary.experiment)),
+        curves=run_figures.draw_learning_curves(run.rounds, summary.best_round) if run.rounds else "",
+        bars=run_figures.draw_auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
         quality=quality_section(summary.test, groups),
         beside_pooled=mean_of_sites(summary.test),
         of_sums=summary.test.note == SUMS,
-        participation=run_figures.participation(run.rounds, sites) if drawn else "",
-        accuracy_by_round=run_figures.accuracy_by_round(run.rounds, best) if best else "",
-        density=run_figures.density_of_sites(list(best.per_site.values())) if best else "",
-        order=run_figures.order_of_passes(run.rounds, sites),
-        prototypes=run_figures.prototype_similarity(prototypes) if prototypes else "",
-        difficulty=run_figures.difficulty_by_round(run.rounds),
+        participation=run_figures.draw_participation(run.rounds, sites) if drawn else "",
+        accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
+        density=run_figures.draw_density_of_sites(list(best.per_site.values())) if best else "",
+        order=run_figures.draw_order_of_passes(run.rounds, sites),
+        prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
+        difficulty=run_figures.draw_difficulty_by_round(run.rounds),
     )
 
 
-def _facts(summary: RunSummary) -> list[str]:
+def _title_facts(summary: RunSummary) -> list[str]:
     """Return the texts below the page's title: method, data, seed, end of the run, release."""
     data = summary.experiment.get("data") or {}
     source = data.get("path") or data.get("labels") or data.get("name") or ""
@@ -77,16 +77,16 @@ def _facts(summary: RunSummary) -> list[str]:
     return facts
 
 
-def _changed(experiment: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _changed_settings(experiment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the settings that differ from the defaults; all of them where another release wrote the file."""
     try:
         changed = Experiment.model_validate(experiment).model_dump(mode="json", exclude_defaults=True)
     except ValidationError:
-        return list(flattened(experiment))
-    return [pair for pair in flattened(changed) if pair[1] != "–"]
+        return list(flatten_settings(experiment))
+    return [pair for pair in flatten_settings(changed) if pair[1] != "–"]
 
 
-def _absences(run: Run) -> list[tuple[str, str, str, int]]:
+def _absence_rows(run: Run) -> list[tuple[str, str, str, int]]:
     """Return site, reason, rounds as text and their number, for each reason why a site was absent."""
     rounds: dict[tuple[str, str], list[int]] = {}
     for line in run.rounds:
@@ -124,11 +124,11 @@ def quality_section(test: Summary, groups: Sequence[ClassGroup]) -> dict[str, ob
         "pooled_only": quality is None,
         "calibrations": calibrations,
         "decisions": decisions,
-        "reliability": class_figures.reliability(calibrations),
-        "decided": class_figures.decisions_chart(decisions),
-        "confusion": class_figures.confusion_matrix(confusion, list(test.per_class)) if confusion else "",
-        "roc": class_figures.roc(curves),
-        "precision_recall": class_figures.precision_recall(curves),
+        "reliability": class_figures.draw_reliability(calibrations),
+        "decided": class_figures.draw_decisions(decisions),
+        "confusion": class_figures.draw_confusion_matrix(confusion, list(test.per_class)) if confusion else "",
+        "roc": class_figures.draw_roc_curves(curves),
+        "precision_recall": class_figures.draw_precision_recall(curves),
         "within": max(each.within for each in calibrations.values()),
         "untested": [name for name in order if name not in calibrations],
         "points": points,

@@ -88,8 +88,8 @@ def page_theme() -> Iterator[None]:
         yield
 
 
-def with_gaps(values: Sequence[float | None]) -> NDArray[np.float64]:
-    """Return values for a line, which has a gap at every None."""
+def none_to_nan(values: Sequence[float | None]) -> NDArray[np.float64]:
+    """Replace every None by NaN, so that a drawn line has a gap there."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
@@ -113,13 +113,13 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, l
     return figure, list(figure.subplots(1, columns, squeeze=False).flat)
 
 
-def by_round(axes: Axes) -> None:
-    """Give the horizontal axis whole numbers, and the vertical one a grid."""
+def style_round_axis(axes: Axes) -> None:
+    """Format axes of a figure by round: whole numbers on the horizontal axis, a grid on the vertical one."""
     axes.grid(axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def heat_map(
+def draw_heat_map(
     axes: Axes, values: NDArray[np.float64], limits: tuple[float, float], texts: Sequence[Sequence[str]] = ()
 ) -> None:
     """Draw one cell a value, from the first row down; the higher the value, the stronger the colour.
@@ -151,24 +151,24 @@ def inline_svg(figure: Figure, name: str, description: str) -> Markup:
         name: Unique on the page; prefix of the ids.
         description: Text for a reader who cannot see the figure.
     """
-    text = _saved(figure, name)
+    text = _figure_as_svg(figure, name)
     # Several figures share the page: keep only ids that something points to, under the figure's name.
     used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
     text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
-    text = re.sub(r"font: (?:(\w+) )?(\d+(?:\.\d+)?)px [^;\"]*", _font, text)
+    text = re.sub(r"font: (?:(\w+) )?(\d+(?:\.\d+)?)px [^;\"]*", _font_as_css, text)
     for stand_in, color in _ON_THE_PAGE.items():
         text = text.replace(stand_in, color)
     label = f'<svg role="img" aria-label="{escape(description)}" class="figure"'
     return Markup(text.replace("<svg", label, 1))
 
 
-def _font(match: re.Match[str]) -> str:
+def _font_as_css(match: re.Match[str]) -> str:
     weight = f"font-weight: {match[1]}; " if match[1] else ""
     return f"{weight}font-size: {match[2]}px"
 
 
-def _saved(figure: Figure, name: str) -> str:
+def _figure_as_svg(figure: Figure, name: str) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has the letters that our font lacks

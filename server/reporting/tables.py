@@ -44,17 +44,17 @@ def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
             marks = ["●" if name in record.classes else "" for record in first.sites.values()]
             if not marked:
                 marks = [f"{len(first.owners.get(name, ()))} of {len(first.sites)}"]
-            table.add_row(Text(f"  {name}"), *marks, *_best_marked(aurocs))
+            table.add_row(Text(f"  {name}"), *marks, *_mark_best(aurocs))
         table.add_section()
     means = [summary.test.headline().mean for summary in summaries.values()]
-    table.add_row(Text("mean", style="bold"), *[""] * len(headings), *_best_marked(means))
+    table.add_row(Text("mean", style="bold"), *[""] * len(headings), *_mark_best(means))
     return table
 
 
-def _best_marked(values: Sequence[Measured | None]) -> list[Text]:
+def _mark_best(values: Sequence[Measured | None]) -> list[Text]:
     """Format figures, the largest one in bold with a star.
 
-    No figure gets a star where there is one method, or where a figure has an error, because another may be larger.
+    No figure gets a star if there is only one method, or if a figure is uncertain, because another may be larger.
     """
     printed = [figure(value) for value in values]
     defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
@@ -65,7 +65,7 @@ def _best_marked(values: Sequence[Measured | None]) -> list[Text]:
 
 def terminal_result(run: Run) -> Group:
     """Return the end of a run for the terminal: the table by class, the result, and what limits it."""
-    return Group(coverage_table({run.summary.label: run.summary}), Text(run_result(run)), *_prominent(run))
+    return Group(coverage_table({run.summary.label: run.summary}), Text(run_result(run)), *_prominent_limit_lines(run))
 
 
 def limits_of_model(folder: Path) -> Group:
@@ -76,9 +76,9 @@ def limits_of_model(folder: Path) -> Group:
     """
     if is_file(folder / "summary.json"):
         with suppress(BadInput):  # of another version, or edited: the model alone is enough
-            return Group(*_prominent(read_run(folder)))
+            return Group(*_prominent_limit_lines(read_run(folder)))
     return Group()
 
 
-def _prominent(run: Run) -> list[Text]:
+def _prominent_limit_lines(run: Run) -> list[Text]:
     return [Text(f"! {limit}", style="yellow") for limit in prominent_limits(run)]

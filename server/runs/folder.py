@@ -43,10 +43,10 @@ def resumed_folder_faults(path: Path) -> list[Fault]:
         holds_another = any(path.iterdir()) and not any((path / name).is_file() for name in ("events.jsonl", SUMMARY))
     except OSError as error:
         return [Fault(f"--resume {path}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
-    return [_no_run(path)] if holds_another else []
+    return [_no_run_fault(path)] if holds_another else []
 
 
-def _no_run(path: Path) -> Fault:
+def _no_run_fault(path: Path) -> Fault:
     return Fault(f"--resume {path}", "holds something, but no run.", "Name the folder of a run, or a new one.")
 
 
@@ -107,17 +107,17 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """Go on in the folder of a run that was broken off.
+        """Open the folder of an interrupted run to continue it.
 
         Raises:
             BadInput: If it is not one.
         """
         if not (path / "events.jsonl").is_file():
-            raise BadInput([_no_run(path)])
+            raise BadInput([_no_run_fault(path)])
         return cls(path)
 
     def remove_partial_output(self) -> None:
-        """Remove partial files and a partial last line, which a kill has left; only while the folder is locked."""
+        """Remove partial files and a partial last line of a killed run; call it only while the folder is locked."""
         remove_partial_files(self.path, below=True)
         events = self.path / "events.jsonl"
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
@@ -159,13 +159,13 @@ class RunFolder:
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Append one line to ``rounds.jsonl``."""
-        self._append("rounds.jsonl", line)
-        self._tell(round_scalars(line), line["round"])
+        self._append_line("rounds.jsonl", line)
+        self._send_to_trackers(round_scalars(line), line["round"])
 
     def event(self, name: str, **fields: Any) -> None:
         """Append an event to ``events.jsonl``: its time, its name, values as fields."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-        self._append("events.jsonl", {"time": now, "event": name, **fields})
+        self._append_line("events.jsonl", {"time": now, "event": name, **fields})
 
     def absent(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
         """Append an event for each site that missed a round or an exchange; for a site that signed off, only once.
@@ -188,13 +188,13 @@ class RunFolder:
         """Write ``summary.json``."""
         text = json_text(summary, indent=1) + "\n"
         write_atomically(self.path / SUMMARY, text.encode())
-        self._tell(summary_scalars(summary), summary["rounds"])
+        self._send_to_trackers(summary_scalars(summary), summary["rounds"])
 
-    def _tell(self, values: Mapping[str, float], step: int) -> None:
+    def _send_to_trackers(self, values: Mapping[str, float], step: int) -> None:
         for tracker in self.trackers:
             tracker.scalars(values, step)
 
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+    def _append_line(self, name: str, line: Mapping[str, Any]) -> None:
         path = self.path / name
         with add_file_name_to_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(json_text(line) + "\n")

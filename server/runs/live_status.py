@@ -23,8 +23,8 @@ PHASES = {
 
 
 @dataclass
-class Present:
-    """The run at work or the last one: the content of ``state/present.json``.
+class PresentRun:
+    """The active run, or the last one if none is active: the content of ``state/present.json``.
 
     Attributes:
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
@@ -65,10 +65,10 @@ def stopped_at(when: str) -> str:
     return f"{SIGNED_OFF} at {when}"
 
 
-def read_present(state: Path) -> Present | None:
+def read_present(state: Path) -> PresentRun | None:
     """Read the state of the last run; None where there was none. A run whose process has ended was interrupted."""
     try:
-        present = Present(**json.loads((state / FILE).read_text(encoding="utf-8")))
+        present = PresentRun(**json.loads((state / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
     if present.state == "running" and not psutil.pid_exists(present.pid):
@@ -76,7 +76,7 @@ def read_present(state: Path) -> Present | None:
     return present
 
 
-def part_of(present: Present, site: str, *, revoked: bool = False) -> str:
+def describe_part_in_run(present: PresentRun, site: str, *, revoked: bool = False) -> str:
     """Describe in a few words what a site does in the run; empty where it has no part or the run has ended.
 
     Args:
@@ -94,7 +94,7 @@ def part_of(present: Present, site: str, *, revoked: bool = False) -> str:
     return "has answered" if site in present.sites else ""
 
 
-def note_run(state: Path, present: Present) -> None:
+def add_to_run_history(state: Path, present: PresentRun) -> None:
     """Add the state of a run to the history in ``state``, a folder of the coordinator."""
     with (state / HISTORY).open("a", encoding="utf-8") as file:
         file.write(json.dumps({**asdict(present), "noted": time.time()}) + "\n")

@@ -44,13 +44,13 @@ class NullProgress:
         """Show nothing: in a simulation no site is waited for."""
 
     def enrolled(self, releases: Mapping[str, str]) -> None:
-        """Show nothing: simulated sites are of this release."""
+        """Show nothing, because simulated sites run this release."""
 
     def joined(self, server_round: int, site: str) -> None:
         """Show nothing: no site joins a simulation late."""
 
     def left_out(self, site: str, reason: str) -> None:
-        """Show nothing: the run's events have the reason."""
+        """Show nothing, because the run's events give the reason."""
 
     def rolled_back(self, rolled_back: RollbackEvent) -> None:
         self.note(rolled_back.sentence)
@@ -76,9 +76,7 @@ class ProgressBar(NullProgress):
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(title)
         self._facts, self._shown, self._round_ended = "waiting for sites", time.monotonic(), 0.0
-        self._live = Live(
-            console=console, get_renderable=self._drawn, refresh_per_second=DRAWN_A_SECOND, transient=True
-        )
+        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=DRAWN_A_SECOND, transient=True)
 
     def __enter__(self) -> Self:
         if self._live.console.is_terminal:
@@ -97,9 +95,9 @@ class ProgressBar(NullProgress):
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         super().round_done(record, state)
-        self._round_ended, self._facts = time.monotonic(), "  ".join(facts_of(record))
+        self._round_ended, self._facts = time.monotonic(), "  ".join(round_facts(record))
 
-    def _drawn(self) -> Group:
+    def _draw(self) -> Group:
         line = Table.grid(padding=(0, 1))
         line.add_column()  # the only one that gives way
         for _ in range(3):
@@ -108,18 +106,18 @@ class ProgressBar(NullProgress):
             Text(self.title, style="bold", no_wrap=True, overflow="ellipsis"),
             Bar(total=self.rounds or None, completed=self.round, width=BAR_WIDTH),
             Text(f"round {self.round} of {self.rounds}" if self.rounds else ""),
-            Text(self._times()),
+            Text(self._describe_times()),
         )
         return Group(line, Text(f"  {self._facts}", no_wrap=True, overflow="ellipsis"))
 
-    def _times(self) -> str:
+    def _describe_times(self) -> str:
         now = time.monotonic()
-        passed = _clock(now - self._shown)
+        passed = _format_clock(now - self._shown)
         if self.seconds_left is None:
             return passed
         if self.round == self.rounds:
             return f"{passed}, testing"
-        return f"{passed}, {_clock(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
+        return f"{passed}, {_format_clock(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
 
 
 class ProgressLines(NullProgress):
@@ -144,7 +142,7 @@ class ProgressLines(NullProgress):
         super().round_done(record, state)
         assert self.seconds_left is not None
         left = f"about {duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
-        facts = ", ".join([*facts_of(record), duration(record.seconds), left])
+        facts = ", ".join([*round_facts(record), duration(record.seconds), left])
         self._tell(f"round {record.round} of {self.rounds}: {facts}")
 
 
@@ -181,9 +179,9 @@ class ProgressObjects(NullProgress):
                 "rounds": self.rounds,
                 "sites": list(record.sites),
                 "absent": dict(record.absent),
-                "train_loss": _finite(record.mean_train_loss),
-                "validation_loss": _finite(record.validation.mean_loss),
-                "validation_auroc": _finite(record.validation.mean_auroc),
+                "train_loss": _finite_or_none(record.mean_train_loss),
+                "validation_loss": _finite_or_none(record.validation.mean_loss),
+                "validation_auroc": _finite_or_none(record.validation.mean_auroc),
                 "seconds": round(record.seconds, 3),
                 "seconds_left": round(self.seconds_left, 1),
             }
@@ -204,7 +202,7 @@ def progress_of_run(form: ProgressForm, console: Console, title: str) -> NullPro
     return ProgressObjects(json_printer(sys.stderr), title) if form is ProgressForm.json else NullProgress(title)
 
 
-def facts_of(record: RoundRecord) -> list[str]:
+def round_facts(record: RoundRecord) -> list[str]:
     """Return the facts of a round in short form: sites, losses, AUROC."""
     facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
     if (train_loss := record.mean_train_loss) is not None:
@@ -216,11 +214,11 @@ def facts_of(record: RoundRecord) -> list[str]:
     return facts
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def _finite(value: float | None) -> float | None:
-    """Return the figure; None where JSON has no number for it."""
+def _finite_or_none(value: float | None) -> float | None:
+    """Return a finite number; None for NaN and infinity, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None

@@ -62,14 +62,14 @@ class SiteBenefit(_Record):
     reason: str = ""
 
 
-class Ensemble(_Record):
+class EnsembleResult(_Record):
     """The test of the averaged scores of models that sites trained alone."""
 
     test: Summary
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
 
 
-class Prototypes(_Record):
+class PrototypeSimilarity(_Record):
     """Cosine similarity of the mean features of classes; None where no site has the prototype.
 
     Attributes:
@@ -82,10 +82,10 @@ class Prototypes(_Record):
     signs: tuple[float | None, ...]
 
 
-class Learned(_Record):
-    """Statistics, beside the model, that a method's coordinator had at the end of the run."""
+class LearnedStatistics(_Record):
+    """Statistics, in addition to the model, that a method's coordinator held at the end of the run."""
 
-    prototypes: Prototypes | None = None
+    prototypes: PrototypeSimilarity | None = None
 
 
 class LearnedInRound(_Record):
@@ -100,7 +100,7 @@ class LearnedInRound(_Record):
     difficulty: dict[str, float | None] = Field(default_factory=dict)
 
 
-class Privacy(_Record):
+class PrivacySpent(_Record):
     """The privacy budget that a run spent.
 
     Attributes:
@@ -148,12 +148,12 @@ class RunSummary(_Record):
     client_accuracy: ClientAccuracy | None = None
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
     drawn_to_test: tuple[str, ...] | None = None
-    ensemble: Ensemble | None = None
+    ensemble: EnsembleResult | None = None
     external: Summary | None = None
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     condemned: dict[str, str] = Field(default_factory=dict)
-    learned: Learned = Learned()
-    privacy: Privacy | None = None
+    learned: LearnedStatistics = LearnedStatistics()
+    privacy: PrivacySpent | None = None
     seconds: dict[str, float | None] = Field(default_factory=dict)
     model_sha256: str | None = None
     contract_hash: str | None = None
@@ -271,7 +271,7 @@ def read_run(folder: Path) -> Run:
     """
     faults: list[Fault] = []
 
-    def text_of(path: Path) -> str:
+    def read_text(path: Path) -> str:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -280,21 +280,21 @@ def read_run(folder: Path) -> Run:
             return ""
 
     paths = folder / "summary.json", folder / "rounds.jsonl"
-    summary_text, rounds_text = map(text_of, paths)
+    summary_text, rounds_text = map(read_text, paths)
     stop_on(faults)
-    summary = _parse(RunSummary, summary_text, str(paths[0]))
+    summary = _parse_record(RunSummary, summary_text, str(paths[0]))
     lines = [(number, line) for number, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()]
-    rounds = tuple(_parse(RoundLine, line, f"{paths[1]} line {number}") for number, line in lines)
-    samples_text = text_of(folder / SAMPLES) if (folder / SAMPLES).exists() else None
+    rounds = tuple(_parse_record(RoundLine, line, f"{paths[1]} line {number}") for number, line in lines)
+    samples_text = read_text(folder / SAMPLES) if (folder / SAMPLES).exists() else None
     stop_on(faults)
-    samples = None if samples_text is None else _parse(Samples, samples_text, str(folder / SAMPLES))
+    samples = None if samples_text is None else _parse_record(Samples, samples_text, str(folder / SAMPLES))
     return Run(folder, summary, rounds, samples)
 
 
 _R = TypeVar("_R", bound=_Record)
 
 
-def _parse(record: type[_R], text: str, where: str) -> _R:
+def _parse_record(record: type[_R], text: str, where: str) -> _R:
     try:
         return record.model_validate_json(text)
     except ValidationError as error:

@@ -24,11 +24,11 @@ from common.wire.records import RollCallAnswer, TrainReply
 FILE = "receipt.json"
 
 
-class _Part(BaseModel):
+class _ReceiptPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ReceiptSite(_Part):
+class ReceiptSite(_ReceiptPart):
     """A site that took part.
 
     Attributes:
@@ -44,7 +44,7 @@ class ReceiptSite(_Part):
     release: str = ""
 
 
-class ReceiptReply(_Part):
+class ReceiptReply(_ReceiptPart):
     """A reply that reached the run, also a reply that does not count.
 
     Attributes:
@@ -64,16 +64,16 @@ class ReceiptReply(_Part):
     signature: str = ""
 
 
-class ReceiptAbsence(_Part):
-    """An exchange in which no reply of a site counted, with the reason."""
+class ReceiptAbsence(_ReceiptPart):
+    """A round or other exchange in which no reply of a site counted, with the reason."""
 
     site: str
     where: str
     reason: str
 
 
-class ReceiptRound(_Part):
-    """A round that counted.
+class ReceiptRound(_ReceiptPart):
+    """A round whose updates were aggregated into the model.
 
     Attributes:
         sites: Site -> SHA-256 of its update, in the order in which updates were added up or passed on.
@@ -89,14 +89,14 @@ class ReceiptRound(_Part):
     model_sha256: str
 
 
-class AuditHead(_Part):
+class AuditHead(_ReceiptPart):
     """Number of the audit's entries, and the hash of the last one, when the receipt was made."""
 
     entries: int
     sha256: str
 
 
-class Receipt(_Part):
+class Receipt(_ReceiptPart):
     """The content of ``receipt.json``.
 
     Attributes:
@@ -135,19 +135,19 @@ def experiment_sha256(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
-def receipt_of(entries: Iterable[AuditEntry]) -> Receipt:
+def make_receipt(entries: Iterable[AuditEntry]) -> Receipt:
     """Make the receipt of an audit's last run; rounds that a resumed run repeated count once."""
-    draft = Draft()
+    draft = ReceiptDraft()
     for entry in entries:
         if entry.get("event") == "run":
-            draft = Draft(_fields(entry))
+            draft = ReceiptDraft(_own_fields(entry))
         else:
             draft.add(entry)
     return draft.receipt
 
 
 @dataclass
-class Draft:
+class ReceiptDraft:
     """A receipt under construction, to which the audit's entries are added in their order.
 
     Attributes:
@@ -183,11 +183,11 @@ class Draft:
                 self._add_absence(entry["site"], entry["round"], entry.get("reason", ""))
             case "aggregated":
                 updates = {site: self.updates[entry["round"], site] for site in entry["sites"]}
-                self.rounds[entry["round"]] = ReceiptRound.model_validate({**_fields(entry), "sites": updates})
+                self.rounds[entry["round"]] = ReceiptRound.model_validate({**_own_fields(entry), "sites": updates})
                 for site, reason in entry["left_out"].items():
                     self._add_absence(site, entry["round"], reason)
             case "result":
-                self.fields |= _fields(entry)
+                self.fields |= _own_fields(entry)
 
     def _add_site(self, entry: AuditEntry) -> None:
         before = self.sites.get(entry["site"])
@@ -225,7 +225,7 @@ def write_receipt(audit: Audit) -> str:
     checked = check_audit(audit.folder)
     head = AuditHead(entries=checked.entries, sha256=checked.sha256)
     try:
-        receipt = receipt_of(audit.entries()).model_copy(update={"audit": head})
+        receipt = make_receipt(audit.entries()).model_copy(update={"audit": head})
     except (ValidationError, KeyError) as error:
         return f"the audit does not describe a whole run ({type(error).__name__})"
     content = (receipt.model_dump_json(indent=1) + "\n").encode()
@@ -252,6 +252,6 @@ def read_receipt(path: Path) -> Receipt:
         ) from None
 
 
-def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _own_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry without the fields that every entry has."""
     return {name: value for name, value in entry.items() if name not in ("n", "time", "before", "torn", "event")}

@@ -12,14 +12,14 @@ from typing import Self
 from common import __version__
 from common.system.files import write_atomically
 from common.system.plain_text import counted, shortened
-from server.runs.live_status import FILE, Present, stopped_at
-from server.runs.progress import NullProgress, facts_of
+from server.runs.live_status import FILE, PresentRun, stopped_at
+from server.runs.progress import NullProgress, round_facts
 from strategies.engine.events import RoundRecord, WaitingStatus
 from strategies.engine.exchange import NOT_REGISTERED
 from strategies.engine.state import FederationState
 
 
-class Reporter(NullProgress):
+class RunReporter(NullProgress):
     """Prints the progress of a run and writes it to ``present.json``. A :class:`server.federation.recorder.Watcher`.
 
     Args:
@@ -32,11 +32,11 @@ class Reporter(NullProgress):
 
     def __init__(
         self,
-        present: Present,
+        present: PresentRun,
         state: Path,
         tell: Callable[[str], None],
         signed_off: Callable[[], Mapping[str, str]] = dict,
-        note: Callable[[Present], None] = lambda present: None,
+        note: Callable[[PresentRun], None] = lambda present: None,
     ) -> None:
         super().__init__()
         self._signed_off, self._note = signed_off, note
@@ -46,7 +46,7 @@ class Reporter(NullProgress):
 
     def __enter__(self) -> Self:
         self._present.pid, self._present.began = os.getpid(), time.time()
-        self._write()
+        self._write_present_run()
         self._note(self._present)
         return self
 
@@ -56,7 +56,7 @@ class Reporter(NullProgress):
         present.waiting_for = present.lost = ()
         if error is not None and kind is not SystemExit:
             self._note_error(str(error) or type(error).__name__)
-        self._write()
+        self._write_present_run()
         self._note(present)
 
     def waiting(self, waiting: WaitingStatus) -> None:
@@ -74,7 +74,7 @@ class Reporter(NullProgress):
         present.waiting_for = tuple(site for site in waiting.sites if site not in stopped_before)
         present.lost = tuple(sorted(self._lost))
         present.deadline = time.time() + waiting.deadline_s
-        self._write()
+        self._write_present_run()
 
     def _tell_lost(self, sites: Sequence[str], server_round: int) -> None:
         signed_off = self._signed_off()
@@ -121,7 +121,7 @@ class Reporter(NullProgress):
         assert self.seconds_left is not None
         present = self._present
         present.waiting_for, present.seconds_left = (), self.seconds_left
-        sites, *facts = facts_of(record)
+        sites, *facts = round_facts(record)
         without = f", without {shortened(sorted(record.absent))}" if record.absent else ""
         left = f"{self.seconds_left:.0f} s" if self.seconds_left < 90 else f"{self.seconds_left / 60:.0f} min"
         facts = [sites + without, *facts, f"{record.seconds:.1f} s, about {left} left"]
@@ -130,7 +130,7 @@ class Reporter(NullProgress):
         for site, done in record.shortened.items():
             self._tell(f"round {record.round}: the update of {site} is too long: {done}")
             present.shortened[site] = f"round {record.round}: {done}"
-        self._write()
+        self._write_present_run()
 
     def _tell_absences(self, record: RoundRecord) -> None:
         """Report absent sites (lost and revoked ones once for each reason), and lost sites that took part again."""
@@ -152,5 +152,5 @@ class Reporter(NullProgress):
         self._present.last_error = text
         self._present.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
-    def _write(self) -> None:
+    def _write_present_run(self) -> None:
         write_atomically(self._path, json.dumps(asdict(self._present)).encode(), durable=False)

@@ -1,6 +1,6 @@
 """A few correctly and wrongly classified test images for the report of a simulated run.
 
-By default a report shows only images of no patient (digits, phantoms), because people pass reports on.
+By default a report shows only images that are of no patient (digits, phantoms), because reports get forwarded.
 """
 
 import base64
@@ -48,11 +48,11 @@ def write_samples(
     pixels = channels_first(test.images).to(device)
     scores = compute_scores(on_device(network, device), pixels, precision)
     labels = label_matrix(test, network.class_names).numpy()
-    predicted = _predicted(scores, one_of_all=network.spec.task == "multi_class")
+    predicted = _predict_classes(scores, one_of_all=network.spec.task == "multi_class")
     names = network.class_names[:CLASSES]
-    chosen = {name: list(_chosen(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)}
+    chosen = {name: list(_choose_samples(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)}
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
-    pictures = dict(zip(rows, _within_budget([test.images[row] for row in rows]), strict=True))
+    pictures = dict(zip(rows, _encode_within_budget([test.images[row] for row in rows]), strict=True))
     classes = []
     for column, (name, of_class) in enumerate(chosen.items()):
         samples = [
@@ -70,14 +70,14 @@ def write_samples(
     write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode())
 
 
-def _predicted(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]:
+def _predict_classes(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]:
     """Return True where the model predicts that an image shows a class, ``(n, classes)``."""
     if not one_of_all:
         return scores > THRESHOLD
     return np.asarray(np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)])
 
 
-def _chosen(
+def _choose_samples(
     scores: NDArray[np.float32], labels: NDArray[np.float32], predicted: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
     """Choose a class's correct and wrong images with the most confident scores; equal scores by their order."""
@@ -89,7 +89,7 @@ def _chosen(
             yield kind, int(row)
 
 
-def _within_budget(images: list[NDArray[np.uint8]]) -> list[str]:
+def _encode_within_budget(images: list[NDArray[np.uint8]]) -> list[str]:
     """Return PNG files as base64, all at the largest size at which they fit, or at the smallest size."""
     for side in SIDES:
         files = [encode_png(image, side) for image in images]

@@ -35,7 +35,7 @@ _SETTINGS = {
 }
 
 
-class Track(StrEnum):
+class TrackingStore(StrEnum):
     """The values of ``--track``: a store of figures beside TensorBoard's files, which are always written."""
 
     mlflow = "mlflow"
@@ -48,11 +48,11 @@ class Tracker(Protocol):
         """Store the figures of round ``step``, by tag; on return they outlast this process."""
 
     def close(self, ending: Ending) -> None:
-        """End the record: no more figures follow."""
+        """End the record of figures, because the run is over."""
 
 
 @contextmanager
-def tracked(
+def track_run(
     folder: "RunFolder", experiment: "Experiment", store: "NewRun | None", tell: Callable[[str], None]
 ) -> Iterator[None]:
     """Send the figures that are written to the run folder to the trackers too, until the run ends.
@@ -128,21 +128,25 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
     return {tag: value for tag, value in figures.items() if value is not None}
 
 
-def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield nested settings as pairs of dotted key and value, in the form of the command line."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            yield from flattened(value, f"{prefix}{key}.")
+            yield from flatten_settings(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", _setting(value)
+            yield f"{prefix}{key}", _format_setting(value)
 
 
-def _setting(value: object) -> str:
+def _format_setting(value: object) -> str:
     if value is None or value in ("", [], {}):
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(map(_setting, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    return (
+        ", ".join(map(_format_setting, value))
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else str(value)
+    )
 
 
 # ---------------------------------------------------------------------- TensorBoard
@@ -186,7 +190,7 @@ NewRun = Callable[["Experiment", Callable[[str], None]], "MLflowRun"]
 """Begins a run of an experiment in a store; the second argument is called with the reason once the store fails."""
 
 
-def store_for(track: Track | None) -> NewRun | None:
+def open_store(track: TrackingStore | None) -> NewRun | None:
     """Open the store that ``MLFLOW_TRACKING_URI`` names, or MLflow's own default in the present folder.
 
     A run opens it before anything else, so that a missing store is not noticed at the run's end.
@@ -207,13 +211,15 @@ def store_for(track: Track | None) -> NewRun | None:
     try:
         client = mlflow.MlflowClient()
         experiment = client.get_experiment_by_name(name)
-        return partial(new_run, client, experiment.experiment_id if experiment else client.create_experiment(name))
+        return partial(
+            begin_mlflow_run, client, experiment.experiment_id if experiment else client.create_experiment(name)
+        )
     except (mlflow.MlflowException, OSError, ImportError) as error:
         problem = f"{mlflow.get_tracking_uri()} cannot be used: {_first_line(error)}."
         raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None
 
 
-def new_run(client: Any, store: str, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowRun":
+def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowRun":
     """Begin a run with the experiment's settings as its parameters.
 
     Args:
@@ -228,8 +234,8 @@ def new_run(client: Any, store: str, experiment: "Experiment", lost: Callable[[s
 
         label = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
         run.identifier = client.create_run(store, run_name=label).info.run_id
-        settings = flattened(experiment.model_dump(mode="json"))
-        parameters = [Param(run.name_of(key), value[:LONGEST_VALUE]) for key, value in settings]
+        settings = flatten_settings(experiment.model_dump(mode="json"))
+        parameters = [Param(run.metric_name(key), value[:LONGEST_VALUE]) for key, value in settings]
         for start in range(0, len(parameters), PARAMETERS):
             client.log_batch(run.identifier, params=parameters[start : start + PARAMETERS])
 
@@ -252,7 +258,7 @@ class MLflowRun:
             from mlflow.entities import Metric
 
             now_ms = time.time_ns() // 1_000_000
-            metrics = [Metric(self.name_of(tag), value, now_ms, step) for tag, value in values.items()]
+            metrics = [Metric(self.metric_name(tag), value, now_ms, step) for tag, value in values.items()]
             for start in range(0, len(metrics), METRICS):
                 self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
 
@@ -272,7 +278,7 @@ class MLflowRun:
             self._works = False
             self.lost(_first_line(error))
 
-    def name_of(self, tag: str) -> str:
+    def metric_name(self, tag: str) -> str:
         """Return the name under which MLflow accepts a tag; of two tags with the same name, the later gets a number."""
         if tag not in self._names:
             parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]

@@ -29,7 +29,7 @@ from common.wire.canonical_bytes import parse_canonical, record_sha256
 from common.wire.codec import R, decode
 from common.wire.records import Arrays, RollCallAnswer, TrainReply, no_arrays
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
-from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, read_receipt, receipt_of
+from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, make_receipt, read_receipt
 from strategies.aggregation.bounds import Lengths, shorten_long_updates
 from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import merge_updates, pass_through_site, update_global_model, update_length_limit
@@ -40,7 +40,7 @@ from strategies.registry import build_experiment_strategy
 
 @dataclass
 class VerificationReport:
-    """The result of a verification: correct parts, parts that could not be checked, and faults."""
+    """The result of a run's verification: correct parts, parts that could not be checked, and faults."""
 
     right: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -71,12 +71,12 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
     report.right, report.unknown = report.right + authorship.right, report.unknown + authorship.notes
     report.faults += authorship.faults
     if not receipt.replies and not any(site.public_key for site in receipt.sites.values()):
-        _refuse_unsigned(report, path.parent)
+        _check_signatures_exist(report, path.parent)
     _check_figures(report, path.parent)
     same_code = _check_plugins(report, receipt)
     if same_code:
         _check_model(report, path.parent, receipt)
-    experiment = _experiment(report, path.parent, receipt)
+    experiment = _read_experiment(report, path.parent, receipt)
     if experiment is not None and same_code:
         _check_sums(report, path.parent, receipt, experiment)
     return report
@@ -94,32 +94,32 @@ def _check_against_audit(report: VerificationReport, path: Path, receipt: Receip
     elif last["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest():
         faults.append(Fault(path.name, f"is not the file that entry {last['n']} of the audit names: changed."))
     try:
-        by_audit = receipt_of(before).model_dump(mode="json") | {"audit": None}
+        by_audit = make_receipt(before).model_dump(mode="json") | {"audit": None}
     except (ValidationError, KeyError, TypeError) as error:
         faults.append(Fault("audit.jsonl", f"does not describe a whole run ({type(error).__name__}): changed."))
     else:
         faults += [
             Fault(f"{path.name}: {where}", f"is {now!r}, and {then!r} by the audit: one of both was changed.")
-            for where, now, then in _unequal("", receipt.model_dump(mode="json") | {"audit": None}, by_audit)
+            for where, now, then in _list_differences("", receipt.model_dump(mode="json") | {"audit": None}, by_audit)
         ]
     report.faults += faults
     if not faults:
         report.right.append(f"{path.name}: says what the audit says")
 
 
-def _unequal(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
+def _list_differences(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the places where two trees differ, with both values; the order of names counts."""
     if isinstance(now, dict) and isinstance(then, dict) and list(now) == list(then):
         for key in now:
-            yield from _unequal(f"{where}.{key}".removeprefix("."), now[key], then[key])
+            yield from _list_differences(f"{where}.{key}".removeprefix("."), now[key], then[key])
     elif isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
         for place, values in enumerate(zip(now, then, strict=True)):
-            yield from _unequal(f"{where}.{place}", *values)
+            yield from _list_differences(f"{where}.{place}", *values)
     elif now != then or isinstance(now, dict):
         yield where, now, then
 
 
-def _refuse_unsigned(report: VerificationReport, folder: Path) -> None:
+def _check_signatures_exist(report: VerificationReport, folder: Path) -> None:
     """Report missing signatures of a run over the network; only a simulation has none."""
     try:
         backend = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["backend"]
@@ -190,7 +190,7 @@ def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> 
         report.faults.append(Fault(DESCRIPTION, problem))
 
 
-def _experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> Experiment | None:
+def _read_experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> Experiment | None:
     """Return the experiment in ``summary.json``, if it is the receipt's."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -277,7 +277,7 @@ class Replay:
         layout = layout_of(build(spec, receipt.classes, seed=0))
         updates = run_folder / UPDATES
         try:
-            initial = state_of_bytes(_content(updates, Path(INITIAL)))
+            initial = state_of_bytes(_read_content(updates, Path(INITIAL)))
             model, sha256 = initial.model, state_sha256(initial.model, layout)
         except (ValueError, KeyError, AssertionError) as error:
             raise AlteredFile(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
@@ -290,7 +290,7 @@ class Replay:
         replay = cls(updates, receipt, experiment, layout, build_experiment_strategy(experiment), model)
         for name, site in receipt.sites.items():
             path = Path("roll-call") / record_file(name)
-            replay.answers[name] = replay._record(path, site.answer_sha256, RollCallAnswer)
+            replay.answers[name] = replay._read_record(path, site.answer_sha256, RollCallAnswer)
         return replay
 
     def rounds(self) -> Iterator[ReceiptRound]:
@@ -302,7 +302,7 @@ class Replay:
         for expected in self.receipt.rounds:
             folder = Path(round_folder(expected.round))
             replies = {
-                site: self._record(folder / record_file(site), sha256, TrainReply)
+                site: self._read_record(folder / record_file(site), sha256, TrainReply)
                 for site, sha256 in expected.sites.items()
             }
             context = self._context(expected.round)
@@ -339,8 +339,8 @@ class Replay:
         task, seed = self.experiment.model.task, self.experiment.run.seed
         return RoundContext(task, contract, answers, self.statistics, server_round, seed)
 
-    def _record(self, where: Path, sha256: str, kind: type[R]) -> R:
-        data = _content(self.updates, where)
+    def _read_record(self, where: Path, sha256: str, kind: type[R]) -> R:
+        data = _read_content(self.updates, where)
         try:
             content = parse_canonical(data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -353,7 +353,7 @@ class Replay:
             raise AlteredFile(where, f"is none of this release's records: {error}") from None
 
 
-def _content(updates: Path, where: Path) -> bytes:
+def _read_content(updates: Path, where: Path) -> bytes:
     if (updates / where).exists() and not (updates / where).is_file():  # a pipe would be waited for
         raise AlteredFile(where, "is no file: changed.")
     try:

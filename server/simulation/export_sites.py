@@ -12,7 +12,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.simulation import simulated_site
 from common.system.files import atomic_outputs, write_atomically
 from common.system.toml import toml_text
-from server.simulation.simulate import checked
+from server.simulation.simulate import check_experiment
 
 NOTHING = "(no class)"
 """A second, unlabelled column for a site with one class: npz files with one column hold class numbers."""
@@ -24,7 +24,7 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
     Raises:
         BadInput: With every fault of the experiment, or if a site's files are there already.
     """
-    method, data = checked(file)
+    method, data = check_experiment(file)
     if method.site.pooled != "no":
         problem = f'"{file.experiment.run.method}" puts all images in one place; it has no sites.'
         raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
@@ -36,16 +36,16 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             site = simulated_site(data, index, "no")
             arrays = {
-                **_arrays("train", site.train),
-                **_arrays("val", site.validation),
-                **_arrays("test", site.test),
+                **_image_arrays("train", site.train),
+                **_image_arrays("val", site.validation),
+                **_image_arrays("test", site.test),
             }
             np.savez(folder / "images.npz", allow_pickle=False, **arrays)
             write_atomically(folder / "site.toml", _site_toml(part.site, part.class_names).encode())
     return folders
 
 
-def _arrays(prefix: str, images: ImageSet) -> dict[str, NDArray[Any]]:
+def _image_arrays(prefix: str, images: ImageSet) -> dict[str, NDArray[Any]]:
     labels = images.labels
     if labels.shape[1] == 1:
         labels = np.column_stack([labels, np.full(len(labels), np.nan, np.float32)])

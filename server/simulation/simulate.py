@@ -23,18 +23,18 @@ from common.simulation import POOLED, SimulatedData, forget_data, simulated_data
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
 from server.federation.recorder import Watcher
-from server.federation.run import federate
-from server.federation.set_up import OpenedRunFolder, lead
+from server.federation.run import run_federation
+from server.federation.set_up import OpenedRunFolder, lead_run
 from server.reporting.live.server import view_beside_run
 from server.reporting.run_claims import UNKNOWN_PATIENTS
-from server.runs.live_status import Present
+from server.runs.live_status import PresentRun
 from server.runs.progress import progress_of_run
-from server.runs.reporter import Reporter
+from server.runs.reporter import RunReporter
 from server.runs.samples import shows_samples, write_samples
-from server.runs.tracking import Track
-from server.simulation.backends.inline import inline, site_app
-from server.simulation.backends.ray_grid import SimulatedRun, on_ray
-from server.simulation.backends.ray_process import RayProcess, ray_process_of
+from server.runs.tracking import TrackingStore
+from server.simulation.backends.inline import import_site_app, run_inline
+from server.simulation.backends.ray_grid import SimulatedRun, run_on_ray
+from server.simulation.backends.ray_process import RayProcess, start_ray_process
 from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
 from strategies.method_list import prefix_with_file
 from strategies.methods.base import Method, find_image_faults
@@ -48,7 +48,7 @@ def simulate(
     file: ExperimentFile,
     out: Path,
     console: Console,
-    track: Track | None = None,
+    track: TrackingStore | None = None,
     *,
     resume: bool = False,
     web_port: int | None = None,
@@ -69,9 +69,9 @@ def simulate(
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
-    with ray_process_of(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
+    with start_ray_process(file.experiment) if ray_process is None else nullcontext(ray_process) as ray:
         simulation = Simulation(file, console, web_port, progress, ray)
-        return lead(simulation, file, out, track=track, resume=resume, pages=pages)
+        return lead_run(simulation, file, out, track=track, resume=resume, pages=pages)
 
 
 class Simulation:
@@ -107,17 +107,17 @@ class Simulation:
             BadInput: With every fault.
         """
         forget_data()
-        self.method, self.data = checked(self.file)
-        self.external = checked_external(self.file, self.data)
+        self.method, self.data = check_experiment(self.file)
+        self.external = read_external_test_set(self.file, self.data)
 
-    def alone(self) -> AbstractContextManager[object]:
-        """Return a context that keeps no other run out."""
+    def lock_out_other_runs(self) -> AbstractContextManager[object]:
+        """Lock nothing, because simulations may run at the same time."""
         return nullcontext()
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds in simulation, and choose the images that the report shows."""
-        experiment, folder, data = self._with_arithmetic(opening), opening.folder, self.data
-        setting = self._setting(opening, experiment.training.precision)
+        experiment, folder, data = self._choose_arithmetic(opening), opening.folder, self.data
+        setting = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
@@ -125,13 +125,13 @@ class Simulation:
             folder.event("patients_unknown")
             if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
-        with self._watched(folder.path) as watchers:
-            summary = self._federate(setting, experiment, watchers)
+        with self._show_progress(folder.path) as watchers:
+            summary = self._run_federation(setting, experiment, watchers)
         if self.method.site.has_global_model and len(data.test) and shows_samples(self.experiment):
             write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
         return summary
 
-    def _setting(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
+    def _make_run_context(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
         experiment, data = self.experiment, self.data
         return RunContext(
             base=self.file.base,
@@ -164,7 +164,7 @@ class Simulation:
         return (POOLED,) if self.method.site.pooled != "no" else tuple(part.site for part in self.data.parts)
 
     @contextmanager
-    def _watched(self, out: Path) -> Iterator[list[Watcher]]:
+    def _show_progress(self, out: Path) -> Iterator[list[Watcher]]:
         """Show the progress of the run, and the live view where ``web_port`` asks for one."""
         run = self.experiment.run
         name = run.name or run.method
@@ -173,27 +173,27 @@ class Simulation:
             watchers: list[Watcher] = [stack.enter_context(shown)]
             if self.web_port is not None:
                 stack.enter_context(view_beside_run(out, self.web_port, self.tell))
-                present = Present(str(out.resolve()), name)
-                watchers.append(stack.enter_context(Reporter(present, out, lambda line: None)))
+                present = PresentRun(str(out.resolve()), name)
+                watchers.append(stack.enter_context(RunReporter(present, out, lambda line: None)))
             yield watchers
 
-    def _federate(self, setting: RunContext, experiment: Experiment, watchers: list[Watcher]) -> dict[str, Any]:
+    def _run_federation(self, setting: RunContext, experiment: Experiment, watchers: list[Watcher]) -> dict[str, Any]:
         base, summaries = self.file.base, list[dict[str, Any]]()
 
         def main(grid: Any) -> None:
             workers = getattr(grid, "workers", setting.workers)
-            summaries.append(federate(grid, self.experiment, replace(setting, workers=workers), watchers))
+            summaries.append(run_federation(grid, self.experiment, replace(setting, workers=workers), watchers))
 
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
         if self.ray_process is not None:
             note = setting.folder.event
             run = SimulatedRun(text, base, path, self._site_names(), undivided_data(self.experiment, base), note)
-            on_ray(main, run, self.ray_process)
+            run_on_ray(main, run, self.ray_process)
         else:
-            inline(main, site_app(text, base, path), setting.sites)
+            run_inline(main, import_site_app(text, base, path), setting.sites)
         return summaries[0]
 
-    def _with_arithmetic(self, opening: OpenedRunFolder) -> Experiment:
+    def _choose_arithmetic(self, opening: OpenedRunFolder) -> Experiment:
         """Return the experiment with one arithmetic for all sites; a resumed run keeps its earlier choice."""
         experiment = self.experiment
         if experiment.training.precision != "fastest":
@@ -207,7 +207,7 @@ class Simulation:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
 
 
-def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
+def check_experiment(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     """Check everything that can be checked before training; return the method and the data.
 
     Raises:
@@ -242,7 +242,7 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     return method, data
 
 
-def checked_external(file: ExperimentFile, data: SimulatedData) -> ImageSet | None:
+def read_external_test_set(file: ExperimentFile, data: SimulatedData) -> ImageSet | None:
     """Read the external test set, if there is one.
 
     Raises:

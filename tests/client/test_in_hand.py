@@ -48,7 +48,7 @@ from common.security.call_signatures import WAIT, requested_wait_s
 from common.security.identity import SiteKit, read_request
 from common.wire.fleet_protocol import object_ids
 from common.wire.flower_objects import join_message
-from server.coordinator.authority import issue_server_certificate, make_authority, signing_identity
+from server.coordinator.authority import issue_server_certificate, make_authority, signing_key_and_certificate
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.request_signing import Recipient, RequestSigner
 from tests.network.real import ROOT
@@ -281,7 +281,7 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     (tmp_path / "north" / "kit.json").write_text(kit.model_dump_json(), encoding="utf-8")
 
     public_key = read_request(tmp_path / "north" / "north.request").public_key
-    signing = RequestSigner(*signing_identity(coordinator), lambda: {5: Recipient("north", public_key)})
+    signing = RequestSigner(*signing_key_and_certificate(coordinator), lambda: {5: Recipient("north", public_key)})
 
     def make(message: Message) -> Hospital:
         signing.sign(message)

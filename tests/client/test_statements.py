@@ -29,7 +29,7 @@ from common.security.signatures import (
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode, payload_bytes
 from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
-from server.coordinator.authority import certificate_builder, signing_identity, subject_name
+from server.coordinator.authority import certificate_builder, signing_key_and_certificate, subject_name
 from server.coordinator.folder import Coordinator
 from tests.certificates import of_version_10
 from tests.client.handshakes import coordinator_in
@@ -66,7 +66,7 @@ class Side:
             sha256=sha256 or record_sha256(content),
             nonce=nonce,
         )
-        signing, certificate = by or signing_identity(self.coordinator)
+        signing, certificate = by or signing_key_and_certificate(self.coordinator)
         return sign(content, statement, signing, certificate=certificate)
 
 
@@ -172,7 +172,7 @@ def test_a_request_of_the_coordinator_is_taken_and_taken_up_again_after_a_kill(
 
 def other_authority(side: Side) -> RecordDict:
     folder = side.coordinator.folder.parent / "stranger"
-    return side.request(call(), by=signing_identity(coordinator_in(folder)))
+    return side.request(call(), by=signing_key_and_certificate(coordinator_in(folder)))
 
 
 def servers_key(side: Side) -> RecordDict:
@@ -184,7 +184,7 @@ def servers_key(side: Side) -> RecordDict:
 
 
 def right_certificate_wrong_key(side: Side) -> RecordDict:
-    return side.request(call(), by=(OTHER_KEY, signing_identity(side.coordinator)[1]))
+    return side.request(call(), by=(OTHER_KEY, signing_key_and_certificate(side.coordinator)[1]))
 
 
 def own_certificate(side: Side) -> RecordDict:
@@ -199,7 +199,7 @@ def own_certificate(side: Side) -> RecordDict:
 
 
 def unknown_version(side: Side) -> RecordDict:
-    known = x509.load_der_x509_certificate(signing_identity(side.coordinator)[1])
+    known = x509.load_der_x509_certificate(signing_key_and_certificate(side.coordinator)[1])
     return side.request(call(), by=(OTHER_KEY, of_version_10(known)))
 
 
@@ -252,15 +252,15 @@ def test_a_request_that_comes_again_by_another_message_is_refused_also_by_a_new_
 
 
 def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_expire(side: Side) -> None:
-    first = signing_identity(side.coordinator)[1]
-    assert signing_identity(side.coordinator)[1] == first
+    first = signing_key_and_certificate(side.coordinator)[1]
+    assert signing_key_and_certificate(side.coordinator)[1] == first
     certificate = x509.load_der_x509_certificate(first)
     assert certificate.not_valid_after_utc - dt.datetime.now(dt.UTC) > dt.timedelta(days=390)
     assert (side.coordinator.authority / "signing.key").stat().st_mode & 0o777 == 0o600
     purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert ExtendedKeyUsageOID.SERVER_AUTH not in purposes
     (side.coordinator.authority / "signing.crt").write_text("damaged", encoding="ascii")
-    assert signing_identity(side.coordinator)[1] != first
+    assert signing_key_and_certificate(side.coordinator)[1] != first
 
 
 # ---------------------------------------------------------------------- what the site's audit holds of them

@@ -146,7 +146,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
         case "with a reply that it has not noted":
             at(
                 NetworkGrid,
-                "_reply",
+                "_make_reply",
                 death.come,
                 lambda grid, announced: of_round([grid._requests[announced.status.request].message]),
                 after=True,
@@ -159,7 +159,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
             half_a_file(death.come, server.federation.checkpoints, lambda name: name == f"{checkpoint}.json")
         case "between two rounds":
             at(
-                server.runs.reporter.Reporter,
+                server.runs.reporter.RunReporter,
                 "round_done",
                 death.come,
                 lambda who, record, state: record.round == ROUND,
@@ -240,9 +240,12 @@ def main() -> None:
         from server import cli
         from server.deployment.superlink import process
 
-        true = process.command
+        true = process.superlink_command
         struck = [sys.executable, "-m", "tests.network.dying", marker, point, victim, "superlink"]
-        process.command = lambda coordinator: [*struck, *true(coordinator)[true(coordinator).index("--state") :]]
+        process.superlink_command = lambda coordinator: [
+            *struck,
+            *true(coordinator)[true(coordinator).index("--state") :],
+        ]
         cli.main(arguments)
     elif program == "superlink":
         from server.deployment.superlink import program as superlink

@@ -38,7 +38,7 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from common.security.identity import read_key, read_kit
-from server.deployment.superlink.control_client import flower_key
+from server.deployment.superlink.control_client import openssh_key_to_pem
 from tests.signing import SignsCalls
 
 Attempt = tuple[str, Callable[[], Any]]
@@ -54,7 +54,7 @@ class Forger:
         self.stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))
         self.own, _ = nodes[name]
         self.victims = {victim: node for victim, (node, _) in nodes.items() if victim != name}
-        self.keys = {victim: flower_key(line) for victim, (_, line) in nodes.items() if victim != name}
+        self.keys = {victim: openssh_key_to_pem(line) for victim, (_, line) in nodes.items() if victim != name}
 
     def always(self) -> Iterator[Attempt]:
         """What needs no message."""

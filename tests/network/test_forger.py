@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from server.coordinator.admission import members
+from server.coordinator.admission import unrevoked_sites
 from server.coordinator.folder import read_coordinator
-from server.deployment.superlink.control_client import Control, flower_key
+from server.deployment.superlink.control_client import ControlClient, openssh_key_to_pem
 from server.deployment.superlink.refused_calls import PAUSE_S
 from tests.network.federated import Federation, events, hash_in, sites_by_round, undisturbed
 from tests.network.real import eventually, flwr_client, flwr_server
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 def nodes_of(federation: Federation, path: Path) -> Path:
     """Every site's node and public key, which no hospital can list."""
     coordinator = read_coordinator(federation.coordinator.folder)
-    admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
-    with closing(Control(coordinator)) as control:
+    admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
+    with closing(ControlClient(coordinator)) as control:
         nodes = {admitted[node.public_key].site: node.node_id for node in control.nodes()}
     keys = {site.site: site.public_key for site in admitted.values()}
     path.write_text(json.dumps({name: (node, keys[name]) for name, node in nodes.items()}), encoding="utf-8")
@@ -122,12 +122,12 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation, t
         "from flwr.proto.fleet_pb2 import ActivateNodeRequest\n"
         "from flwr.proto.fleet_pb2_grpc import FleetStub\n"
         "from common.security.identity import read_kit\n"
-        "from server.deployment.superlink.control_client import flower_key\n"
+        "from server.deployment.superlink.control_client import openssh_key_to_pem\n"
         "kit = read_kit(pathlib.Path(sys.argv[1]))\n"
         "key = ec.generate_private_key(ec.SECP256R1())\n"
         "channel = grpc.secure_channel(kit.address, grpc.ssl_channel_credentials(kit.ca_certificate.encode()))\n"
         "stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))\n"
-        "request = ActivateNodeRequest(public_key=flower_key(kit.public_key), heartbeat_interval=1800)\n"
+        "request = ActivateNodeRequest(public_key=openssh_key_to_pem(kit.public_key), heartbeat_interval=1800)\n"
         "try:\n    print(stub.ActivateNode(request))\nexcept grpc.RpcError as error:\n    print(error.code())\n"
     )
     program = federation.machine.start("stranger", "-c", code, victim.kit)

@@ -325,11 +325,11 @@ main(sys.argv[1:])
 STARTING = """
 import sys
 from server.deployment.superlink import process
-honest = process.command
+honest = process.superlink_command
 def shipping(coordinator):
     python, _, _, _, *arguments = honest(coordinator)
     return [python, "-c", SHIPPING, *arguments]
-process.command = shipping
+process.superlink_command = shipping
 from server.cli import main
 main(sys.argv[1:])
 """

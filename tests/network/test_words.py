@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from server.coordinator.folder import read_coordinator
-from server.reporting.live.files import FileWatcher, source_of
-from server.reporting.live.page import page
+from server.reporting.live.files import FileWatcher, source_of_current_run
+from server.reporting.live.page import render_page
 from server.reporting.model_card import CARD
 from tests.network.federated import connected
 from tests.network.loose_talker import TEST, TRAINING
@@ -66,7 +66,7 @@ def test_what_cannot_be_does_not_count_and_is_said_without_any_control_character
     assert took_s < MOST_STATUS_S
     assert size_of(out) < MOST_MEGABYTES
     assert (coordinator.folder / "state" / "present.json").stat().st_size < 2**20
-    said += [page(FileWatcher(source_of(read_coordinator(coordinator.folder))).look())]
+    said += [render_page(FileWatcher(source_of_current_run(read_coordinator(coordinator.folder))).look())]
     record_property("run folder, MB", round(size_of(out), 3))
     record_property("status, s", round(took_s, 3))
     _check_reasons(out, run.said)

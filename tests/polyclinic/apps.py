@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.flower import FedMLPSite, Site, SiteLabels, labels, loss_slope
-from server.simulation.backends.inline import inline
+from server.simulation.backends.inline import run_inline
 from strategies.local.losses import partial_loss
 
 CLASSES = tuple("0123456789")
@@ -165,7 +165,7 @@ def run(
         arrays = options.pop("initial", None) or ArrayRecord(network().state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **options))
 
-    inline(main, app.client(), SITES)
+    run_inline(main, app.client(), SITES)
     return results[0]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyclinic.flower import FedMLP, FedMLPSite
 from polyclinic.flower.averaging import FEDMLP_PARAMETERS
 from polyclinic.flower.checks import unpack_arrays
-from server.simulation.backends.inline import inline
+from server.simulation.backends.inline import run_inline
 from strategies.methods.fedmlp import FedMLPParameters, average_over_sites, compute_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, FedMLPApp, data, network, run
 
@@ -179,7 +179,7 @@ def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
             arrays = ArrayRecord(network().state_dict())
             strategy.start(grid=grid, initial_arrays=arrays, num_rounds=4 - app.starts)
 
-    inline(main, app.client(), SITES)
+    run_inline(main, app.client(), SITES)
     assert (kept[SITES * 2] >= 0).any()  # the third round of the first start
     assert all((tags == -1).all() for tags in kept[SITES * 3 : SITES * 4])
 

@@ -26,7 +26,7 @@ from polyclinic.flower import (
 )
 from polyclinic.flower.checks import pack_arrays, unpack_arrays
 from polyclinic.flower.labels import UnknownLabels
-from server.simulation.backends.inline import inline
+from server.simulation.backends.inline import run_inline
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, FedMLPApp, altered, data, joins_late, network, run
 
 HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
@@ -368,7 +368,7 @@ def test_a_labels_function_that_fails_is_told_in_one_line_without_advice_on_some
         PartialLoss(**HEAD).start(grid=grid, initial_arrays=ArrayRecord(network().state_dict()), num_rounds=1)
 
     with pytest.raises(UnknownLabels) as caught:
-        inline(main, app, SITES)
+        run_inline(main, app, SITES)
     assert "node 2 did not say which classes it labels: labels.csv" in str(caught.value)
     assert "@polyclinic" not in str(caught.value)
 
@@ -401,7 +401,7 @@ def test_labels_used_wrongly_says_how_it_is_used() -> None:
         PartialLoss(**HEAD).start(grid=grid, initial_arrays=ArrayRecord(network().state_dict()), num_rounds=1)
 
     with pytest.raises(UnknownLabels, match=r"must return SiteLabels, got tuple"):
-        inline(main, app, SITES)
+        run_inline(main, app, SITES)
 
 
 @pytest.mark.parametrize("wrong", [{"patience": 0}, {"patience": 3, "cap": 0}, {"patience": 3, "tolerance": -0.1}])

@@ -24,7 +24,7 @@ from polyclinic.flower import (
 )
 from polyclinic.flower.checks import unpack_arrays
 from polyclinic.flower.labels import UnknownLabels
-from server.simulation.backends.inline import inline
+from server.simulation.backends.inline import run_inline
 from strategies.local.losses import partial_loss
 from strategies.methods.fedsld import compute_label_prior, weighted_binary_cross_entropy
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, data, joins_late, network, run
@@ -232,7 +232,7 @@ def test_a_client_app_that_does_not_tell_its_labels_is_named_with_the_remedy() -
         SurgicalAggregation(**HEAD).start(grid=grid, initial_arrays=ArrayRecord(network().state_dict()), num_rounds=1)
 
     with pytest.raises(UnknownLabels, match=r"node 2 did not say .* its ClientApp needs @polyclinic.flower.labels"):
-        inline(main, app, SITES)
+        run_inline(main, app, SITES)
 
 
 def test_a_message_of_another_strategy_is_refused_with_the_reason() -> None:
@@ -269,7 +269,7 @@ def test_an_answer_of_another_form_is_refused_with_the_node(said: dict[str, Any]
         PartialLoss(**HEAD).start(grid=grid, initial_arrays=ArrayRecord(network().state_dict()), num_rounds=1)
 
     with pytest.raises(UnknownLabels, match="node 2 sent labels that cannot be read"):
-        inline(main, app, SITES)
+        run_inline(main, app, SITES)
 
 
 def test_an_unknown_task_and_a_head_of_another_precision_are_refused() -> None:

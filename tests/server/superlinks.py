@@ -24,7 +24,7 @@ from common.wire import fleet_protocol
 from server.coordinator.authority import issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.fleet_server import serve_hospitals
-from server.deployment.superlink.messages import Storage, StoredMessage
+from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
 from tests.signing import SignsCalls, pem
 
@@ -54,17 +54,17 @@ class Link:
     folder: Path
     clock: Clock = field(default_factory=Clock)
     sent: dict[str, Message] = field(default_factory=dict)
-    opened: list[Storage] = field(default_factory=list)
+    opened: list[SuperLinkStorage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.storage = self.restarted()
         self.files = self.storage.files
         self.run, _ = self.storage.begin_run()
 
-    def restarted(self) -> Storage:
+    def restarted(self) -> SuperLinkStorage:
         """The storage of a new process on the same database and files; the one before was killed."""
         files = ObjectFiles(self.folder / "objects")
-        self.opened.append(Storage.open(self.folder / DATABASE, files, self.clock, self.clock))
+        self.opened.append(SuperLinkStorage.open(self.folder / DATABASE, files, self.clock, self.clock))
         return self.opened[-1]
 
     def request(self, node: int, *contents: bytes) -> StoredMessage:

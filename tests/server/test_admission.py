@@ -20,7 +20,7 @@ from common.security.identity import (
     read_kit,
     read_request,
 )
-from server.coordinator.admission import admission_faults, admit, admitted_sites, claims_of, members, revoke
+from server.coordinator.admission import admission_faults, admit, admitted_sites, claims_reader, revoke, unrevoked_sites
 from server.coordinator.folder import Coordinator, read_coordinator
 from strategies.engine.claims import AdmissionLimits
 from tests.network.real import flwr_client, flwr_server
@@ -72,7 +72,7 @@ def test_both_sides_are_shown_the_same_fingerprint_and_nothing_is_written_before
     assert agreed.code == 0
     for said in (made.out, declined.out, agreed.out):
         assert shown in said
-    assert list(members(coordinator)) == ["north"]
+    assert list(unrevoked_sites(coordinator)) == ["north"]
 
 
 def test_without_standard_input_nobody_is_asked_and_the_option_is_named(
@@ -126,7 +126,7 @@ def test_a_request_that_comes_again_gets_the_kit_again(coordinator: Coordinator,
     first = admit(coordinator, request).read_bytes()
     other_comment = request.model_copy(update={"public_key": keys[0].replace("comment", "other")})
     assert admit(coordinator, other_comment).read_bytes() == first.replace(b"comment", b"other")
-    assert list(members(coordinator)) == ["north"]
+    assert list(unrevoked_sites(coordinator)) == ["north"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_revoked_site_is_no_member_and_still_listed(coordinator: Coordinator, 
     for name, key in zip(("south", "north", "east"), keys, strict=True):
         admit(coordinator, SiteRequest(site=name, public_key=key))
     revoke(coordinator, "north")
-    assert list(members(coordinator)) == ["east", "south"]
+    assert list(unrevoked_sites(coordinator)) == ["east", "south"]
     assert list(admitted_sites(coordinator)) == ["east", "north", "south"]
     assert admitted_sites(coordinator)["north"].revoked
 
@@ -209,14 +209,14 @@ def test_a_revoked_key_is_admitted_under_no_name(name: str, coordinator: Coordin
     revoke(coordinator, "north")
     with pytest.raises(BadInput, match=r'its key was revoked under the name "north"\. The site makes a new key'):
         admit(coordinator, SiteRequest(site=name, public_key=keys[0]))
-    assert members(coordinator) == {}
+    assert unrevoked_sites(coordinator) == {}
 
 
 def test_a_revoked_site_comes_back_under_its_name_with_a_new_key(coordinator: Coordinator, keys: Sequence[str]) -> None:
     admit(coordinator, SiteRequest(site="north", public_key=keys[0]))
     revoke(coordinator, "north")
     admit(coordinator, SiteRequest(site="north", public_key=keys[1]))
-    assert members(coordinator)["north"].public_key == keys[1]
+    assert unrevoked_sites(coordinator)["north"].public_key == keys[1]
 
 
 def test_a_revoked_key_stays_revoked_after_its_name_has_gone_to_a_new_key(
@@ -234,7 +234,7 @@ def test_whoever_is_revoked_by_a_wrong_name_stays_and_the_nearest_name_is_offere
     admit(coordinator, SiteRequest(site="north", public_key=keys[0]))
     with pytest.raises(BadInput, match=r'nort: is not an admitted site\. Did you mean "north"\?'):
         revoke(coordinator, "nort")
-    assert list(members(coordinator)) == ["north"]
+    assert list(unrevoked_sites(coordinator)) == ["north"]
 
 
 def test_a_site_is_revoked_once_and_the_time_stays(coordinator: Coordinator, keys: Sequence[str]) -> None:
@@ -278,7 +278,7 @@ def requested(tmp_path: Path, name: str = "north") -> Path:
 
 
 def claims(coordinator: Coordinator) -> tuple[tuple[str, ...], int]:
-    site = members(coordinator)["north"]
+    site = unrevoked_sites(coordinator)["north"]
     return site.classes, site.max_images
 
 
@@ -296,7 +296,7 @@ def test_what_a_site_may_claim_is_written_shown_kept_changed_and_taken_away(
     ).out.replace("\n", "")
     assert flwr_server(*admitting).code == 0
     assert claims(coordinator) == (("Pleural Effusion", "Nodule"), 500)
-    look = claims_of(coordinator)
+    look = claims_reader(coordinator)
     assert look() == {"north": AdmissionLimits(frozenset({"Pleural Effusion", "Nodule"}), 500)}
     assert flwr_server(*admitting, "--classes", "", "--max-images", "0").code == 0
     assert look() == {"north": AdmissionLimits()}
@@ -310,7 +310,7 @@ def test_names_that_cannot_be_classes_are_refused(classes: str, coordinator: Coo
     assert ended.code == 2
     assert "flwr-server admit: classes: " in ended.err
     assert "\x1b" not in ended.err
-    assert members(coordinator) == {}
+    assert unrevoked_sites(coordinator) == {}
 
 
 # ---------------------------------------------------------------------- another file in its place

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from common.errors import BadInput
-from server.coordinator.authority import certificate_faults, days_valid, issue_server_certificate, make_authority
+from server.coordinator.authority import certificate_faults, days_until_expiry, issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from tests.certificates import of_version_10, pem_of
 
@@ -159,13 +159,13 @@ def test_private_keys_are_their_owners_alone_also_after_a_renewal(tmp_path: Path
 
 
 def test_a_new_certificate_holds_for_a_year_and_one_of_every_host_has_no_fault(coordinator: Coordinator) -> None:
-    assert days_valid(coordinator) == pytest.approx(397, abs=0.01)
+    assert days_until_expiry(coordinator) == pytest.approx(397, abs=0.01)
     assert certificate_faults(coordinator) == []
 
 
 def test_an_expired_certificate_is_a_fault_that_says_how_to_renew_it(coordinator: Coordinator) -> None:
     issue_server_certificate(coordinator, days=-2)
-    assert days_valid(coordinator) == pytest.approx(-2, abs=0.01)
+    assert days_until_expiry(coordinator) == pytest.approx(-2, abs=0.01)
     (fault,) = certificate_faults(coordinator)
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
     expired = x509.load_pem_x509_certificate(server_files(coordinator)[0].read_bytes()).not_valid_after_utc

@@ -13,8 +13,8 @@ from common.errors import BadInput
 from common.models.saved import read_description
 from common.system.plain_text import number
 from common.wire.records import BenefitReply, BenefitRequest
-from server.federation.benefit import deadline_s
-from server.reporting.run_claims import WITHHELD_BY_SITE, further_limits, prominent_limits, site_choices
+from server.federation.benefit import benefit_deadline_s
+from server.reporting.run_claims import WITHHELD_BY_SITE, further_limits, prominent_limits, site_comparisons
 from server.reporting.run_report import write_run_report
 from server.runs.reader import Run, SiteBenefit, read_run
 from strategies.registry import STRATEGIES
@@ -73,7 +73,7 @@ def test_a_site_that_fails_at_it_is_tested_all_the_same_and_the_reason_is_told(r
 
 def test_the_report_has_a_sentence_for_every_site_with_its_figures(folder: Path, run: Run) -> None:
     text = body_text(write_run_report(folder).read_text(encoding="utf-8"))
-    choices = site_choices(run)
+    choices = site_comparisons(run)
     assert [one.site for one in choices] == ["site-1", "site-2", "site-3"]
     assert all(one.sentence in text for one in choices)
     for one in choices[:2]:
@@ -91,7 +91,7 @@ def test_the_sites_that_lose_stand_beside_the_runs_result(run: Run) -> None:
     losing = replace(run, summary=run.summary.model_copy(update={"benefit": told}))
     sentence = "1 of 1 site that compared is better off alone than with this model: site-1."
     assert sentence in prominent_limits(losing)
-    assert WITHHELD_BY_SITE in site_choices(losing)[1].sentence
+    assert WITHHELD_BY_SITE in site_comparisons(losing)[1].sentence
 
 
 def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(tmp_pat
 
 
 def test_a_site_has_twice_the_time_of_all_rounds_and_a_rounds_deadline_more() -> None:
-    assert deadline_s(60.0, 500.0, 1.0) == 60 + 2 * 500
-    assert deadline_s(60.0, 500.0, 0.25) == 60 + 2 * 500 * 4
+    assert benefit_deadline_s(60.0, 500.0, 1.0) == 60 + 2 * 500
+    assert benefit_deadline_s(60.0, 500.0, 0.25) == 60 + 2 * 500 * 4
 
 
 def test_sites_that_hold_rows_of_all_classes_compare_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from server.deployment.superlink.process import (
     LONGEST_LINE,
     BoundedLog,
     copy_lines,
-    printable,
+    escape_control_characters,
 )
 
 STAMP = len("2026-11-22T10:00:00Z ")
@@ -76,7 +76,7 @@ def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> No
 def test_a_line_is_cut_and_steers_no_terminal(tmp_path: Path) -> None:
     BoundedLog(tmp_path / "log").write("x" * 1_000_000)
     assert len((tmp_path / "log").read_text()) == STAMP + LONGEST_LINE + 1
-    assert printable("\x1b[91mERROR\x1b[0m : \x1b]0;title\x07 \u202egnp.exe\r\n") == (
+    assert escape_control_characters("\x1b[91mERROR\x1b[0m : \x1b]0;title\x07 \u202egnp.exe\r\n") == (
         r"ERROR : \x1b]0;title\x07 \u202egnp.exe"
     )
 

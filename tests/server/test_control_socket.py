@@ -14,10 +14,10 @@ import grpc
 import psutil
 import pytest
 
-from server.coordinator.folder import Coordinator, exclusive, read_coordinator
-from server.coordinator.preflight import not_started
+from server.coordinator.folder import Coordinator, lock_coordinator, read_coordinator
+from server.coordinator.preflight import no_superlink_faults
 from server.coordinator.state import SOCKET, ControlSocket, accepts_connections
-from server.deployment.superlink.control_client import SERVICE, Control, superlink_answers
+from server.deployment.superlink.control_client import SERVICE, ControlClient, is_superlink_answering
 from server.deployment.superlink.process import SuperLink
 from tests.network.real import flwr_server, free_ports
 from tests.processes import command_line
@@ -36,7 +36,7 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
     assert flwr_server("init", folder, *words).code == 0
     made = read_coordinator(folder)
     link = SuperLink(made)
-    with exclusive(made, "start"):  # closes the folder, as flwr-server start does
+    with lock_coordinator(made, "start"):  # closes the folder, as flwr-server start does
         pass
     link.start()
     yield made
@@ -44,9 +44,9 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
 
 
 def test_who_can_open_the_folder_is_answered(coordinator: Coordinator) -> None:
-    assert superlink_answers(coordinator)
+    assert is_superlink_answering(coordinator)
     assert accepts_connections(coordinator.state)
-    with closing(Control(coordinator)) as control:
+    with closing(ControlClient(coordinator)) as control:
         assert control.nodes() == []
 
 
@@ -109,15 +109,15 @@ def test_a_superlink_that_takes_seconds_to_answer_is_there(coordinator: Coordina
     later = threading.Timer(4, process.resume)
     later.start()
     try:
-        assert superlink_answers(coordinator)
+        assert is_superlink_answering(coordinator)
     finally:
         later.cancel()
         process.resume()
 
 
 def test_a_run_that_comes_too_early_is_told_that_start_is_at_work(coordinator: Coordinator) -> None:
-    with exclusive(coordinator, "start"):
-        fault = not_started(coordinator)
+    with lock_coordinator(coordinator, "start"):
+        fault = no_superlink_faults(coordinator)
     assert fault.problem == "flwr-server start is at work on this folder, but its SuperLink does not answer."
     assert str(coordinator.log) in fault.remedy
-    assert not_started(coordinator).problem == "flwr-server start does not run on this folder."
+    assert no_superlink_faults(coordinator).problem == "flwr-server start does not run on this folder."

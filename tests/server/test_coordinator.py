@@ -20,13 +20,13 @@ from server.coordinator.folder import (
     Coordinator,
     CoordinatorFile,
     checked_host,
-    exclusive,
     is_running,
+    lock_coordinator,
     make_private,
     read_coordinator,
     write_coordinator,
 )
-from server.coordinator.preflight import port_faults_of
+from server.coordinator.preflight import hospital_port_faults
 from tests.network.real import flwr_client, flwr_server
 
 GOOD = """
@@ -122,35 +122,35 @@ def test_what_one_process_does_in_a_folder_no_other_does(
     what: Literal["start", "run"], coordinator: Coordinator
 ) -> None:
     with (
-        exclusive(coordinator, what),
+        lock_coordinator(coordinator, what),
         pytest.raises(BadInput, match=f"another flwr-server {what} is at work in this folder"),
-        exclusive(coordinator, what),
+        lock_coordinator(coordinator, what),
     ):
         pytest.fail("two at a time")
 
 
 def test_a_run_goes_beside_the_start_that_it_needs(coordinator: Coordinator) -> None:
-    with exclusive(coordinator, "start"), exclusive(coordinator, "run"):
+    with lock_coordinator(coordinator, "start"), lock_coordinator(coordinator, "run"):
         assert (coordinator.state / "run.lock").exists()
 
 
 def test_two_folders_do_not_lock_one_another(coordinator: Coordinator, tmp_path: Path) -> None:
     other = Coordinator(tmp_path / "other", coordinator.file)
-    with exclusive(coordinator, "start"), exclusive(other, "start"):
+    with lock_coordinator(coordinator, "start"), lock_coordinator(other, "start"):
         assert (other.state / "start.lock").exists()
 
 
 def test_a_lock_is_free_again_after_an_error(coordinator: Coordinator) -> None:
-    with pytest.raises(OSError, match="disk full"), exclusive(coordinator, "run"):
+    with pytest.raises(OSError, match="disk full"), lock_coordinator(coordinator, "run"):
         raise OSError("disk full")
-    with exclusive(coordinator, "run"):
+    with lock_coordinator(coordinator, "run"):
         pass
 
 
 def test_a_lock_file_that_a_killed_process_left_locks_nobody_out(coordinator: Coordinator) -> None:
     coordinator.state.mkdir()
     (coordinator.state / "start.lock").write_text("left by a process that was killed", encoding="utf-8")
-    with exclusive(coordinator, "start"):
+    with lock_coordinator(coordinator, "start"):
         pass
 
 
@@ -161,7 +161,7 @@ def test_of_many_at_once_exactly_one_gets_in(coordinator: Coordinator) -> None:
     def enter() -> None:
         together.wait()
         try:
-            with exclusive(coordinator, "run"):
+            with lock_coordinator(coordinator, "run"):
                 inside.release()
                 over.wait()
         except BadInput:
@@ -181,7 +181,7 @@ def test_of_many_at_once_exactly_one_gets_in(coordinator: Coordinator) -> None:
 
 def test_nobody_else_may_look_into_the_state_of_a_folder(coordinator: Coordinator) -> None:
     coordinator.state.mkdir(mode=0o755)
-    with exclusive(coordinator, "start"):
+    with lock_coordinator(coordinator, "start"):
         assert coordinator.state.stat().st_mode & 0o777 == 0o700
 
 
@@ -202,7 +202,7 @@ def test_a_port_in_use_is_named_within_two_seconds(tmp_path: Path) -> None:
         assert f"coordinator.toml: port: {port} of 127.0.0.1 cannot be opened: address already in use." in said
         assert "set another port in coordinator.toml" in said
         assert "Traceback" not in ended.out + ended.err
-    assert port_faults_of(read_coordinator(tmp_path / "trial")) == []
+    assert hospital_port_faults(read_coordinator(tmp_path / "trial")) == []
 
 
 def test_an_address_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_an_address_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None
         flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "a.example", "--listen", "192.0.2.1").code
         == 0
     )
-    (fault,) = port_faults_of(read_coordinator(tmp_path / "trial"))
+    (fault,) = hospital_port_faults(read_coordinator(tmp_path / "trial"))
     assert "of 192.0.2.1 cannot be opened: cannot assign requested address." in str(fault)
 
 
@@ -218,7 +218,7 @@ def test_a_start_at_work_is_seen_from_outside(tmp_path: Path) -> None:
     assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "a.example").code == 0
     coordinator = read_coordinator(tmp_path / "trial")
     assert not is_running(coordinator, "start")
-    with exclusive(coordinator, "start"):
+    with lock_coordinator(coordinator, "start"):
         assert is_running(coordinator, "start")
         assert "starting: it takes up to a minute" in " ".join(flwr_server("status", tmp_path / "trial").out.split())
     assert not is_running(coordinator, "start")

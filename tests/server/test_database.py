@@ -10,14 +10,14 @@ import pytest
 
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink import database as module
-from server.deployment.superlink.database import COMPANIONS, FILE, damage, set_aside_if_unusable
-from server.deployment.superlink.messages import Storage
+from server.deployment.superlink.database import COMPANIONS, FILE, describe_damage, set_aside_if_unusable
+from server.deployment.superlink.messages import SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
 
 
-def opened(path: Path) -> Storage:
+def opened(path: Path) -> SuperLinkStorage:
     """The SuperLink's storage on a file."""
-    return Storage.open(path, ObjectFiles(path.parent / "objects"), lambda: 1000.0)
+    return SuperLinkStorage.open(path, ObjectFiles(path.parent / "objects"), lambda: 1000.0)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(c
         killed.mkdir()
         for ending in ("", "-wal"):  # as a kill leaves them: nobody has closed them
             shutil.copy(path.with_name(FILE + ending), killed)
-    assert damage(killed / FILE) == ""
+    assert describe_damage(killed / FILE) == ""
     with closing(sqlite3.connect(killed / FILE)) as reader:
         assert reader.execute("SELECT value FROM more").fetchall() == [(7,)]
 

@@ -14,7 +14,7 @@ from common.data.images.pixels import channels_first
 from common.models.network import build, compute_scores
 from common.models.saved import load_model, save_model
 from common.models.zoo.spec import ModelSpec
-from server.federation.ensemble import ensemble_result, local_models
+from server.federation.ensemble import ensemble_result, local_model_folders
 from server.runs.reader import read_run
 from server.simulation.simulate import simulate
 
@@ -35,7 +35,7 @@ def folders(tmp_path: Path) -> list[Path]:
         (tmp_path / "sites" / site / "model").mkdir(parents=True)
         network = build(SPEC, names, seed)
         save_model(tmp_path / "sites" / site / "model", network, label_contract_sha256="")
-    return local_models(tmp_path, CONTRACT)
+    return local_model_folders(tmp_path, CONTRACT)
 
 
 def own_scores(folders: list[Path], test: ImageSet) -> list[np.ndarray]:
@@ -63,7 +63,7 @@ def test_a_site_with_test_images_of_its_own_is_tested_on_them_for_its_classes(fo
 
 def test_without_every_sites_model_there_is_none(tmp_path: Path, folders: list[Path]) -> None:
     (folders[0] / "model.json").unlink()
-    assert local_models(tmp_path, CONTRACT) == []
+    assert local_model_folders(tmp_path, CONTRACT) == []
 
 
 @pytest.mark.slow

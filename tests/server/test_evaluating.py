@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from common.data.base.spec import DigitsSpec
 from common.data.load import load
 from common.models.saved import load_model
-from server.export.prediction import picture_scores
+from server.export.prediction import score_pictures
 from studies.cli import main
 from tests.server.commands import flwr_sim
 
@@ -96,7 +96,7 @@ def test_the_runs_own_column_names_are_known(run: Path, capsys: Capture, tmp_pat
     assert found["data"] == "all of others.csv"
     network = load_model(run)
     resized = np.stack([np.asarray(Image.fromarray(TEST.images[row]).resize((16, 16))) for row in rows])
-    scores = picture_scores(network, resized)
+    scores = score_pictures(network, resized)
     for column, name in enumerate(network.class_names):
         labels, ours = DIGITS_SHOWN[list(rows)] == DIGIT[name], found["classes"][name]
         assert ours["auroc"] == pytest.approx(roc_auc_score(labels, scores[:, column]))

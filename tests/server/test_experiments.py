@@ -9,7 +9,7 @@ import pytest
 from common.config import read_experiment
 from common.errors import Fault
 from server.simulation import simulate
-from server.simulation.simulate import checked
+from server.simulation.simulate import check_experiment
 from tests.server.commands import needs_real_data
 
 ROOT = Path(__file__).parents[2] / "experiments"
@@ -34,7 +34,7 @@ def test_every_row_of_a_papers_table_fits_its_data(folder: str, scale: str, monk
     monkeypatch.setattr(simulate, "data_faults", once_each(simulate.data_faults))
     sites = {}
     for path in sorted((ROOT / folder).glob("*.toml"), key=lambda path: same_data_together(path, scale)):
-        _, data = checked(read_experiment(path, [f"scale={scale}", *NO_WEIGHTS.get(folder, ())]))
+        _, data = check_experiment(read_experiment(path, [f"scale={scale}", *NO_WEIGHTS.get(folder, ())]))
         sites[path.stem] = len(data.parts)
     assert min(sites.values()) >= FEWEST_SITES.get(folder, 5)
 

@@ -12,7 +12,7 @@ from common.metrics.auroc import FIGURES, SUMS, ClassMetrics, per_class, summari
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
 from common.metrics.pooled import pool_sites, sum_histograms
 from common.metrics.score_histograms import score_histogram
-from server.federation.evaluation import result_of_sum
+from server.federation.evaluation import class_result_from_histograms
 from server.reporting.run_claims import DECIDED_BADLY, RANKED_WELL, prominent_limits, why_undefined
 from server.runs.reader import read_run
 from tests.server.reports import write
@@ -46,7 +46,7 @@ def by_sums(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> ClassMe
     told = {site: {"mass": score_histogram(scores[at::3], labels[at::3])} for at, site in enumerate(SITES)}
     owners = {"mass": SITES}
     found = pool_sites(sum_histograms(told, owners), owners)
-    return result_of_sum(found.per_class["mass"] if found else None)
+    return class_result_from_histograms(found.per_class["mass"] if found else None)
 
 
 def printed(text: str) -> tuple[float, float]:

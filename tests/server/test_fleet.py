@@ -520,7 +520,7 @@ def test_a_caller_learns_nothing_of_a_fault_inside(
     def broken(*arguments: Any, **options: Any) -> None:
         raise OSError("/secret/path is full")
 
-    monkeypatch.setattr(port.link.storage.messages, "next_for", broken)
+    monkeypatch.setattr(port.link.storage.messages, "hand_out_next", broken)
     code, reason = refused(lambda: victim.stub.PullMessages(PullMessagesRequest(node=victim.node)))
     assert (code, reason) == (grpc.StatusCode.INTERNAL, "the coordinator failed")
 
@@ -681,7 +681,7 @@ def test_after_a_restart_a_site_goes_on_with_its_messages_and_nobody_else_does(
     assert not any(known.may_push(forger.node_id, part) for part in get_all_nested_objects(reply))
     assert known.may_pull(victim.node_id, name)
     assert not known.may_pull(forger.node_id, name)
-    assert known.next_for(victim.node_id) is None
+    assert known.hand_out_next(victim.node_id) is None
 
 
 def test_of_each_site_the_newest_messages_are_remembered_and_those_that_wait(port: Port, victim: Hospital) -> None:

@@ -28,13 +28,13 @@ from server.deployment import status
 from server.export.prediction import predict_to_csv
 from server.federation.recorder import RunTotals
 from server.reporting import model_card
-from server.reporting.live.files import SiteStatus, Snapshot, event_text
-from server.reporting.live.page import changing_part, page
+from server.reporting.live.files import RunSnapshot, SiteStatus, event_text
+from server.reporting.live.page import render_changing_part, render_page
 from server.runs.audit_log import shorten_reasons
 from server.runs.folder import RunFolder
-from server.runs.live_status import Present
+from server.runs.live_status import PresentRun
 from server.runs.reader import RoundLine as RoundLine
-from server.runs.reporter import Reporter
+from server.runs.reporter import RunReporter
 from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
 from strategies.engine.state import FederationState
 from tests.strategies.states import ONE
@@ -83,7 +83,9 @@ def test_at_a_terminal_only_our_own_styles_are_escape_sequences() -> None:
 def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, screen: io.StringIO) -> None:
     table = Table(ALL, title=ALL)
     table.add_row(ALL.replace("[", "("))
-    run = Present("/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL, last_error_time="now")
+    run = PresentRun(
+        "/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL, last_error_time="now"
+    )
     present = {**vars(run), "sites": ["north"]}
     found = {
         "name": ALL,
@@ -120,7 +122,7 @@ def test_the_progress_bar_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_run_says_and_writes_down_holds_none(tmp_path: Path, console: Console, screen: io.StringIO) -> None:
-    reporter = Reporter(Present("/run", "run"), tmp_path, event_printer(console))
+    reporter = RunReporter(PresentRun("/run", "run"), tmp_path, event_printer(console))
     with reporter:
         reporter.waiting(WaitingStatus("roll call", 0, (ALL,), (), 3.0))
         reporter.began([ALL], 2)
@@ -147,16 +149,16 @@ def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
 
 
 def test_pages_hold_none() -> None:
-    seen = Snapshot(
+    seen = RunSnapshot(
         ALL,
         ALL,
-        replace(Present("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
+        replace(PresentRun("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
         (SiteStatus(ALL, ALL, ALL, missed=ALL),),
         (RoundLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
         (event_text({"event": "absent", "round": 1, "site": ALL, "reason": ALL}), event_text({"event": ALL, ALL: ALL})),
     )
-    assert raw_in(page(seen), "\n\t") == set()
-    assert raw_in(changing_part(seen), "\n\t") == set()
+    assert raw_in(render_page(seen), "\n\t") == set()
+    assert raw_in(render_changing_part(seen), "\n\t") == set()
     assert raw_in(model_card.escaped(ALL), "") == set()
 
 

@@ -210,21 +210,21 @@ def test_of_too_many_calls_the_answered_are_cancelled_first() -> None:
     limit, contexts = CallLimit(), [Context() for _ in range(CALLS_PER_SITE + 2)]
     with ExitStack() as unanswered:
         for number, context in enumerate(contexts):
-            block: Any = limit.counted("north", context)  # type: ignore[arg-type]
+            block: Any = limit.count_call("north", context)  # type: ignore[arg-type]
             if number == 5:
                 with block:
                     pass  # answered, and not yet over for gRPC
             else:
                 unanswered.enter_context(block)
         assert [number for number, context in enumerate(contexts) if context.cancelled] == [0, 5]
-        assert limit.in_progress("north") == CALLS_PER_SITE
+        assert limit.calls_in_progress("north") == CALLS_PER_SITE
 
 
 def test_a_call_that_is_over_counts_no_more() -> None:
     limit, contexts = CallLimit(), [Context() for _ in range(3 * CALLS_PER_SITE)]
     for context in contexts:
-        with limit.counted("north", context):  # type: ignore[arg-type]
+        with limit.count_call("north", context):  # type: ignore[arg-type]
             pass
         context.end()
     assert not any(context.cancelled for context in contexts)
-    assert limit.in_progress("north") == 0
+    assert limit.calls_in_progress("north") == 0

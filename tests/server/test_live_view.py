@@ -31,17 +31,17 @@ from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
 from server.coordinator.folder import Coordinator, read_coordinator
 from server.coordinator.state import write_connections
-from server.reporting.live.files import SENTENCES, FileWatcher, LineReader, Source, event_text, source_of
-from server.reporting.live.page import curves, page
+from server.reporting.live.files import SENTENCES, FileWatcher, LineReader, RunSource, event_text, source_of_current_run
+from server.reporting.live.page import draw_curves, render_page
 from server.reporting.live.server import (
     MOST_CONNECTIONS,
     REQUEST_S,
     ViewServer,
-    listening_socket,
-    tls_of,
+    make_tls_context,
+    open_listening_socket,
     view_beside_run,
 )
-from server.runs.live_status import FILE, Present
+from server.runs.live_status import FILE, PresentRun
 from server.simulation.simulate import simulate
 from tests.federations import experiment
 from tests.network.real import eventually, flwr_client, flwr_server
@@ -71,11 +71,11 @@ def a_round(number: int, *, absent: dict[str, str] | None = None, loss: float = 
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Present:
+def running(tmp_path: Path) -> PresentRun:
     """A run in its third round, written as a run writes: its present state lies beside its folder."""
     folder = tmp_path / "run"
     folder.mkdir()
-    present = Present(
+    present = PresentRun(
         str(folder), "chest <b>x-rays</b>", pid=os.getpid(), phase="train", round=3, rounds=5, sites=("east", "north")
     )
     present = replace(present, waiting_for=("east", "north"), lost=("north",), deadline=time.time() + 600)
@@ -87,14 +87,14 @@ def running(tmp_path: Path) -> Present:
     return present
 
 
-def noted(state: Path, present: Present) -> None:
+def noted(state: Path, present: PresentRun) -> None:
     (state / FILE).write_text(json.dumps(asdict(present)), encoding="utf-8")
 
 
 @contextmanager
-def served(source: Source, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[str]:
+def served(source: RunSource, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[str]:
     """The view as its own process has it, in a thread; its address."""
-    with listening_socket("127.0.0.1", port) as listener:
+    with open_listening_socket("127.0.0.1", port) as listener:
         server = ViewServer(listener, source, TOKEN, tls)
         thread = threading.Thread(target=server.serve)
         thread.start()
@@ -134,10 +134,10 @@ def test_a_file_that_a_resumed_run_has_replaced_is_read_from_its_beginning(tmp_p
 
 
 def test_each_site_has_its_part_its_rounds_its_seconds_and_when_it_was_last_missed(
-    tmp_path: Path, running: Present
+    tmp_path: Path, running: PresentRun
 ) -> None:
     links = {"east": "connected", "west": "not connected"}
-    seen = FileWatcher(Source("trial", tmp_path, lambda: links)).look()
+    seen = FileWatcher(RunSource("trial", tmp_path, lambda: links)).look()
     assert [(site.name, site.link, site.part, site.rounds, site.seconds) for site in seen.sites] == [
         ("east", "connected", "at work (training)", 2, 61.0),
         ("north", "", "lost, may come back", 2, 7.5),
@@ -149,7 +149,7 @@ def test_each_site_has_its_part_its_rounds_its_seconds_and_when_it_was_last_miss
 def test_who_is_connected_is_read_from_a_file_and_not_known_where_flwr_server_start_is_gone(
     coordinator: Coordinator,
 ) -> None:
-    where = source_of(coordinator)
+    where = source_of_current_run(coordinator)
     assert where.links() == {"east": "not known", "west": "revoked"}
     assert "down" in where.link()
     write_connections(coordinator.state, {"east": True})
@@ -218,7 +218,7 @@ def test_an_event_of_today_has_its_time_of_day_an_older_one_its_date_and_a_long_
 
 
 def test_a_curve_lies_where_its_values_are_and_a_value_that_is_none_is_left_out() -> None:
-    figure = str(curves("loss", [1, 2, 3], {"training": [4.0, None, 2.0], "validation": [None] * 3}, 5))
+    figure = str(draw_curves("loss", [1, 2, 3], {"training": [4.0, None, 2.0], "validation": [None] * 3}, 5))
     (points,) = re.findall(r'<polyline class="curve c0" points="([^"]*)"', figure)
     (x1, y1), (x3, y3) = (map(float, point.split(",")) for point in points.split())
     assert (x1, x3) == (52.0, 260.0)  # of 52 to 468, for rounds 1 to 5: the third is half way
@@ -229,14 +229,14 @@ def test_a_curve_lies_where_its_values_are_and_a_value_that_is_none_is_left_out(
 
 def test_ten_thousand_rounds_are_a_few_hundred_points_and_the_last_is_among_them() -> None:
     rounds = range(1, 10_001)
-    figure = str(curves("loss", rounds, {"training": [1 / n for n in rounds]}, 10_000))
+    figure = str(draw_curves("loss", rounds, {"training": [1 / n for n in rounds]}, 10_000))
     (points,) = re.findall(r'<polyline[^>]*points="([^"]*)"', figure)
     assert len(points.split()) <= 301
     assert points.split()[-1].startswith("468.0,")
 
 
-def test_whatever_a_run_or_a_site_is_called_stays_text(tmp_path: Path, running: Present) -> None:
-    text = page(FileWatcher(Source("trial", tmp_path)).look())
+def test_whatever_a_run_or_a_site_is_called_stays_text(tmp_path: Path, running: PresentRun) -> None:
+    text = render_page(FileWatcher(RunSource("trial", tmp_path)).look())
     assert "chest &lt;b&gt;x-rays&lt;/b&gt;" in text
     assert "<b>" not in text
     assert "<i>" not in text
@@ -255,20 +255,20 @@ def test_whatever_a_run_or_a_site_is_called_stays_text(tmp_path: Path, running: 
     ],
 )
 def test_the_page_says_how_the_run_goes(
-    tmp_path: Path, running: Present, change: dict[str, Any], words: list[str]
+    tmp_path: Path, running: PresentRun, change: dict[str, Any], words: list[str]
 ) -> None:
     noted(tmp_path, replace(running, **change))
     results = {"edema": ClassMetrics(0.8123, 0.5, 0.5, 40, 60), "mass": ClassMetrics(0.2, 0.5, 0.5, 9, 60)}
     summary = {"test": asdict(summarise(results, (), ()))}
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    text = page(FileWatcher(Source("trial", tmp_path)).look())
+    text = render_page(FileWatcher(RunSource("trial", tmp_path)).look())
     assert [word for word in words if word not in text] == []
     assert ("0.812" in text) == (change.get("state") == "done")
     assert "by-gone" not in text
 
 
 def test_before_the_first_run_the_page_says_so_and_lists_the_sites(tmp_path: Path) -> None:
-    text = page(FileWatcher(Source("trial", tmp_path, lambda: {"east": "connected"})).look())
+    text = render_page(FileWatcher(RunSource("trial", tmp_path, lambda: {"east": "connected"})).look())
     assert "No run yet" in text
     assert '<td class="wordy link good">connected</td>' in text
 
@@ -276,8 +276,8 @@ def test_before_the_first_run_the_page_says_so_and_lists_the_sites(tmp_path: Pat
 # ---------------------------------------------------------------------- over HTTP
 
 
-def test_without_the_right_token_nothing_is_told_whatever_is_asked_for(tmp_path: Path, running: Present) -> None:
-    with served(Source("trial", tmp_path)) as address:
+def test_without_the_right_token_nothing_is_told_whatever_is_asked_for(tmp_path: Path, running: PresentRun) -> None:
+    with served(RunSource("trial", tmp_path)) as address:
         for path in ("/", "/view", "/nothing"):
             for query in ("", "?token=", "?token=a-toke", "?token=a-token2", "?token=%C3%A4&token=a-token"):
                 answer = httpx.get(address + path + query)
@@ -287,14 +287,14 @@ def test_without_the_right_token_nothing_is_told_whatever_is_asked_for(tmp_path:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
-def test_nothing_but_get_is_answered(tmp_path: Path, running: Present, method: str) -> None:
-    with served(Source("trial", tmp_path)) as address:
+def test_nothing_but_get_is_answered(tmp_path: Path, running: PresentRun, method: str) -> None:
+    with served(RunSource("trial", tmp_path)) as address:
         for path in ("/", "/view"):
             assert httpx.request(method, f"{address}{path}?token={TOKEN}").status_code == 405
 
 
-def test_the_page_allows_no_style_script_or_connection_but_its_own(tmp_path: Path, running: Present) -> None:
-    with served(Source("trial", tmp_path)) as address:
+def test_the_page_allows_no_style_script_or_connection_but_its_own(tmp_path: Path, running: PresentRun) -> None:
+    with served(RunSource("trial", tmp_path)) as address:
         answer = httpx.get(f"{address}/?token={TOKEN}")
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
@@ -306,16 +306,16 @@ def test_the_page_allows_no_style_script_or_connection_but_its_own(tmp_path: Pat
     assert not re.search(r" (style|on[a-z]+)=", answer.text)
 
 
-def test_each_look_tells_the_present_state(tmp_path: Path, running: Present) -> None:
-    with served(Source("trial", tmp_path)) as address:
+def test_each_look_tells_the_present_state(tmp_path: Path, running: PresentRun) -> None:
+    with served(RunSource("trial", tmp_path)) as address:
         assert "round 2 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text
         noted(tmp_path, replace(running, round=4))
         eventually(lambda: "round 3 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text, "it is shown", 10)
 
 
-def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: Present) -> None:
+def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: PresentRun) -> None:
     began = time.monotonic()
-    with served(Source("trial", tmp_path)) as address, contextlib.ExitStack() as stack:
+    with served(RunSource("trial", tmp_path)) as address, contextlib.ExitStack() as stack:
         for _ in range(2 * MOST_CONNECTIONS):
             hanging = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
             stack.enter_context(hanging)
@@ -328,7 +328,7 @@ def test_a_connection_without_a_whole_request_is_closed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.reporting.live.server.REQUEST_S", 0.5)
-    with served(Source("trial", tmp_path)) as address:
+    with served(RunSource("trial", tmp_path)) as address:
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as slow:
             slow.settimeout(10)
             began = time.monotonic()
@@ -344,9 +344,12 @@ def test_a_connection_without_a_whole_request_is_closed_in_time(
 def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_nothing(
     tls: bool, connections: int, seconds: float, coordinator: Coordinator
 ) -> None:
-    context = tls_of(coordinator) if tls else None
+    context = make_tls_context(coordinator) if tls else None
     kinds = "silent,hello,request-in-tls" if tls else "silent,request"
-    with served(source_of(coordinator), context) as address, httpx.Client(verify=trusting(coordinator)) as client:
+    with (
+        served(source_of_current_run(coordinator), context) as address,
+        httpx.Client(verify=trusting(coordinator)) as client,
+    ):
         assert client.get(f"{address}/?token={TOKEN}", headers={"Connection": "close"}).status_code == 200
         before, answers_s = psutil.Process().num_fds(), list[float]()
         words = (address.rpartition(":")[2], connections, seconds, "--kinds", kinds)
@@ -376,7 +379,7 @@ def started(*words: object) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(coordinator: Coordinator) -> None:
-    with served(source_of(coordinator), tls_of(coordinator)) as address:
+    with served(source_of_current_run(coordinator), make_tls_context(coordinator)) as address:
         with httpx.Client(verify=trusting(coordinator)) as client:
             assert "No run yet" in client.get(f"{address}/?token={TOKEN}").text
         with pytest.raises(httpx.HTTPError):
@@ -398,21 +401,21 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
         children.append(psutil.Process().children())  # Python's own tracker of resources, where anything has begun it
     assert hashes[0] == hashes[1]
     assert children[0] == children[1]
-    seen = FileWatcher(Source("flwr-sim", tmp_path / "shown")).look()
+    seen = FileWatcher(RunSource("flwr-sim", tmp_path / "shown")).look()
     assert seen.present is not None
     assert (seen.present.state, seen.present.round, len(seen.sites)) == ("done", 1, 3)
     assert not (tmp_path / "plain" / FILE).exists()
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_trained(tmp_path: Path) -> None:
-    with listening_socket("127.0.0.1", 0) as taken:
+    with open_listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BadInput, match=f"--port {port}: cannot be listened on at 127.0.0.1"):
             simulate(experiment(tmp_path), tmp_path / "run", Console(quiet=True), web_port=port)
     assert not (tmp_path / "run" / "rounds.jsonl").exists()
 
 
-def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running: Present) -> None:
+def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running: PresentRun) -> None:
     said: list[str] = []
     with view_beside_run(tmp_path, 0, said.append):
         url = said[0].removeprefix("live view: ")
@@ -449,10 +452,10 @@ def spki_sha256(certificate: Path) -> str:
 @pytest.mark.slow
 @needs_browser
 def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
-    tmp_path: Path, running: Present, coordinator: Coordinator
+    tmp_path: Path, running: PresentRun, coordinator: Coordinator
 ) -> None:
-    tls = tls_of(coordinator)
-    where = replace(source_of(coordinator), state=tmp_path)
+    tls = make_tls_context(coordinator)
+    where = replace(source_of_current_run(coordinator), state=tmp_path)
     with contextlib.ExitStack() as stack:
         with served(where, tls) as address:
             url = f"{address}/?token={TOKEN}"
@@ -477,9 +480,9 @@ def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
 @needs_browser
 @pytest.mark.parametrize("view", [View(1400), View(500, dark=True)], ids=["desk by day", "phone by night"])
 def test_nothing_of_the_page_overlaps_is_cut_too_pale_or_beyond_the_edge(
-    tmp_path: Path, running: Present, view: View
+    tmp_path: Path, running: PresentRun, view: View
 ) -> None:
-    (tmp_path / "page.html").write_text(page(FileWatcher(Source("trial", tmp_path)).look()), encoding="utf-8")
+    (tmp_path / "page.html").write_text(render_page(FileWatcher(RunSource("trial", tmp_path)).look()), encoding="utf-8")
     found = layout(tmp_path / "page.html", view)
     assert found["page"][0] <= found["page"][1]
     assert (found["beyond"], found["overlapping"], found["cut"], found["pale"]) == ([], [], [], [])

@@ -18,7 +18,7 @@ from common.data.partition.spec import ClassListsSpec
 from common.errors import BadInput
 from common.metrics.auroc import mean_metrics
 from common.models.saved import load_model, read_description
-from server.export.prediction import picture_scores
+from server.export.prediction import score_pictures
 from server.reporting.model_card import escaped, model_card, write_model_card
 from server.reporting.run_report import write_run_report
 from tests.federations import federation
@@ -228,7 +228,7 @@ def test_the_lines_for_use_give_what_predict_gives(run: Path, monkeypatch: pytes
     namespace: dict[str, Any] = {"images": images}
     monkeypatch.chdir(run.parent)
     exec(code.replace("FOLDER", "run"), namespace)
-    assert (namespace["probabilities"].to_numpy() == picture_scores(load_model(run), images)).all()
+    assert (namespace["probabilities"].to_numpy() == score_pictures(load_model(run), images)).all()
 
 
 def test_a_run_without_a_global_model_has_no_card(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from common.models.network import Head
 from common.models.state import ModelState
 from server.deployment.status import status_tables
 from server.runs.folder import RunFolder
-from server.runs.live_status import Present, part_of, read_present
-from server.runs.reporter import Reporter
+from server.runs.live_status import PresentRun, describe_part_in_run, read_present
+from server.runs.reporter import RunReporter
 from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
 from strategies.engine.state import FederationState
 
@@ -32,13 +32,13 @@ STATUS: dict[str, Any] = {
 }
 
 
-def status_lines(present: Present, **facts: Any) -> list[str]:
+def status_lines(present: PresentRun, **facts: Any) -> list[str]:
     """The last part of ``flwr-server status``, about the run."""
     words = status_tables({**STATUS, **facts, "run": vars(present)}).renderables[-1]  # type: ignore[attr-defined]
     return str(words).splitlines()
 
 
-def present_in(folder: Path) -> Present:
+def present_in(folder: Path) -> PresentRun:
     present = read_present(folder)
     assert present is not None
     return present
@@ -56,7 +56,7 @@ def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_was
     tmp_path: Path,
 ) -> None:
     told: list[str] = []
-    with Reporter(Present("run", "trial"), tmp_path, told.append) as reporter:
+    with RunReporter(PresentRun("run", "trial"), tmp_path, told.append) as reporter:
         reporter.began(["east", "north", "south"], 3)
         reporter.round_done(
             done(1, absent={"north": "trunk was expected", "south": "disk full"}), FederationState(1, MODEL)
@@ -79,7 +79,7 @@ def test_that_a_site_signed_off_is_told_once_and_of_a_lost_one_that_contact_was_
     told: list[str] = []
     at = "2026-11-24 06:52:27+00:00"
     signed_off = {"south": at}
-    with Reporter(Present("run", "trial"), tmp_path, told.append, lambda: signed_off) as reporter:
+    with RunReporter(PresentRun("run", "trial"), tmp_path, told.append, lambda: signed_off) as reporter:
         reporter.began(["east", "north", "south"], 3)
         for number in (1, 2):
             reporter.waiting(WaitingStatus("train", number, ("north", "south"), ("north", "south"), 600.0))
@@ -87,7 +87,7 @@ def test_that_a_site_signed_off_is_told_once_and_of_a_lost_one_that_contact_was_
             reporter.round_done(done(number, absent=absent), FederationState(number, MODEL))
         now = present_in(tmp_path)
         assert now.stopped == {"south": at}
-        assert [part_of(now, site) for site in ("north", "south")] == [
+        assert [describe_part_in_run(now, site) for site in ("north", "south")] == [
             "lost, may come back",
             f"signed off at {at}",
         ]
@@ -105,7 +105,7 @@ def test_that_a_site_signed_off_is_told_once_and_of_a_lost_one_that_contact_was_
 
 def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_stopped() -> None:
     at = "2026-11-24 06:52:27+00:00"
-    present = Present("run", "trial", rounds=3, waiting_for=("north", "south"), lost=("south",), deadline=100.0)
+    present = PresentRun("run", "trial", rounds=3, waiting_for=("north", "south"), lost=("south",), deadline=100.0)
     same: dict[str, Any] = {"fingerprint": "", "classes": [], "max_images": 0}
     sites = {"north": {"state": "connected", **same}, "south": {"state": "stopped", "stopped": at, **same}}
     line = f"waiting for north, south (signed off at {at}), at most 60 s more"
@@ -127,7 +127,7 @@ def test_events_have_a_stopped_site_once_and_again_when_it_is_stopped_again(tmp_
 def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_path: Path) -> None:
     told: list[str] = []
     reason = {"south": "it is not connected: stopped, or cut off"}
-    with Reporter(Present("run", "trial"), tmp_path, told.append) as reporter:
+    with RunReporter(PresentRun("run", "trial"), tmp_path, told.append) as reporter:
         reporter.began(["east", "south"], 4)
         for number in (1, 2, 3):
             reporter.waiting(

@@ -21,7 +21,7 @@ from rich.console import Console
 from common.errors import BadInput
 from common.system.terminal import ProgressForm, progress_form
 from studies import progress
-from studies.progress import ActiveRun, GridLines, GridObjects, Pace
+from studies.progress import ActiveRun, GridLines, GridObjects, GridPace
 from tests.federations import DIGITS
 
 STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -206,7 +206,7 @@ def test_those_at_work_are_named_every_thirty_seconds_at_most(monkeypatch: pytes
     clock, lines, objects = Clock(), list[str](), list[Any]()
     monkeypatch.setattr(progress, "time", clock)
     at_work = [ActiveRun("a", 30.0, 3, 6, "a-seed0"), ActiveRun("b", 30.0, 0, 6, "b-seed0")]
-    pace = Pace({"a": 1, "b": 1}, {"a": 0, "b": 0}, 2, lambda: at_work)
+    pace = GridPace({"a": 1, "b": 1}, {"a": 0, "b": 0}, 2, lambda: at_work)
     with GridLines(lines.append, pace) as told, GridObjects(objects.append, pace) as written:
         lines.clear()
         objects.clear()

@@ -29,9 +29,9 @@ from server.simulation.backends.cluster import (
     version_faults,
 )
 from server.simulation.backends.inline import prepare_flower
-from server.simulation.backends.ray_driver import MOST_LOSSES, Driver, Task
+from server.simulation.backends.ray_driver import MOST_LOSSES, RayDriver, SiteTask
 from server.simulation.backends.site_files import WatchedFolder, apply_changes, folder_contents, replace_folder
-from server.simulation.backends.transfer import pack, unpack
+from server.simulation.backends.transfer import pack_message, unpack_message
 from tests.server.commands import ROOT
 
 GB = 2.0**30
@@ -121,12 +121,12 @@ class Actor:
 
 
 @contextmanager
-def driver_of(folder: Path, *tasks: tuple[str, int]) -> Iterator[tuple[Driver, socket.socket]]:
+def driver_of(folder: Path, *tasks: tuple[str, int]) -> Iterator[tuple[RayDriver, socket.socket]]:
     """A driver with messages of these identifiers for these sites, and the coordinator's end of its connection."""
     ours, theirs = transfer.socket_pair()
-    driver = Driver(theirs, settings())
+    driver = RayDriver(theirs, settings())
     driver.names, driver.run_folder = ["ash", "birch"], folder
-    driver._waiting.extend(Task(identifier, site, identifier.encode(), []) for identifier, site in tasks)
+    driver._waiting.extend(SiteTask(identifier, site, identifier.encode(), []) for identifier, site in tasks)
     with ours, theirs:
         yield driver, ours
 
@@ -146,7 +146,7 @@ def test_a_site_does_one_thing_at_a_time_and_its_changes_are_there_before_its_re
             free.answers.put_nowait((b"", [], [], []))
             await second
             assert (busy.calls, free.calls) == (["1"], ["3", "2"])
-            frames = [transfer.receive(coordinator) for _ in range(3)]
+            frames = [transfer.receive_frame(coordinator) for _ in range(3)]
             assert [frame.about["id"] for frame in frames] == ["3", "1", "2"]
             assert bytes(frames[1].data[0]) == b"reply"
 
@@ -163,10 +163,10 @@ def test_lost_work_is_done_first_and_elsewhere_and_given_up_after_too_many_losse
                 actor.answers.put_nowait(RayError("socket closed"))
                 assert not await driver._serve_next(actor)
                 assert actor.calls == ["1"]
-                note = transfer.receive(coordinator).about
+                note = transfer.receive_frame(coordinator).about
                 assert note["facts"] == {"site": "ash", "reason": "socket closed"}
                 assert [task.identifier for task in driver._waiting] == (["1", "2"] if count < MOST_LOSSES else ["2"])
-            assert transfer.receive(coordinator).about["kind"] == "lost"
+            assert transfer.receive_frame(coordinator).about["kind"] == "lost"
 
     asyncio.run(serve())
 
@@ -220,40 +220,40 @@ def message() -> Message:
 
 def test_a_message_comes_back_as_it_was() -> None:
     sent = message()
-    head, arrays = pack(sent)
+    head, arrays = pack_message(sent)
     assert arrays[0] is sent.content["trunk"]["trunk"].data  # no copy
-    received = unpack(head, arrays)
+    received = unpack_message(head, arrays)
     assert record_sha256(received.content) == record_sha256(sent.content)
     assert vars(received.metadata) == vars(sent.metadata)
     assert sent.content["trunk"]["trunk"].data  # what is packed stays as it is
 
 
 def test_a_message_without_content_says_why() -> None:
-    received = unpack(*pack(Message(Error(2, "no such class"), reply_to=message())))
+    received = unpack_message(*pack_message(Message(Error(2, "no such class"), reply_to=message())))
     assert (received.error.code, received.error.reason) == (2, "no such class")
 
 
 def test_a_frame_arrives_whole_and_an_end_is_told_from_a_frame() -> None:
     here, there = transfer.socket_pair()
     large = np.arange(3_000_000, dtype=np.uint8)
-    sender = threading.Thread(target=transfer.send, args=(here, {"kind": "x", "n": 1}, [b"", large, b"abc"]))
+    sender = threading.Thread(target=transfer.send_frame, args=(here, {"kind": "x", "n": 1}, [b"", large, b"abc"]))
     sender.start()
-    received = transfer.receive(there)
+    received = transfer.receive_frame(there)
     sender.join()
     assert received.about == {"kind": "x", "n": 1}
     assert [bytes(part) for part in received.data] == [b"", large.tobytes(), b"abc"]
     here.sendall(b"half")
     here.close()
     with pytest.raises(EOFError):
-        transfer.receive(there)
+        transfer.receive_frame(there)
     there.close()
 
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from server.simulation.backends.ray_process import locked
-with locked(Path(sys.argv[1])):
+from server.simulation.backends.ray_process import lock_run_scratch
+with lock_run_scratch(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -277,7 +277,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_a_running_ones_is_not
     for folder in (folders["abandoned"], folders["without-a-lock"], folders["held"], tmp_path / "other"):
         os.utime(folder, (0, 0))
     try:
-        ray_process.remove_abandoned(tmp_path)
+        ray_process.remove_abandoned_folders(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             "other",
             *sorted(folders[n].name for n in names[2:]),

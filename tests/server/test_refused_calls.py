@@ -33,7 +33,7 @@ def test_refusals_that_were_only_counted_are_written_after_a_pause(
         calls.note(FORGED)  # during the run
 
     def times() -> int:
-        lines.extend(reader.new())
+        lines.extend(reader.read_new())
         return sum(line["times"] for line in lines)
 
     eventually(lambda: times() == 9, "all are written")

@@ -14,11 +14,11 @@ from common.metrics.auroc import ClassMetrics, summarise
 from common.metrics.multi_class import ClientAccuracy, MultiClassMetrics
 from common.system.plain_text import duration, format_rounds, number, signed, size
 from server.reporting.run_claims import run_result
-from server.reporting.run_figures import density_of_sites
+from server.reporting.run_figures import draw_density_of_sites
 from server.reporting.run_report import write_run_report
 from server.runs.reader import read_run
-from server.runs.tracking import flattened
-from studies.claims import probability
+from server.runs.tracking import flatten_settings
+from studies.claims import format_p_value
 from studies.comparison import compare
 from studies.comparison_report import write_comparison_report
 from tests.server.reports import NAMES, RESULTS, body_text, check_page, write
@@ -94,7 +94,7 @@ def test_a_run_of_yes_and_no_questions_says_nothing_of_accuracy_over_classes(run
 
 
 def test_the_density_has_a_tick_for_every_site() -> None:
-    svg = ElementTree.fromstring(density_of_sites([0.5, 0.7, 0.9, 0.9]))
+    svg = ElementTree.fromstring(draw_density_of_sites([0.5, 0.7, 0.9, 0.9]))
     ticks = [path for path in svg.iter("path") if "var(--vermilion)" in path.get("style", "")]
     assert len(ticks) == 4 + 1  # and one in the legend
 
@@ -173,13 +173,13 @@ def test_numbers_read_as_people_write_them() -> None:
     ]
     assert [duration(s) for s in (4.24, 185, 7620, None)] == ["4.2 s", "3 min 05 s", "2 h 07 min", "n/a"]
     assert [signed(d) for d in (0.0214, -0.0214, -0.0001, None)] == ["+0.021", "−0.021", "0.000", "n/a"]
-    assert [probability(p) for p in (0.00099, 0.0124, None)] == ["p < 0.001", "p = 0.012", "n/a"]
+    assert [format_p_value(p) for p in (0.00099, 0.0124, None)] == ["p < 0.001", "p = 0.012", "n/a"]
     assert number(float("nan")) == "not finite"
     assert format_rounds([9, 3, 4, 5]) == "3–5, 9"
 
 
 def test_settings_are_flattened_to_dotted_keys() -> None:
     nested = {"run": {"seed": 1, "name": None}, "levels": [1, 2], "ray": False, "method": {}}
-    assert list(flattened(nested)) == [
+    assert list(flatten_settings(nested)) == [
         ("run.seed", "1"), ("run.name", "–"), ("levels", "1, 2"), ("ray", "false"), ("method", "–")
     ]  # fmt: skip

@@ -236,7 +236,7 @@ def rewritten(
     state, about = (run / "checkpoints" / f"round-{server_round:06d}.{kind}" for kind in ("safetensors", "json"))
     whole = json.loads(about.read_text())
     content = serialize_state(change(whole["facts"], deserialize_state(state.read_bytes())))
-    whole["blake3"] = checkpoints._hash([content], whole["facts"])
+    whole["blake3"] = checkpoints._hash_checkpoint([content], whole["facts"])
     state.write_bytes(content)
     about.write_text(json.dumps(whole))
 

@@ -13,17 +13,17 @@ from server.cli import app
 from server.coordinator.folder import read_coordinator
 from server.coordinator.init import make_folder
 from server.deployment.status import runs_table
-from server.runs.live_status import HISTORY, Present, note_run, run_history
-from server.runs.reporter import Reporter
+from server.runs.live_status import HISTORY, PresentRun, add_to_run_history, run_history
+from server.runs.reporter import RunReporter
 
 
 def led(state: Path, folder: Path, name: str, error: BaseException | None = None) -> None:
     """One run of two rounds that ends by itself, or by an error after the first."""
     folder.mkdir(exist_ok=True)
     (folder / "events.jsonl").touch()
-    present = Present(str(folder), name)
+    present = PresentRun(str(folder), name)
     try:
-        with Reporter(present, state, lambda line: None, note=partial(note_run, state)) as reporter:
+        with RunReporter(present, state, lambda line: None, note=partial(add_to_run_history, state)) as reporter:
             reporter.began(["east", "west"], 2)
             present.round = 1
             if error:
@@ -45,7 +45,7 @@ def test_each_run_is_listed_once_with_its_end(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_process_was_killed_is_interrupted_and_one_at_work_is_running(tmp_path: Path) -> None:
-    lines = [{**vars(Present("folder", name)), "pid": pid, "began": 1.0, "noted": 1.0} for name, pid in PROCESSES]
+    lines = [{**vars(PresentRun("folder", name)), "pid": pid, "began": 1.0, "noted": 1.0} for name, pid in PROCESSES]
     text = "".join(json.dumps({**line, "run_folder": line["name"]}) + "\n" for line in lines)
     (tmp_path / HISTORY).write_text(text + '{"cut off by a ki')
     assert [(run["name"], run["state"], run["ended"]) for run in run_history(tmp_path)] == [

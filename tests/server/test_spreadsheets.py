@@ -19,7 +19,7 @@ from common.models.network import build
 from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
 from server.export.evaluation import Evaluation, as_csv
-from server.export.prediction import predict_to_csv, table_text
+from server.export.prediction import predict_to_csv, rows_to_csv
 
 FORMULAS = (
     "=1+1",
@@ -109,7 +109,7 @@ def test_the_names_of_images_and_classes_are_no_formulas_in_a_table_of_predictio
 def test_numbers_stay_numbers_and_harmless_names_stay_as_they_are(tmp_path: Path) -> None:
     numbers = [-0.25, 1e-3, float("nan"), float("-inf"), 7, None]
     names = ["scan-2.png", "a = b", "Lung (left) + right", "\u00e4", "'", 'a "b"', "a;b,c", ""]
-    (tmp_path / "t.csv").write_bytes(table_text([names, [*numbers, "", ""]]))
+    (tmp_path / "t.csv").write_bytes(rows_to_csv([names, [*numbers, "", ""]]))
     with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
         header, row = csv.reader(file, quoting=csv.QUOTE_NONNUMERIC)  # which reads what is not quoted as a number
     assert header == names
@@ -118,7 +118,7 @@ def test_numbers_stay_numbers_and_harmless_names_stay_as_they_are(tmp_path: Path
 
 
 def test_a_table_with_formulas_in_its_names_is_read_by_our_own_reader(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(table_text([["image", "=Effusion"], ["=1+1.png", 1], ['a,"b";-2.png', 0]]))
+    (tmp_path / "t.csv").write_bytes(rows_to_csv([["image", "=Effusion"], ["=1+1.png", 1], ['a,"b";-2.png', 0]]))
     columns = read_columns(tmp_path / "t.csv", "labels")
     assert {name: list(cells) for name, cells in columns.items()} == {
         "image": ["'=1+1.png", 'a,"b";\'-2.png'],

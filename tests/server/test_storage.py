@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.deployment.superlink.messages import NoReply, ReplyOutcome, StoredMessage
+from server.deployment.superlink.messages import NoReplyReason, ReplyOutcome, StoredMessage
 from server.deployment.superlink.registrations import RUN_SILENT_S, Presence
 from tests.server.superlinks import DATABASE, Link, named
 
@@ -91,14 +91,14 @@ def test_files_that_no_message_has_are_gone_after_a_restart(link: Link, node: in
 
 def test_a_request_is_handed_to_its_site_once_also_after_a_restart(link: Link, node: int) -> None:
     first, second = pushed(link, node, b"first"), pushed(link, node, b"second")
-    handed = link.storage.messages.next_for(node)
+    handed = link.storage.messages.hand_out_next(node)
     assert handed
     assert handed.root == first
     again = link.restarted().messages
-    handed = again.next_for(node)
+    handed = again.hand_out_next(node)
     assert handed
     assert handed.root == second
-    assert again.next_for(node) is None
+    assert again.hand_out_next(node) is None
 
 
 def test_a_request_to_nobody_is_not_taken(link: Link) -> None:
@@ -107,7 +107,7 @@ def test_a_request_to_nobody_is_not_taken(link: Link) -> None:
 
 def test_a_reply_is_told_until_the_run_has_let_go_of_it_and_through_a_restart(link: Link, node: int) -> None:
     asked = pushed(link, node, b"to north")
-    link.storage.messages.next_for(node)
+    link.storage.messages.hand_out_next(node)
     answer = reply(link, node, asked, b"from north", b"update")
     assert link.storage.messages.answer(answer) == (ReplyOutcome.ACCEPTED, [named(b"update"), named(b"from north")])
     for storage in (link.storage, link.restarted(), link.restarted()):
@@ -120,10 +120,10 @@ def test_a_reply_is_told_until_the_run_has_let_go_of_it_and_through_a_restart(li
 
 def test_a_site_that_is_gone_is_told_and_its_late_reply_is_not_taken(link: Link, node: int) -> None:
     asked = pushed(link, node, b"to north")
-    link.storage.messages.next_for(node)
+    link.storage.messages.hand_out_next(node)
     assert list(link.storage.messages.replies(link.run, [asked])) == []
     link.storage.sites.deactivate(node)
-    assert list(link.storage.messages.replies(link.run, [asked])) == [(asked, NoReply.SITE_GONE)]
+    assert list(link.storage.messages.replies(link.run, [asked])) == [(asked, NoReplyReason.SITE_GONE)]
     link.storage.sites.activate(node, 30.0)
     for storage in (link.storage, link.restarted()):
         late = reply(link, node, asked, b"late")
@@ -132,7 +132,7 @@ def test_a_site_that_is_gone_is_told_and_its_late_reply_is_not_taken(link: Link,
 
 def test_a_reply_that_came_counts_although_its_site_is_gone(link: Link, node: int) -> None:
     asked = pushed(link, node, b"to north")
-    link.storage.messages.next_for(node)
+    link.storage.messages.hand_out_next(node)
     link.storage.messages.answer(reply(link, node, asked, b"from north"))
     link.storage.sites.deactivate(node)
     (found,) = link.storage.messages.replies(link.run, [asked])
@@ -143,17 +143,17 @@ def test_a_request_whose_time_is_over_is_not_handed_out_and_is_told_to_be_gone(l
     asked = pushed(link, node, b"to north")
     link.clock.now += 601
     link.storage.sites.heartbeat(node, 30.0)
-    assert link.storage.messages.next_for(node) is None
+    assert link.storage.messages.hand_out_next(node) is None
     assert list(link.storage.messages.replies(link.run, [asked, "unknown"])) == [
-        (asked, NoReply.MESSAGE_GONE),
-        ("unknown", NoReply.MESSAGE_GONE),
+        (asked, NoReplyReason.MESSAGE_GONE),
+        ("unknown", NoReplyReason.MESSAGE_GONE),
     ]
 
 
 def test_another_runs_messages_are_not_told(link: Link, node: int) -> None:
     asked = pushed(link, node, b"to north")
     other = link.storage.runs.begin()
-    assert list(link.storage.messages.replies(other, [asked])) == [(asked, NoReply.MESSAGE_GONE)]
+    assert list(link.storage.messages.replies(other, [asked])) == [(asked, NoReplyReason.MESSAGE_GONE)]
     assert list(link.storage.messages.replies(link.run, [asked])) == []
 
 
@@ -166,7 +166,7 @@ def test_a_new_run_ends_the_one_that_was_left_and_removes_its_files(link: Link, 
     assert again.runs.is_active(link.run)
     run, _ = again.begin_run()
     assert (again.runs.is_active(link.run), again.runs.is_active(run)) == (False, True)
-    assert again.messages.next_for(node) is None
+    assert again.messages.hand_out_next(node) is None
     assert link.files.names() == set()
     assert not link.restarted().runs.is_active(link.run)
 
@@ -174,7 +174,7 @@ def test_a_new_run_ends_the_one_that_was_left_and_removes_its_files(link: Link, 
 def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one_does(link: Link, node: int) -> None:
     first, second = pushed(link, node, b"to north"), pushed(link, node, b"to north again")
     for asked, content in ((first, b"noted"), (second, b"not noted")):
-        link.storage.messages.next_for(node)
+        link.storage.messages.hand_out_next(node)
         answer = reply(link, node, asked, content)
         link.storage.messages.answer(answer)
         link.files.write(named(content), content)
@@ -249,7 +249,7 @@ def test_what_cannot_be_written_has_not_happened(link: Link, node: int) -> None:
     with closing(sqlite3.connect(link.folder / DATABASE)) as other:
         other.execute("CREATE TRIGGER full BEFORE UPDATE ON messages BEGIN SELECT RAISE(ABORT, 'disk full'); END")
     with pytest.raises(sqlite3.Error, match="disk full"):
-        link.storage.messages.next_for(node)
+        link.storage.messages.hand_out_next(node)
     with closing(sqlite3.connect(link.folder / DATABASE)) as other:
         other.execute("DROP TRIGGER full")
-    assert link.storage.messages.next_for(node)
+    assert link.storage.messages.hand_out_next(node)

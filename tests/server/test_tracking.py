@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server.runs.tracking import MLflowRun, TensorBoard, Track, round_scalars, store_for, summary_scalars
+from server.runs.tracking import MLflowRun, TensorBoard, TrackingStore, open_store, round_scalars, summary_scalars
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
 from tests.network.real import WITHIN_S, flwr_server, ready_to_lead, warm
@@ -200,7 +200,7 @@ def stored_runs(mlflow: Any) -> list[Any]:
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_mlflow_has_the_figures_of_the_event_files_and_the_settings(mlflow: Any, tmp_path: Path) -> None:
     file = experiment(tmp_path, 'run.name="trial <1>"')
-    simulate(file, tmp_path / "run", Console(quiet=True), Track.mlflow)
+    simulate(file, tmp_path / "run", Console(quiet=True), TrackingStore.mlflow)
     (run,) = stored_runs(mlflow)
     shown = curves(tmp_path / "run" / "tensorboard")
     assert (run.info.run_name, run.info.status) == ("trial <1> seed 3", "FINISHED")
@@ -224,7 +224,7 @@ def test_a_store_that_goes_away_costs_its_figures_and_not_the_run(
 
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", gone)
     heard = Console(record=True, file=io.StringIO(), width=200)
-    simulate(experiment(tmp_path), tmp_path / "run", heard, Track.mlflow)
+    simulate(experiment(tmp_path), tmp_path / "run", heard, TrackingStore.mlflow)
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [e["reason"] for e in events if e["event"] == "tracking_stopped"] == ["the server is gone"]
     assert "MLflow takes no more figures of this run, which goes on: the server is gone" in heard.export_text()
@@ -244,7 +244,7 @@ def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) 
 
 @pytest.mark.filterwarnings("ignore")
 def test_two_names_that_mlflow_cannot_tell_apart_stay_two(mlflow: Any, tmp_path: Path) -> None:
-    new_run = store_for(Track.mlflow)
+    new_run = open_store(TrackingStore.mlflow)
     assert new_run is not None
     run = new_run(experiment(tmp_path).experiment, pytest.fail)
     run.scalars({"test auroc/a+": 0.25, "test auroc/a|": 0.75}, 1)

@@ -102,7 +102,7 @@ def test_it_comes_again_after_the_superlink_was_killed(port: Port, site: Hospita
     name = port.ask(site)
     assert pulled(site) == [name]
     messages = port.link.restarted().messages
-    again, once = messages.next_for(site.node_id, again=True), messages.next_for(site.node_id)
+    again, once = messages.hand_out_next(site.node_id, again=True), messages.hand_out_next(site.node_id)
     assert again is not None
     assert (again.root, once) == (name, None)
 

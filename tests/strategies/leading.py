@@ -21,7 +21,7 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from server.simulation.backends.inline import inline, site_app
+from server.simulation.backends.inline import import_site_app, run_inline
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import Callbacks, FederationValidation, RoundRecord
 from strategies.engine.sequential import make_coordinator
@@ -110,5 +110,5 @@ def lead(
             coordinator.resume(resumed, FederationValidation())
         coordinator.start(wire(grid), make_array_record(read_state(network)), rounds)
 
-    inline(main, site_app(file.experiment.model_dump_json(), file.base, folder), sites)
+    run_inline(main, import_site_app(file.experiment.model_dump_json(), file.base, folder), sites)
     return ran

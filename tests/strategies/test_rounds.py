@@ -23,7 +23,7 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from server.simulation.backends.inline import inline
+from server.simulation.backends.inline import run_inline
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RoundRecord, TooFewSites
 from strategies.engine.exchange import ExchangeReplies
@@ -141,7 +141,7 @@ def run(
         coordinator.start(grid, initial(contract.class_names), rounds)
         ran.append(Ran(coordinator, noted.records, coordinator.test(grid)))
 
-    inline(main, app_of(peers), len(peers))
+    run_inline(main, app_of(peers), len(peers))
     return ran[0]
 
 

@@ -22,7 +22,7 @@ from common.wire.records import (
     TrainReply,
     TrainRequest,
 )
-from server.simulation.backends.inline import inline
+from server.simulation.backends.inline import run_inline
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RoundRecord, RunStopped, TooFewSites
 from strategies.engine.sequential import make_coordinator
@@ -115,7 +115,7 @@ def passed(
         one = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
         coordinator.start(grid, make_array_record(one), rounds)
 
-    inline(main, app_of([replace(hospital, heard=heard) for hospital in hospitals]), len(hospitals))
+    run_inline(main, app_of([replace(hospital, heard=heard) for hospital in hospitals]), len(hospitals))
     return Passed(coordinator, noted.records, heard, noted.absences)
 
 

@@ -12,18 +12,18 @@ from rich.console import Console
 
 from common.errors import BadInput
 from strategies.registry import STRATEGIES, build_site_method
-from studies.benchmark import BenchmarkOptions, all_runs, estimate, lines_by_block, planned_count, run_benchmark
+from studies.benchmark import BenchmarkOptions, all_runs, estimate_cost, lines_by_block, planned_count, run_benchmark
 from studies.benchmark_file import FormPlan, PlannedRun
 from studies.benchmark_report import as_markdown, write_benchmark_report
 from studies.benchmark_results import (
     BenchmarkResult,
     ResultLine,
-    append_line,
+    append_result_line,
     benchmark_result,
     chosen_rates,
-    read_lines,
+    read_result_lines,
 )
-from studies.statistics import cliques, critical_difference, ranking
+from studies.statistics import critical_difference, find_cliques, rank_methods
 from studies.trial import Trial
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "benchmark"
@@ -102,22 +102,22 @@ def test_a_form_that_is_not_there_is_refused_with_the_nearest() -> None:
 
 def test_half_a_line_that_a_kill_left_is_made_again_and_nothing_else_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    append_line(path, a_line(key="one"))
-    append_line(path, a_line(key="two"))
+    append_result_line(path, a_line(key="one"))
+    append_result_line(path, a_line(key="two"))
     whole = path.read_bytes()
     for cut in range(len(whole.splitlines(keepends=True)[0]) + 1, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        assert list(read_lines(path)) == ["one"]
-    append_line(path, a_line(key="three"))
-    assert list(read_lines(path)) == ["one", "three"]
+        assert list(read_result_lines(path)) == ["one"]
+    append_result_line(path, a_line(key="three"))
+    assert list(read_result_lines(path)) == ["one", "three"]
 
 
 def test_a_damaged_line_before_the_end_is_named(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    append_line(path, a_line())
+    append_result_line(path, a_line())
     path.write_bytes(b"{}\n" + path.read_bytes())
     with pytest.raises(BadInput, match="line 1"):
-        read_lines(path)
+        read_result_lines(path)
 
 
 # ---------------------------------------------------------------------- ranks
@@ -130,7 +130,7 @@ def test_nemenyis_critical_difference_is_demsars() -> None:
 
 
 def test_methods_are_ranked_in_each_block_and_equal_ones_share_their_ranks() -> None:
-    found = ranking({"a": [0.9, 0.8, 0.7], "b": [0.9, 0.9, 0.6], "c": [0.1, 0.2, 0.6]})
+    found = rank_methods({"a": [0.9, 0.8, 0.7], "b": [0.9, 0.9, 0.6], "c": [0.1, 0.2, 0.6]})
     assert dict(found.ranks) == pytest.approx(
         {"a": (1.5 + 2 + 1) / 3, "b": (1.5 + 1 + 2.5) / 3, "c": (3 + 3 + 2.5) / 3}
     )
@@ -138,12 +138,12 @@ def test_methods_are_ranked_in_each_block_and_equal_ones_share_their_ranks() -> 
 
 
 def test_two_blocks_have_ranks_and_no_test() -> None:
-    found = ranking({"a": [0.9, 0.8], "b": [0.8, 0.7], "c": [0.1, 0.2]})
+    found = rank_methods({"a": [0.9, 0.8], "b": [0.8, 0.7], "c": [0.1, 0.2]})
     assert (found.p, found.critical_difference, found.cliques) == (None, None, ())
 
 
 def test_cliques_are_the_largest_groups_within_the_critical_difference() -> None:
-    assert cliques({"a": 1.0, "b": 1.5, "c": 2.4, "d": 5.0}, 1.0) == (("a", "b"), ("b", "c"))
+    assert find_cliques({"a": 1.0, "b": 1.5, "c": 2.4, "d": 5.0}, 1.0) == (("a", "b"), ("b", "c"))
 
 
 # ---------------------------------------------------------------------- what the page says
@@ -217,13 +217,13 @@ def test_the_estimate_is_the_measured_rate_times_the_runs() -> None:
     """Ten CPU seconds for two rounds; the small form has four rounds, so 20 s a run."""
     plan, lines = made_up()
     hours = planned_count(plan) * 20 / 3600
-    assert f"about {hours:.1f} core-hours" in estimate(plan, list(lines.values()))[0]
+    assert f"about {hours:.1f} core-hours" in estimate_cost(plan, list(lines.values()))[0]
 
 
 def test_the_estimate_says_where_sizes_were_not_measured() -> None:
     _, lines = made_up()
     whole = FormPlan.of(FOLDER, "full")
-    first, _, last = estimate(whole, list(lines.values()))
+    first, _, last = estimate_cost(whole, list(lines.values()))
     assert "at least" in first
     assert "composites, ham10000, mednist and kermany" in last
 
@@ -264,7 +264,7 @@ def test_a_fault_of_any_row_is_told_before_the_first_run(tmp_path: Path, was: st
             Console(quiet=True),
         )
     assert told in str(refused.value)
-    assert not read_lines(tmp_path / "lines.jsonl")
+    assert not read_result_lines(tmp_path / "lines.jsonl")
 
 
 def test_two_processes_do_not_run_one_file_and_a_page_is_written_all_the_same(tmp_path: Path) -> None:
@@ -302,4 +302,4 @@ def test_a_finished_run_is_a_line_and_is_not_run_again(tmp_path: Path) -> None:
     assert run_benchmark(options, quiet).done == 5
     assert results.read_bytes() == before
     plan = FormPlan.of(tmp_path, "small")
-    assert {run.key for run in all_runs(plan, read_lines(results))} == set(read_lines(results))
+    assert {run.key for run in all_runs(plan, read_result_lines(results))} == set(read_result_lines(results))

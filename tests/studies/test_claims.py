@@ -14,7 +14,7 @@ from scipy.stats import ttest_rel, wilcoxon
 
 from common.metrics.auroc import ClassMetrics, summarise
 from server.runs.reader import RoundLine, Run, RunSummary
-from studies.claims import gain_sentences, headline, large_effects, standing, verdicts
+from studies.claims import gain_sentences, headline_sentence, large_effects, outcome_of_test, verdict_sentences
 from studies.comparison import Comparison, Spread, compare
 from studies.study_report import study_headline
 from studies.study_results import PublishedNumber, StudyResult, TableResult
@@ -80,7 +80,7 @@ def test_better_and_worse_need_three_seeds_a_test_and_an_interval_without_zero(
 ) -> None:
     comparison, methods = drawn
     reference, *others = methods
-    for other, sentence in zip(others, verdicts(comparison), strict=True):
+    for other, sentence in zip(others, verdict_sentences(comparison), strict=True):
         ours, theirs, seeds = class_means(methods[reference], methods[other])
         verdict = re.search(r" is (better|worse) than ", sentence)
         if not verdict or "Whether" in sentence:
@@ -104,11 +104,11 @@ def test_the_headline_says_of_each_method_what_its_own_sentence_says(
 ) -> None:
     comparison, methods = drawn
     _, *others = methods
-    line = headline(comparison)
-    for other, sentence in zip(others, verdicts(comparison), strict=True):
+    line = headline_sentence(comparison)
+    for other, sentence in zip(others, verdict_sentences(comparison), strict=True):
         parts = [part for part in line.removesuffix(".").split("; it ") if re.search(rf"\b{other}\b", part)]
         assert len(parts) == 1
-        stands = standing(comparison.contrast(other).result)
+        stands = outcome_of_test(comparison.contrast(other).result)
         if stands in ("better", "worse"):
             assert f"is {stands} than" in parts[0]
             assert f"is {stands} than" in sentence
@@ -138,7 +138,7 @@ def test_every_large_difference_has_its_sentence_and_no_other_has(
             assert len(found) == large
             for side, tested in found:
                 assert (side == "higher") == ((ours.mean or 0) > (theirs.mean or 0))
-                of_subset = subset and standing(comparison.contrast(other.label, subset).result)  # type: ignore[arg-type]
+                of_subset = subset and outcome_of_test(comparison.contrast(other.label, subset).result)  # type: ignore[arg-type]
                 assert tested == (f"paired test: {of_subset}" if of_subset else "not tested")
 
 
@@ -160,10 +160,14 @@ def test_a_clear_and_constant_lead_is_called_better_and_each_limit_of_that_count
     high = [of_seed("ours", s, {n: 0.8 + 0.01 * i + 0.001 * s for i, n in enumerate(names)}) for s in range(3)]
     low = [of_seed("theirs", s, {n: 0.7 + 0.012 * i for i, n in enumerate(names)}) for s in range(3)]
     assert (
-        headline(compare([*high, *low])) == "By mean AUROC on these test images, ours is better than theirs (+0.096)."
+        headline_sentence(compare([*high, *low]))
+        == "By mean AUROC on these test images, ours is better than theirs (+0.096)."
     )
-    assert headline(compare([*low, *high])) == "By mean AUROC on these test images, theirs is worse than ours (−0.096)."
-    assert "fewer than the 3 seeds that a verdict needs" in headline(compare([*high[:2], *low[:2]]))
+    assert (
+        headline_sentence(compare([*low, *high]))
+        == "By mean AUROC on these test images, theirs is worse than ours (−0.096)."
+    )
+    assert "fewer than the 3 seeds that a verdict needs" in headline_sentence(compare([*high[:2], *low[:2]]))
     assert gain_sentences(compare([*high, *low]))[0].startswith("All 2 sites gain over theirs")
 
 

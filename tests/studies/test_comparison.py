@@ -16,9 +16,9 @@ from common.metrics.multi_class import ClientAccuracy, MultiClassMetrics, RoundA
 from server.reporting.page import ClassGroup
 from server.reporting.tables import coverage_table
 from server.runs.reader import RunSummary, read_run
-from studies.claims import verdicts
+from studies.claims import verdict_sentences
 from studies.comparison import Comparison, MethodResult, Spread, compare, write_comparison
-from studies.comparison_report import auroc_by_method, comparison_table, markdown_table, shared_and_unique
+from studies.comparison_report import comparison_table, draw_auroc_by_method, draw_shared_and_unique, markdown_table
 
 CLASSES = ("edema", "hernia", "mass", "nodule")
 
@@ -150,12 +150,12 @@ def test_a_difference_within_the_noise_is_not_distinguishable(tmp_path: Path) ->
         for name, aurocs in (("one", one), ("two", two))
         for seed in range(3)
     ]
-    assert verdicts(compared(tmp_path, *contents))[0].startswith("one is not distinguishable from two")
+    assert verdict_sentences(compared(tmp_path, *contents))[0].startswith("one is not distinguishable from two")
 
 
 def test_too_few_classes_are_not_tested_and_the_sentence_says_so(tmp_path: Path) -> None:
     few = [summary(name, 0, {"edema": auroc}, set()) for name, auroc in (("one", 0.8), ("two", 0.7))]
-    (sentence,) = verdicts(compared(tmp_path, *few))
+    (sentence,) = verdict_sentences(compared(tmp_path, *few))
     assert "cannot be tested: 1 pair is too few" in sentence
 
 
@@ -295,7 +295,7 @@ def test_a_method_without_a_subset_has_no_marker_there_and_one_seed_no_line() ->
         none = Spread(None, None)
         return MethodResult(label, (0,), "", aurocs, none, none, {}, {}, {})  # type: ignore[arg-type]
 
-    svg = ElementTree.fromstring(shared_and_unique([method("one", None, None), method("two", 0.01, 0.7)]))
+    svg = ElementTree.fromstring(draw_shared_and_unique([method("one", None, None), method("two", 0.01, 0.7)]))
     markers = [use.get("style", "") for use in svg.iter("use")]
     lines = [path.get("style", "") for path in svg.iter("path") if "stroke-width: 2" in path.get("style", "")]
     assert sum("fill: var(--blue)" in style for style in markers) == 2 + 1  # and one in the legend
@@ -306,7 +306,7 @@ def test_a_method_without_a_subset_has_no_marker_there_and_one_seed_no_line() ->
 def test_a_class_axis_reaches_to_chance_only_where_values_are_near() -> None:
     def line(low: float) -> bool:
         of = MethodResult("a", (0,), "", {}, Spread(low, None), Spread(low, None), {"edema": low, "mass": 0.99}, {}, {})
-        return "stroke-dasharray" in auroc_by_method([of], [ClassGroup("shared", ("edema", "mass"))])
+        return "stroke-dasharray" in draw_auroc_by_method([of], [ClassGroup("shared", ("edema", "mass"))])
 
     assert line(0.6)
     assert not line(0.98)

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from common.errors import BadInput
 from studies import runner
-from studies.progress import ActiveRun, GridTable, Pace
-from studies.runner import FailedRuns, fitting_jobs, gpus_of, run_trials
+from studies.progress import ActiveRun, GridPace, GridTable
+from studies.runner import FailedRuns, assign_gpus, count_fitting_jobs, run_trials
 from studies.trial import Trial, check_trials
 from tests.federations import DIGITS
 
@@ -28,8 +28,8 @@ def trial(folder: Path, name: str, *overrides: str, text: str = DIGITS) -> Trial
 # ---------------------------------------------------------------------- pace
 
 
-def pace(totals: dict[str, int], done: dict[str, int], *active: ActiveRun, jobs: int = 1) -> Pace:
-    return Pace(totals, done, jobs, lambda: list(active))
+def pace(totals: dict[str, int], done: dict[str, int], *active: ActiveRun, jobs: int = 1) -> GridPace:
+    return GridPace(totals, done, jobs, lambda: list(active))
 
 
 def test_before_anything_has_finished_nobody_knows_how_long_the_rest_takes() -> None:
@@ -161,31 +161,31 @@ def test_runs_on_ray_go_one_at_a_time_and_others_by_cores_and_threads(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert fitting_jobs([trial(tmp_path, "a")]) == 6
-    assert fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "training.threads=4")]) == 1
-    assert fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.backend=ray")]) == 1
+    assert count_fitting_jobs([trial(tmp_path, "a")]) == 6
+    assert count_fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "training.threads=4")]) == 1
+    assert count_fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.backend=ray")]) == 1
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert fitting_jobs([trial(tmp_path, "a")]) == 4
+    assert count_fitting_jobs([trial(tmp_path, "a")]) == 4
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.gpus_per_site=2")]) == 2
-    assert fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=1")]) == 4
-    assert fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=0")]) == 6
+    assert count_fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.gpus_per_site=2")]) == 2
+    assert count_fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=1")]) == 4
+    assert count_fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=0")]) == 6
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=0.5")]) == 2
+    assert count_fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=0.5")]) == 2
 
 
 def test_runs_at_a_time_are_dealt_out_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     one, two = trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.gpus_per_site=2")
-    with gpus_of(one) as first, gpus_of(one) as second, gpus_of(two) as third, gpus_of(one) as fourth:
+    with assign_gpus(one) as first, assign_gpus(one) as second, assign_gpus(two) as third, assign_gpus(one) as fourth:
         assert (first, second, third, fourth) == ("0", "1", "2,0", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-8a, 7")
-    with gpus_of(two) as first, gpus_of(one) as second:
+    with assign_gpus(two) as first, assign_gpus(one) as second:
         assert (first, second) == ("5,GPU-8a", "7")
-    with gpus_of(trial(tmp_path, "c", "simulation.backend=ray")) as any_of_them:
+    with assign_gpus(trial(tmp_path, "c", "simulation.backend=ray")) as any_of_them:
         assert any_of_them is None
-    with gpus_of(trial(tmp_path, "d", "simulation.gpus_per_site=0")) as none:
+    with assign_gpus(trial(tmp_path, "d", "simulation.gpus_per_site=0")) as none:
         assert none is None
 
 
@@ -196,6 +196,6 @@ def test_a_run_sees_the_gpus_that_were_dealt_to_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("os.dup2", lambda old, new: new)
     monkeypatch.setattr(runner, "simulate", lambda *given, **named: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     for gpus in ("1,2", None):
-        runner._run(trial(tmp_path, "a"), SimpleNamespace(send=told.append), gpus)  # type: ignore[arg-type]
+        runner._run_quietly(trial(tmp_path, "a"), SimpleNamespace(send=told.append), gpus)  # type: ignore[arg-type]
     assert seen == ["1,2", "1,2"]  # None leaves what is there
     assert [failure for failure, _ in told] == ["", ""]

@@ -13,7 +13,7 @@ from common.metrics.auroc import ClassMetrics, summarise
 from server.runs.reader import read_run
 from studies.claims import gain_sentences
 from studies.comparison import Comparison, compare, write_comparison
-from studies.comparison_report import gains_by_site, gains_figure
+from studies.comparison_report import draw_gains, gains_by_site
 
 Aurocs = Mapping[str, Mapping[str, float | None]]  # site -> class -> AUROC at that site
 
@@ -147,7 +147,7 @@ def test_other_test_images_are_not_compared(tmp_path: Path) -> None:
     comparison = compared(run(tmp_path / "a", "good", GOOD), folder)
     assert {gain.reason for gain in comparison.site_gains} == {"it was tested on other images there"}
     assert gain_sentences(comparison) == ["No site can be compared with x: it was tested on other images there."]
-    assert gains_figure(comparison) == ""
+    assert draw_gains(comparison) == ""
 
 
 def test_an_ensemble_of_local_models_is_compared_as_a_method_of_its_own(tmp_path: Path) -> None:
@@ -174,4 +174,4 @@ def test_many_sites_are_counted_in_words_and_ranked_in_the_figure(tmp_path: Path
     assert "which needs 3: site39 +0.390" in sentence
     assert sentence.endswith("and 35 more.")
     assert len(gains_by_site(comparison)) == 40
-    assert "from the largest loss" in gains_figure(comparison)
+    assert "from the largest loss" in draw_gains(comparison)

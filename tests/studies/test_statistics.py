@@ -10,8 +10,8 @@ from studies.statistics import (
     ALPHA,
     RESAMPLES,
     PairedTest,
-    corrected,
-    holm,
+    adjust_by_holm,
+    correct_family,
     paired_over_classes,
     paired_over_classes_and_seeds,
     paired_test,
@@ -90,14 +90,14 @@ def test_seeds_are_averaged_before_classes_are_paired() -> None:
 
 def test_holm_multiplies_from_the_smallest_on_and_never_falls() -> None:
     # Sorted .01 .03 .04 times 3 2 1 -> .03 .06 .04, the last lifted to .06; None does not count.
-    assert holm([0.04, None, 0.01, 0.03]) == pytest.approx([0.06, None, 0.03, 0.06])
-    assert holm([0.7, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert adjust_by_holm([0.04, None, 0.01, 0.03]) == pytest.approx([0.06, None, 0.03, 0.06])
+    assert adjust_by_holm([0.7, 0.9]) == [1.0, 1.0]
+    assert adjust_by_holm([]) == []
 
 
 def test_corrected_tests_carry_the_deciding_p_of_their_family() -> None:
     tests = [PairedTest(9, t_test_p=0.5, wilcoxon_p=0.02), PairedTest(2, reason="few"), PairedTest(9, t_test_p=0.3)]
-    assert [each.holm_p for each in corrected(tests)] == [0.04, None, 0.3]
+    assert [each.holm_p for each in correct_family(tests)] == [0.04, None, 0.3]
 
 
 seeds = st.integers(0, 10_000)
@@ -150,7 +150,7 @@ def rejected_step_by_step(p_values: list[float], alpha: float) -> set[int]:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8, unique=True), st.floats(0.001, 0.999))
 def test_a_corrected_p_is_at_most_alpha_just_where_holms_procedure_rejects(p_values: list[float], alpha: float) -> None:
-    adjusted = [p for p in holm(p_values) if p is not None]
+    adjusted = [p for p in adjust_by_holm(p_values) if p is not None]
     clear = [index for index, p in enumerate(adjusted) if abs(p - alpha) > 1e-9]  # but for rounding
     rejected = rejected_step_by_step(p_values, alpha)
     assert [index in rejected for index in clear] == [adjusted[index] <= alpha for index in clear]

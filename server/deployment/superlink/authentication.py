@@ -1,4 +1,4 @@
-"""Authentication of the hospital link: every call is signed, and its signer is known before its body is read.
+"""Authentication of hospitals' calls to the SuperLink: every call is signed, and checked before its body is read.
 
 Flower's protocol: three headers of a call hold a public key, the time, and a signature over the time by that key.
 Flower checks them after gRPC has read the whole request, and takes the public key of an activation from the body.
@@ -49,7 +49,7 @@ class Caller:
         name: Name under which the site was admitted.
         key: Public key, PEM as Flower sends it.
         process: Id of the calling process, as the caller states it; empty for Flower's own programs.
-        wait_s: Time that the caller would wait for a message; None for a caller that may have one already.
+        wait_s: Seconds that the caller would wait for a new message; None if it does not say that it has no message.
     """
 
     node_id: int
@@ -64,7 +64,7 @@ class CallRefused(Exception):
 
     Attributes:
         code: gRPC's status.
-        reason: Sent to the caller.
+        reason: Explanation that is sent to the caller.
         other: Name of the site that the call was about, if that is not the caller; such a call is always noted.
         noted: Whether to record the call as refused, because no honest program makes it.
         run: Flower's number of the run that the call was about, 0 for none.
@@ -103,7 +103,7 @@ class AdmittedKeys:
 
 
 @dataclass(eq=False)
-class _Call:
+class _CallInProgress:
     context: grpc.ServicerContext
     answered: bool = False
 
@@ -116,20 +116,20 @@ class CallLimit:
     """
 
     def __init__(self) -> None:
-        self._calls = defaultdict[str, list[_Call]](list)
+        self._calls = defaultdict[str, list[_CallInProgress]](list)
         self._lock = threading.Lock()
 
     @contextmanager
-    def counted(self, site: str, context: grpc.ServicerContext) -> Iterator[None]:
+    def count_call(self, site: str, context: grpc.ServicerContext) -> Iterator[None]:
         """Count a call of a site from now on; leaving the block marks the call as answered."""
-        call = _Call(context)
+        call = _CallInProgress(context)
         with self._lock:
             calls = self._calls[site]
             calls.append(call)
             # gRPC reports late that a call has ended: cancelling an answered call changes nothing for an honest site.
             surplus = sorted(calls, key=lambda other: not other.answered)[:-CALLS_PER_SITE]
-        if not context.add_callback(lambda: self._end(site, call)):
-            self._end(site, call)
+        if not context.add_callback(lambda: self._forget_call(site, call)):
+            self._forget_call(site, call)
         for oldest in surplus:  # outside the lock, which the callback takes
             oldest.context.cancel()
         try:
@@ -137,11 +137,11 @@ class CallLimit:
         finally:
             call.answered = True
 
-    def in_progress(self, site: str) -> int:
+    def calls_in_progress(self, site: str) -> int:
         """Return the number of calls that a site has in progress."""
         return len(self._calls[site])
 
-    def _end(self, site: str, call: _Call) -> None:
+    def _forget_call(self, site: str, call: _CallInProgress) -> None:
         with self._lock, suppress(ValueError):
             self._calls[site].remove(call)
 
@@ -166,7 +166,7 @@ class Authenticator:
         self.admitted, self._refused_calls, self._strangers = admitted, refused_calls, strangers
         self._refuse_caller, self.limit = refuse_caller, CallLimit()
 
-    def handler(
+    def make_handler(
         self,
         name: str,
         answer: Callable[[Caller, Any], Any],
@@ -188,41 +188,43 @@ class Authenticator:
         def respond(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             caller = None
             try:
-                caller = self.signer(context.invocation_metadata())
-                with self.limit.counted(caller.name, context):
+                caller = self.identify_signer(context.invocation_metadata())
+                with self.limit.count_call(caller.name, context):
                     body = next(requests, None)  # raises RpcError for a call that has ended
                     if body is None:
                         raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
                     self._refuse_caller(caller)
-                    return answer(caller, _parsed(parse, body))
+                    return answer(caller, _parse_or_refuse(parse, body))
             except CallRefused as refused:
-                self._abort(context, caller, name, refused)
+                self._abort_call(context, caller, name, refused)
             except Exception as error:  # the edge of the process: the caller learns nothing of what is inside
                 if context.is_active():
                     _log.error("%s failed: %r", name, error)
-                    self._abort(context, caller, name, CallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed"))
+                    self._abort_call(
+                        context, caller, name, CallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed")
+                    )
                 raise
 
         return grpc.stream_unary_rpc_method_handler(respond, response_serializer=serialize)
 
-    def signer(self, metadata: Any) -> Caller:
+    def identify_signer(self, metadata: Any) -> Caller:
         """Return the site that signed a call.
 
         Raises:
             CallRefused: If the signature is missing or wrong, is not of now, or its key is not admitted.
         """
-        key, when, signature = signed_headers(metadata)
+        key, when, signature = parse_signed_headers(metadata)
         caller = self.admitted.caller(key)
         if caller is None or not is_signed_by(key, when, signature):
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
-        if not _is_now(when):
+        if not _is_present_time(when):
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
-        process = _header(metadata, PROCESS)
+        process = _find_header(metadata, PROCESS)
         if len(process) > LONGEST_PROCESS:
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
-        return replace(caller, process=process, wait_s=requested_wait_s(_header(metadata, WAIT)))
+        return replace(caller, process=process, wait_s=requested_wait_s(_find_header(metadata, WAIT)))
 
-    def _abort(self, context: Any, caller: Caller | None, name: str, refused: CallRefused) -> NoReturn:
+    def _abort_call(self, context: Any, caller: Caller | None, name: str, refused: CallRefused) -> NoReturn:
         if caller is None:
             self._strangers.count(context.peer(), refused.reason)
         elif refused.noted:
@@ -231,7 +233,7 @@ class Authenticator:
         raise AssertionError("abort raises")
 
 
-def _parsed(parse: Callable[[bytes], Any], body: bytes) -> Any:
+def _parse_or_refuse(parse: Callable[[bytes], Any], body: bytes) -> Any:
     try:
         return parse(body)
     except (DecodeError, ValueError):  # of protobuf, and of our own parser of pushed objects
@@ -239,7 +241,7 @@ def _parsed(parse: Callable[[bytes], Any], body: bytes) -> Any:
         raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason, noted=True) from None
 
 
-def signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
+def parse_signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     """Return key, time and signature from the headers of a call.
 
     Raises:
@@ -259,11 +261,11 @@ def signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     return key, when, signature
 
 
-def _header(metadata: Any, header: str) -> str:
+def _find_header(metadata: Any, header: str) -> str:
     return str(next((value for name, value in metadata or () if name == header), ""))
 
 
-def _is_now(when: str) -> bool:
+def _is_present_time(when: str) -> bool:
     """Check that a signed time is the present time, as far as two clocks can agree."""
     try:
         age = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(when)).total_seconds()

@@ -19,7 +19,7 @@ from common.system.plain_text import shorten_grpc_details
 from common.wire.fleet_protocol import Envelope, ObjectTree, message_classes
 from server.coordinator.folder import Coordinator
 from server.coordinator.state import ControlSocket
-from server.deployment.superlink.messages import NoReply
+from server.deployment.superlink.messages import NoReplyReason
 from server.deployment.superlink.registrations import Presence
 
 LINK_PATIENCE_S = 900.0
@@ -71,7 +71,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
 """Each call with the classes of its request and response."""
 
 
-def parsed_message(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
+def parse_message(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
     """Parse a message's envelope and tree of objects."""
     return Envelope.FromString(envelope), ObjectTree.FromString(tree)
 
@@ -85,7 +85,7 @@ class RunLost(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Node:
+class RegisteredNode:
     """A registered site as the SuperLink sees it; ``public_key`` is PEM, as Flower sends it."""
 
     node_id: int
@@ -106,15 +106,15 @@ class RequestStatus:
     request: str
     envelope: Any = None
     tree: Any = None
-    reason: NoReply | None = None
+    reason: NoReplyReason | None = None
 
 
-class Control:
+class ControlClient:
     """Client of the SuperLink's control calls, each of which is safe to repeat.
 
     Args:
-        patience_s: Time to wait for a SuperLink that is unavailable.
-        answer_s: Time for one call.
+        patience_s: Seconds to wait for a SuperLink that is unavailable.
+        answer_s: Seconds that one call may take.
     """
 
     def __init__(self, coordinator: Coordinator, *, patience_s: float = 0.0, answer_s: float = ANSWER_S) -> None:
@@ -150,20 +150,20 @@ class Control:
 
     def health(self) -> None:
         """Raise :class:`SuperLinkGone` unless the SuperLink answers."""
-        self._call("health", proto.Nothing())
+        self._call_until_answered("health", proto.Nothing())
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RegisteredNode]:
         """Return all registered sites."""
-        sites = self._call("list_sites", proto.Nothing()).sites
-        return [Node(site.node_id, site.name, Presence(site.state), site.public_key) for site in sites]
+        sites = self._call_until_answered("list_sites", proto.Nothing()).sites
+        return [RegisteredNode(site.node_id, site.name, Presence(site.state), site.public_key) for site in sites]
 
     def register(self, name: str, public_key: str) -> None:
         """Register a site's key, an OpenSSH line, under its name."""
-        self._call("register", proto.Site(name=name, public_key=flower_key(public_key)))
+        self._call_until_answered("register", proto.Site(name=name, public_key=openssh_key_to_pem(public_key)))
 
-    def unregister(self, node: Node) -> None:
-        """Remove a registration: from now on every call signed with its key is refused."""
-        self._call("unregister", proto.Site(node_id=node.node_id))
+    def unregister(self, node: RegisteredNode) -> None:
+        """Remove a site's registration: from now on every call signed with its key is refused."""
+        self._call_until_answered("unregister", proto.Site(node_id=node.node_id))
 
     def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
         """Begin a run, and end every run whose process was killed, so that sites drop their work on it.
@@ -171,42 +171,42 @@ class Control:
         Returns:
             The run's number, and envelope and tree of each reply to an earlier run that nobody has released.
         """
-        begin = self._call("begin_run", proto.Nothing())
-        return int(begin.run_id), list(map(parsed_message, begin.envelopes, begin.trees))
+        begin = self._call_until_answered("begin_run", proto.Nothing())
+        return int(begin.run_id), list(map(parse_message, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:
         """End a run."""
-        self._call("end_run", proto.Run(run_id=run))
+        self._call_until_answered("end_run", proto.Run(run_id=run))
 
     def heartbeat(self, run: int) -> bool:
         """Send a run's heartbeat; return whether the run is still active on the SuperLink."""
-        return bool(self._call("heartbeat", proto.Run(run_id=run)).goes_on)
+        return bool(self._call_until_answered("heartbeat", proto.Run(run_id=run)).goes_on)
 
     def push(self, run: int, requests: Iterable[tuple[Any, Any]]) -> tuple[list[str], list[str]]:
-        """Announce requests by their envelopes and trees.
+        """Announce requests to the SuperLink by their envelopes and trees of objects.
 
         Returns:
             Names of the accepted requests, and of their objects whose files are missing.
         """
         serialized = [(envelope.SerializeToString(), tree.SerializeToString()) for envelope, tree in requests]
         envelopes, trees = [envelope for envelope, _ in serialized], [tree for _, tree in serialized]
-        result = self._call("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
+        result = self._call_until_answered("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
         return list(result.names), list(result.missing)
 
     def replies(self, run: int, names: Collection[str]) -> list[RequestStatus]:
         """Return the status of those of these requests that have a reply or will get none."""
         return [
-            RequestStatus(reply.request, reason=NoReply[reply.reason])
+            RequestStatus(reply.request, reason=NoReplyReason[reply.reason])
             if reply.reason
-            else RequestStatus(reply.request, *parsed_message(reply.envelope, reply.tree))
-            for reply in self._call("replies", proto.MessageNames(run_id=run, names=names)).replies
+            else RequestStatus(reply.request, *parse_message(reply.envelope, reply.tree))
+            for reply in self._call_until_answered("replies", proto.MessageNames(run_id=run, names=names)).replies
         ]
 
     def release(self, names: Collection[str]) -> None:
-        """Release the contents of these messages."""
-        self._call("release", proto.MessageNames(names=names))
+        """Release the contents of these messages, whose files the SuperLink may then remove."""
+        self._call_until_answered("release", proto.MessageNames(names=names))
 
-    def _call(self, name: str, request: Any) -> Any:
+    def _call_until_answered(self, name: str, request: Any) -> Any:
         until = time.monotonic() + self._patience_s
         while True:
             try:
@@ -221,7 +221,7 @@ class Control:
             time.sleep(PAUSE_S)
 
 
-def superlink_answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
+def is_superlink_answering(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
     """Return whether the SuperLink of this folder answers, now or within this time.
 
     Where nothing listens the answer comes at once; a process that listens has :data:`HEALTH_S` to answer.
@@ -229,7 +229,7 @@ def superlink_answers(coordinator: Coordinator, *, within_s: float = 0.0) -> boo
     until = time.monotonic() + within_s
     while True:
         try:
-            with closing(Control(coordinator, answer_s=HEALTH_S)) as control:
+            with closing(ControlClient(coordinator, answer_s=HEALTH_S)) as control:
                 control.health()
             return True
         except (OSError, SuperLinkGone):
@@ -238,6 +238,6 @@ def superlink_answers(coordinator: Coordinator, *, within_s: float = 0.0) -> boo
         time.sleep(PAUSE_S)
 
 
-def flower_key(line: str) -> bytes:
+def openssh_key_to_pem(line: str) -> bytes:
     """Convert a public key from an OpenSSH line to PEM, as Flower sends it."""
     return key_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from server.deployment.superlink.control_client import CALLS, LARGEST_CALL, SERVICE, parsed_message, proto
-from server.deployment.superlink.messages import Storage, StoredMessage
+from server.deployment.superlink.control_client import CALLS, LARGEST_CALL, SERVICE, parse_message, proto
+from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
 
 THREADS = 16
 _log = logging.getLogger(__name__)
@@ -19,9 +19,9 @@ class RunEnded(Exception):
 
 
 class ControlService:
-    """The control calls; each method answers the call of its name."""
+    """The SuperLink's answers to the coordinator's programs; each method answers the call of its name."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: SuperLinkStorage) -> None:
         self._storage = storage
 
     def health(self, request: Any) -> Any:
@@ -64,7 +64,7 @@ class ControlService:
     def push(self, request: Any) -> Any:
         """Accept a run's requests; return their names and the objects whose files are missing."""
         self._require_active(request.run_id)
-        messages = map(parsed_message, request.envelopes, request.trees)
+        messages = map(parse_message, request.envelopes, request.trees)
         names, missing = self._storage.messages.push([StoredMessage.request(*message) for message in messages])
         return proto.PushResult(names=names, missing=missing)
 
@@ -81,7 +81,7 @@ class ControlService:
         return proto.Replies(replies=replies)
 
     def release(self, request: Any) -> Any:
-        """Release the objects of these messages."""
+        """Release the objects of these messages, whose files may then be removed."""
         for name in request.names:
             self._storage.messages.release(name)
         return proto.Nothing()
@@ -91,7 +91,7 @@ class ControlService:
             raise RunEnded
 
 
-def serve_control(address: str, storage: Storage) -> grpc.Server:
+def serve_control(address: str, storage: SuperLinkStorage) -> grpc.Server:
     """Open the control socket and start answering.
 
     Args:
@@ -101,7 +101,7 @@ def serve_control(address: str, storage: Storage) -> grpc.Server:
         OSError: If the file system of the folder takes no sockets, or the folder is gone.
     """
     service = ControlService(storage)
-    handlers = {name: _handler(name, getattr(service, name)) for name in CALLS}
+    handlers = {name: _make_handler(name, getattr(service, name)) for name in CALLS}
     options = [("grpc.max_receive_message_length", LARGEST_CALL), ("grpc.max_send_message_length", -1)]
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="control"),
@@ -116,7 +116,7 @@ def serve_control(address: str, storage: Storage) -> grpc.Server:
     return server
 
 
-def _handler(name: str, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
+def _make_handler(name: str, method: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
     request_class, _ = CALLS[name]
 
     def respond(request: Any, context: grpc.ServicerContext) -> Any:

@@ -89,8 +89,8 @@ def set_aside_if_unusable(coordinator: Coordinator) -> str:
         The event in words for a person; empty where the database stays or there is none.
     """
     path = coordinator.state / FILE
-    kind, problem = "damaged", damage(path)
-    if not problem and (problem := other_release(path)):
+    kind, problem = "damaged", describe_damage(path)
+    if not problem and (problem := explain_other_release(path)):
         kind = "of-another-release"
     if not problem:
         return ""
@@ -106,7 +106,7 @@ def set_aside_if_unusable(coordinator: Coordinator) -> str:
     )
 
 
-def damage(path: Path) -> str:
+def describe_damage(path: Path) -> str:
     """Describe the damage of a database; empty where it has none or it cannot be examined now."""
     if not path.exists():
         has_companion = any(path.with_name(path.name + ending).exists() for ending in COMPANIONS)
@@ -122,7 +122,7 @@ def damage(path: Path) -> str:
     return "" if problems == ["ok"] else " ".join(problems[0].split())
 
 
-def other_release(path: Path) -> str:
+def explain_other_release(path: Path) -> str:
     """Explain why this release cannot read an intact database; empty where it can, or it cannot be examined now."""
     if not path.exists():
         return ""

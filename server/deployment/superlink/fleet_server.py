@@ -29,9 +29,15 @@ from common.wire.fleet_protocol import (
     PushMessagesRequest,
     SendNodeHeartbeatRequest,
 )
-from server.deployment.superlink.authentication import AdmittedKeys, Authenticator, Caller, CallRefused, signed_headers
-from server.deployment.superlink.fleet_service import Fleet
-from server.deployment.superlink.messages import Storage
+from server.deployment.superlink.authentication import (
+    AdmittedKeys,
+    Authenticator,
+    Caller,
+    CallRefused,
+    parse_signed_headers,
+)
+from server.deployment.superlink.fleet_service import FleetService
+from server.deployment.superlink.messages import SuperLinkStorage
 from server.deployment.superlink.object_store import LARGEST_CALL, ObjectPush
 from server.deployment.superlink.refused_calls import FILE, RefusedCalls, StrangerCalls
 
@@ -52,9 +58,9 @@ KEEPALIVE_MS = 210_000
 
 
 def serve_hospitals(
-    address: str, storage: Storage, certificates: tuple[bytes, bytes, bytes], folder: Path, connections: int
+    address: str, storage: SuperLinkStorage, certificates: tuple[bytes, bytes, bytes], folder: Path, connections: int
 ) -> tuple[grpc.Server, int]:
-    """Open the port.
+    """Open the port that hospitals connect to.
 
     Args:
         address: To listen on.
@@ -71,7 +77,7 @@ def serve_hospitals(
     admitted = AdmittedKeys(
         lambda: {key: Caller(site.node_id, site.name, key) for key, site in storage.sites.by_key().items()}
     )
-    fleet, strangers = Fleet(storage, admitted, folder), StrangerCalls()
+    fleet, strangers = FleetService(storage, admitted, folder), StrangerCalls()
     authenticator = Authenticator(admitted, RefusedCalls(folder / FILE), strangers, fleet.processes.refuse_earlier)
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
@@ -79,7 +85,7 @@ def serve_hospitals(
             hello_handler(admitted, strangers),
             grpc.method_handlers_generic_handler(SERVICE, method_handlers(fleet, authenticator)),
         ),
-        options=options(connections),
+        options=server_options(connections),
         maximum_concurrent_rpcs=MOST_CALLS,
     )
     root, certificate, key = certificates
@@ -91,7 +97,7 @@ def serve_hospitals(
     return server, port
 
 
-def options(connections: int) -> list[tuple[str, int]]:
+def server_options(connections: int) -> list[tuple[str, int]]:
     """Return gRPC's options of the port, which bound what a stranger can make it hold before a call is read."""
     return [
         ("grpc.max_receive_message_length", LARGEST_CALL),
@@ -112,7 +118,7 @@ def options(connections: int) -> list[tuple[str, int]]:
     ]
 
 
-def method_handlers(fleet: Fleet, authenticator: Authenticator) -> Mapping[str, grpc.RpcMethodHandler]:
+def method_handlers(fleet: FleetService, authenticator: Authenticator) -> Mapping[str, grpc.RpcMethodHandler]:
     """Return the handlers of the service's methods by name; Flower's other methods do not exist here."""
     methods: dict[str, tuple[Callable[[Caller, Any], Any], Any]] = {
         "ActivateNode": (fleet.activate, ActivateNodeRequest),
@@ -131,11 +137,13 @@ def method_handlers(fleet: Fleet, authenticator: Authenticator) -> Mapping[str, 
         return bytes(response.SerializeToString())
 
     handlers = {
-        name: authenticator.handler(name, answer, request.FromString, serialize)
+        name: authenticator.make_handler(name, answer, request.FromString, serialize)
         for name, (answer, request) in methods.items()
     }
-    handlers["PushObject"] = authenticator.handler("PushObject", fleet.push_object, ObjectPush.parse, serialize)
-    handlers["PullObject"] = authenticator.handler("PullObject", fleet.pull_object, PullObjectRequest.FromString, bytes)
+    handlers["PushObject"] = authenticator.make_handler("PushObject", fleet.push_object, ObjectPush.parse, serialize)
+    handlers["PullObject"] = authenticator.make_handler(
+        "PullObject", fleet.pull_object, PullObjectRequest.FromString, bytes
+    )
     return handlers
 
 
@@ -144,7 +152,7 @@ def hello_handler(admitted: AdmittedKeys, strangers: StrangerCalls) -> grpc.Gene
 
     def respond(_: object, context: grpc.ServicerContext) -> bytes:
         try:
-            key, when, signature = signed_headers(context.invocation_metadata())
+            key, when, signature = parse_signed_headers(context.invocation_metadata())
             is_admitted = admitted.caller(key) is not None and is_signed_by(key, when, signature)  # at any time
         except CallRefused:
             is_admitted = False

@@ -35,9 +35,9 @@ from common.wire.fleet_protocol import (
     name_by_sha256,
     object_ids,
 )
-from server.coordinator.state import forget_sign_off, note_sign_off
+from server.coordinator.state import record_sign_off, remove_sign_off
 from server.deployment.superlink.authentication import AdmittedKeys, Caller, CallRefused
-from server.deployment.superlink.messages import ReplyOutcome, Storage, StoredMessage
+from server.deployment.superlink.messages import ReplyOutcome, StoredMessage, SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectPush, PullResponseCache, is_object_id
 
 WAITING_CALLS = 500
@@ -86,7 +86,7 @@ BUNDLE_SHA256 = hashlib.sha256(BUNDLE).hexdigest()
 
 
 @dataclass
-class _Processes:
+class _ProcessesOfSite:
     """The present process of one site, the time of its sign-on, and earlier processes, the oldest first."""
 
     present: str
@@ -104,13 +104,13 @@ class SiteProcesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sites: dict[int, _Processes] = {}
+        self._sites: dict[int, _ProcessesOfSite] = {}
 
     def sign_on(self, caller: Caller) -> None:
         """Make the caller's process the present one of its site."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         with self._lock:
-            site = self._sites.setdefault(caller.node_id, _Processes(caller.process, now))
+            site = self._sites.setdefault(caller.node_id, _ProcessesOfSite(caller.process, now))
             if caller.process == site.present:
                 return
             site.earlier[site.present] = None
@@ -135,7 +135,7 @@ class SiteProcesses:
         raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, noted=True)
 
 
-class Fleet:
+class FleetService:
     """The methods of the Fleet API that a site calls.
 
     Args:
@@ -144,7 +144,7 @@ class Fleet:
         folder: The coordinator's folder ``state``, where sign-offs are recorded; None to record none.
     """
 
-    def __init__(self, storage: Storage, admitted: AdmittedKeys, folder: Path | None = None) -> None:
+    def __init__(self, storage: SuperLinkStorage, admitted: AdmittedKeys, folder: Path | None = None) -> None:
         self._folder, self.processes = folder, SiteProcesses()
         self._sites, self._runs, self._messages = storage.sites, storage.runs, storage.messages
         self._admitted, self._pulls = admitted, PullResponseCache(storage.files)
@@ -156,20 +156,22 @@ class Fleet:
         """Mark the calling site as connected."""
         if request.public_key != caller.key:
             other = self._admitted.caller(request.public_key)
-            raise _forged("the public key in the request did not sign the call", other.name if other else "")
+            raise _forged_call_refusal(
+                "the public key in the request did not sign the call", other.name if other else ""
+            )
         _check_interval(request.heartbeat_interval)
         if not self._sites.activate(caller.node_id, request.heartbeat_interval):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
         self.processes.sign_on(caller)
         if self._folder is not None:
-            forget_sign_off(self._folder, caller.name)
+            remove_sign_off(self._folder, caller.name)
         return ActivateNodeResponse(node_id=caller.node_id)
 
     def deactivate(self, caller: Caller, request: Any) -> Any:
         """Mark the calling site as signed off."""
         self._check_node(caller, request.node_id)
         if self._folder is not None:  # before the storage changes: a run that sees the change looks here for the reason
-            note_sign_off(self._folder, caller.name)
+            record_sign_off(self._folder, caller.name)
         if not self._sites.deactivate(caller.node_id):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
         return DeactivateNodeResponse()
@@ -203,7 +205,7 @@ class Fleet:
     def _next_message(self, caller: Caller) -> StoredMessage | None:
         node, again = caller.node_id, caller.wait_s is not None
         number = self._messages.arrivals.number(node)
-        message = self._messages.next_for(node, again=again)
+        message = self._messages.hand_out_next(node, again=again)
         if message is not None or not caller.wait_s or not self._waiting.acquire(blocking=False):
             return message
         try:
@@ -214,7 +216,7 @@ class Fleet:
         self.processes.refuse_earlier(caller)
         if self._admitted.caller(caller.key) is None:
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
-        return self._messages.next_for(node, again=again)
+        return self._messages.hand_out_next(node, again=again)
 
     def push_messages(self, caller: Caller, request: Any) -> Any:
         """Accept the calling site's only reply to a message that was handed to it."""
@@ -224,13 +226,15 @@ class Fleet:
         self._check_active(metadata.run_id)
         outcome, missing = self._messages.answer(StoredMessage.reply(proto, tree))
         if outcome is ReplyOutcome.ANOTHER_WAS_ACCEPTED:
-            raise self._answered_before(caller, metadata)
+            raise self._second_reply_refusal(caller, metadata)
         if outcome is ReplyOutcome.NOBODY_WAITS:
             reason = "nobody waits for this reply any more: its time is over, or its run"
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
         small = name_by_sha256(request.small_contents)
         to_push = [
-            name for name in missing if name not in small or not self._store(caller, metadata.run_id, name, small[name])
+            name
+            for name in missing
+            if name not in small or not self._store_object(caller, metadata.run_id, name, small[name])
         ]
         results = [Result(key=metadata.message_id, value=0)]
         return PushMessagesResponse(results=results, objects_to_push=to_push, session_id=metadata.message_id)
@@ -243,7 +247,7 @@ class Fleet:
             if owner is None and not self._messages.needs(name):
                 return ConfirmMessageReceivedResponse()  # released before, or its run is over
             reason = "this message was not handed to this site"
-            raise _forged(reason, self._name(owner), request.run_id)
+            raise _forged_call_refusal(reason, self._site_name(owner), request.run_id)
         self._check_active(request.run_id)
         self._messages.release(name)
         return ConfirmMessageReceivedResponse()
@@ -251,37 +255,41 @@ class Fleet:
     def _checked_reply(self, caller: Caller, request: Any) -> tuple[Any, Any]:
         """Return envelope and tree of the reply in a request; refuse a reply that the calling site may not send."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise _forged("a call brings one reply and its one tree of objects")
+            raise _forged_call_refusal("a call brings one reply and its one tree of objects")
         proto, tree = request.messages_list[0], request.message_object_trees[0]
         metadata = proto.metadata
         run, answered = metadata.run_id, metadata.reply_to_message_id
         owner = self._messages.owner_of(answered) if answered else None
         if metadata.src_node_id != caller.node_id:
-            raise _forged("the reply names another site as its source", self._name(metadata.src_node_id), run)
+            raise _forged_call_refusal(
+                "the reply names another site as its source", self._site_name(metadata.src_node_id), run
+            )
         if not answered or metadata.dst_node_id != COORDINATOR:
-            raise _forged("a site sends replies to the coordinator and nothing else", run=run)
+            raise _forged_call_refusal("a site sends replies to the coordinator and nothing else", run=run)
         if not self._messages.was_handed(caller.node_id, answered):
-            raise _forged("the reply answers a message that was not handed to this site", self._name(owner), run)
+            raise _forged_call_refusal(
+                "the reply answers a message that was not handed to this site", self._site_name(owner), run
+            )
         if proto.HasField("error"):
             # The run reads the error in the reply's objects, and cuts it; here it would only fill the database.
             proto.error.reason = proto.error.reason[:LONGEST_REASON]
         if proto.ByteSize() > LONGEST_ENVELOPE or tree.ByteSize() > MOST_OBJECTS * LONGEST_ENTRY:
-            raise _forged("the reply's own fields are too long", run=run)
+            raise _forged_call_refusal("the reply's own fields are too long", run=run)
         names: Collection[str] = object_ids(tree)
         if tree.object_id != metadata.message_id or not all(map(is_object_id, names)) or len(names) > MOST_OBJECTS:
-            raise _forged("the tree of objects is not that of the reply")
+            raise _forged_call_refusal("the tree of objects is not that of the reply")
         small: Sequence[bytes] = request.small_contents
         if sum(map(len, small)) > SMALL_BYTES_IN_ALL or len(small) > MOST_OBJECTS:
-            raise _forged("the objects that came along with the reply are not small", run=run)
+            raise _forged_call_refusal("the objects that came along with the reply are not small", run=run)
         first, owner = self._messages.reply_to(answered), self._messages.owner_of(metadata.message_id)
         if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
-            raise self._answered_before(caller, metadata)
+            raise self._second_reply_refusal(caller, metadata)
         return proto, tree
 
-    def _answered_before(self, caller: Caller, metadata: Any) -> CallRefused:
+    def _second_reply_refusal(self, caller: Caller, metadata: Any) -> CallRefused:
         owner = self._messages.owner_of(metadata.message_id)
         reason = "another reply to this message was taken before"
-        other = self._name(caller.node_id if owner is None else owner)
+        other = self._site_name(caller.node_id if owner is None else owner)
         return CallRefused(grpc.StatusCode.ALREADY_EXISTS, reason, other=other, run=metadata.run_id)
 
     # ------------------------------------------------------------------ runs
@@ -309,17 +317,17 @@ class Fleet:
         request, name = push.request, push.request.object_id
         self._check_node(caller, request.node.node_id)
         if not self._messages.may_push(caller.node_id, name):
-            raise _forged("the object belongs to no reply of this site", run=request.run_id)
+            raise _forged_call_refusal("the object belongs to no reply of this site", run=request.run_id)
         self._check_active(request.run_id)
         if not self._messages.needs(name) or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
         if self._messages.is_late(caller.node_id, name):  # so that the site does not count the reply as accepted
             return PushObjectResponse(stored=False)
-        return PushObjectResponse(stored=self._store(caller, request.run_id, name, push.content))
+        return PushObjectResponse(stored=self._store_object(caller, request.run_id, name, push.content))
 
-    def _store(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview) -> bool:
+    def _store_object(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview) -> bool:
         """Store an object of a reply; return whether any message still needs it."""
-        if not self._messages.fits(caller.node_id, name, len(content)):
+        if not self._messages.count_reply_bytes(caller.node_id, name, len(content)):
             reason = "the reply weighs more than twice what was asked for"
             raise CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
         return self._messages.store(name, content)
@@ -328,7 +336,7 @@ class Fleet:
         """Return a serialized PullObjectResponse with an object of a message that was handed to the calling site."""
         self._check_node(caller, request.node.node_id)
         if not self._messages.may_pull(caller.node_id, request.object_id):
-            raise _forged("the object belongs to no message for this site", run=request.run_id)
+            raise _forged_call_refusal("the object belongs to no message for this site", run=request.run_id)
         self._check_active(request.run_id)
         if response := self._pulls.response(request.object_id):
             return response
@@ -342,7 +350,7 @@ class Fleet:
         if node_id != caller.node_id:
             # An honest site that was registered anew does this once, so it is refused as an unknown key is.
             reason = "Invalid node ID: it is not that of the key that signed the call"
-            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._name(node_id))
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._site_name(node_id))
 
     def _check_active(self, run_id: int) -> None:
         """Refuse a call about a run that no process leads."""
@@ -353,14 +361,14 @@ class Fleet:
         """Refuse a call about a run that is over, or in which the calling site takes no part."""
         self._check_node(caller, node_id)
         if not self._messages.participates(caller.node_id, run_id):
-            raise _forged("no message of this run was handed to this site", run=run_id)
+            raise _forged_call_refusal("no message of this run was handed to this site", run=run_id)
         self._check_active(run_id)
 
-    def _name(self, node_id: int | None) -> str:
+    def _site_name(self, node_id: int | None) -> str:
         return "" if node_id is None else self._admitted.name_of(node_id)
 
 
-def _forged(reason: str, other: str = "", run: int = 0) -> CallRefused:
+def _forged_call_refusal(reason: str, other: str = "", run: int = 0) -> CallRefused:
     """Make the refusal of a call that no honest program makes."""
     return CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
 

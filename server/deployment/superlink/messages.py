@@ -18,7 +18,7 @@ from typing import Any
 from common.wire.fleet_protocol import Envelope, ObjectTree, choose_small_objects, object_ids
 from server.deployment.superlink.database import Database
 from server.deployment.superlink.object_store import ObjectFiles
-from server.deployment.superlink.registrations import Runs, Sites
+from server.deployment.superlink.registrations import RunRegistry, SiteRegistry
 
 ROOM_BYTES = 64 * 2**20
 """Bytes that any reply may have, and that every reply may have beyond its bound."""
@@ -29,14 +29,14 @@ _STORE = f"INSERT OR REPLACE INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?
 
 
 class ReplyOutcome(Enum):
-    """The storage's answer to a reply that a site announced."""
+    """The result of a site's announcement of a reply: whether and why the storage takes it."""
 
     ACCEPTED = auto()
     ANOTHER_WAS_ACCEPTED = auto()
     NOBODY_WAITS = auto()
 
 
-class NoReply(Enum):
+class NoReplyReason(Enum):
     """The reason why a request has no reply and will get none."""
 
     MESSAGE_GONE = auto()
@@ -49,7 +49,7 @@ class StoredMessage:
 
     Attributes:
         root: Name of the message, the hash of its outermost object.
-        partner: For a request, the accepted reply, empty where there is none; for a reply, its request.
+        partner: For a request, the name of the accepted reply, empty without one; for a reply, that of its request.
         expires: Time on the steady clock after which nobody waits for the message.
         envelope, tree: Serialized as they travel.
         handed: Whether a request was handed to its site.
@@ -115,7 +115,7 @@ class _ArrivalCount:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
 
-class Arrivals:
+class MessageArrivals:
     """Wakes calls that wait for a site's next message. Safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -125,17 +125,17 @@ class Arrivals:
 
     def number(self, node: int) -> int:
         """Count the messages that have arrived for a site; read it before looking for messages, for :meth:`wait`."""
-        return self._of(node).number
+        return self._count_of_site(node).number
 
     def wait(self, node: int, number: int, seconds: float) -> None:
         """Wait until more than ``number`` messages have arrived for the site, :meth:`close`, or the time is over."""
-        count = self._of(node)
+        count = self._count_of_site(node)
         with count.changed:
             count.changed.wait_for(lambda: count.number > number or self._is_closed, seconds)
 
     def note(self, node: int) -> None:
         """Count one more message for a site, and wake the calls that wait for it."""
-        count = self._of(node)
+        count = self._count_of_site(node)
         with count.changed:
             count.number += 1
             count.changed.notify_all()
@@ -147,13 +147,13 @@ class Arrivals:
             with count.changed:
                 count.changed.notify_all()
 
-    def _of(self, node: int) -> _ArrivalCount:
+    def _count_of_site(self, node: int) -> _ArrivalCount:
         with self._lock:
             return self._counts.setdefault(node, _ArrivalCount())
 
 
 @dataclass
-class Messages:
+class MessageStore:
     """Stores the messages between runs and sites. Safe to use from several threads.
 
     Args:
@@ -164,11 +164,11 @@ class Messages:
     """
 
     database: Database
-    sites: Sites
-    runs: Runs
+    sites: SiteRegistry
+    runs: RunRegistry
     files: ObjectFiles
     clock: Callable[[], float]
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    arrivals: MessageArrivals = field(default_factory=MessageArrivals)
     _by_root: dict[str, StoredMessage] = field(default_factory=dict)
     _of_site: dict[tuple[int, bool], dict[str, StoredMessage]] = field(default_factory=dict)
     _needed: Counter[str] = field(default_factory=Counter)  # object -> messages that are not released and name it
@@ -180,7 +180,7 @@ class Messages:
             owner = int(node), int(run), bool(is_reply)
             message = StoredMessage(root, *owner, partner, expires, envelope, tree)
             message.handed, message.released, message.withdrawn = map(bool, flags)
-            self._remember(message)
+            self._add_to_memory(message)
         self.files.keep_only(self._needed)
 
     # ------------------------------------------------------------------ the run's side
@@ -196,13 +196,13 @@ class Messages:
             new = [request for request in accepted if request.root not in self._by_root]
             self.database.write(*((_STORE, request.row) for request in new))
             for request in new:
-                self._remember(request)
-            missing = self._missing(accepted)
+                self._add_to_memory(request)
+            missing = self._missing_objects(accepted)
         for request in new:
             self.arrivals.note(request.node)
         return [request.root for request in accepted], missing
 
-    def replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReply]]:
+    def replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, NoReplyReason]]:
         """Yield for each of a run's requests its announced reply, or the reason why there will be none.
 
         A request whose reply is still awaited yields nothing. The answer is the same until the run releases the reply.
@@ -210,20 +210,20 @@ class Messages:
         for root in roots:
             request = self._by_root.get(root)
             if request is None or request.run != run or request.is_reply:
-                yield root, NoReply.MESSAGE_GONE
+                yield root, NoReplyReason.MESSAGE_GONE
             elif reply := self._by_root.get(request.partner):
                 yield reply
             elif request.expires <= self.clock():
-                yield root, self._withdraw(request, NoReply.MESSAGE_GONE)
+                yield root, self._withdraw(request, NoReplyReason.MESSAGE_GONE)
             elif not self.sites.is_connected(request.node):
-                yield root, self._withdraw(request, NoReply.SITE_GONE)
+                yield root, self._withdraw(request, NoReplyReason.SITE_GONE)
 
     def end(self, run: int) -> None:
         """End a run and release its requests; its replies stay until the next run has recorded them."""
         with self.database.lock:
             self.runs.end(run)
             requests = (message for message in self._by_root.values() if not message.is_reply)
-            self._release([request for request in requests if request.run == run])
+            self._remove_files([request for request in requests if request.run == run])
 
     def left_replies(self) -> list[StoredMessage]:
         """Return the replies to ended runs that nobody has released, in the order of their arrival."""
@@ -231,7 +231,7 @@ class Messages:
             replies = [message for message in self._by_root.values() if message.is_reply and not message.released]
             return [reply for reply in replies if not self.runs.is_active(reply.run)]
 
-    def _withdraw(self, request: StoredMessage, reason: NoReply) -> NoReply:
+    def _withdraw(self, request: StoredMessage, reason: NoReplyReason) -> NoReplyReason:
         with self.database.lock:
             if not request.withdrawn:
                 self.database.write(("UPDATE messages SET withdrawn = 1 WHERE root = ?", (request.root,)))
@@ -241,7 +241,7 @@ class Messages:
 
     # ------------------------------------------------------------------ the site's side
 
-    def next_for(self, node: int, *, again: bool = False) -> StoredMessage | None:
+    def hand_out_next(self, node: int, *, again: bool = False) -> StoredMessage | None:
         """Hand a site the oldest request that it does not have yet; None where there is none.
 
         Args:
@@ -280,21 +280,21 @@ class Messages:
             if request is not None and request.partner not in ("", reply.root):
                 return ReplyOutcome.ANOTHER_WAS_ACCEPTED, []
             if earlier is not None:
-                return ReplyOutcome.ACCEPTED, [] if earlier.released else self._missing([earlier])
+                return ReplyOutcome.ACCEPTED, [] if earlier.released else self._missing_objects([earlier])
             if request is None or request.run != reply.run or not self._is_awaited(request):
                 return ReplyOutcome.NOBODY_WAITS, []
             reply.expires = request.expires
             partner = ("UPDATE messages SET partner = ? WHERE root = ?", (reply.root, request.root))
             self.database.write((_STORE, reply.row), partner)
             request.partner = reply.root
-            self._remember(reply)
-            return ReplyOutcome.ACCEPTED, self._missing([reply])
+            self._add_to_memory(reply)
+            return ReplyOutcome.ACCEPTED, self._missing_objects([reply])
 
     def release(self, root: str) -> None:
-        """Release a message's objects."""
+        """Release a message's objects; files that no other message needs are removed."""
         with self.database.lock:
             if (message := self._by_root.get(root)) is not None:
-                self._release([message])
+                self._remove_files([message])
 
     # ------------------------------------------------------------------ ownership
 
@@ -334,7 +334,7 @@ class Messages:
         """Return whether an object belongs to any message that is not released."""
         return name in self._needed
 
-    def fits(self, node: int, name: str, size: int) -> bool:
+    def count_reply_bytes(self, node: int, name: str, size: int) -> bool:
         """Count an object's bytes towards its reply; return whether the reply is still small enough.
 
         A reply may have twice the bytes of the largest request of its run that was handed to the site, and some room,
@@ -366,11 +366,11 @@ class Messages:
     def _is_awaited(self, request: StoredMessage) -> bool:
         return not request.withdrawn and request.expires > self.clock() and self.runs.is_active(request.run)
 
-    def _missing(self, messages: Iterable[StoredMessage]) -> list[str]:
+    def _missing_objects(self, messages: Iterable[StoredMessage]) -> list[str]:
         names = dict.fromkeys(name for message in messages for name in object_ids(ObjectTree.FromString(message.tree)))
         return [name for name in names if not self.files.has(name)]
 
-    def _remember(self, message: StoredMessage) -> None:
+    def _add_to_memory(self, message: StoredMessage) -> None:
         """Add a message to memory, and forget the site's oldest finished ones beyond :data:`MOST_MESSAGES`."""
         of_site = self._of_site.setdefault((message.node, message.is_reply), {})
         self._by_root[message.root] = of_site[message.root] = message
@@ -378,13 +378,13 @@ class Messages:
             self._needed.update(message.names)
         finished = [old for old in of_site.values() if old.released or old.expires <= self.clock()]
         if forgotten := finished[: max(0, len(of_site) - MOST_MESSAGES)]:
-            self._release(forgotten)
+            self._remove_files(forgotten)
             self.database.write(*(("DELETE FROM messages WHERE root = ?", (old.root,)) for old in forgotten))
             for old in forgotten:
                 self._by_root.pop(old.root, None)
                 of_site.pop(old.root, None)
 
-    def _release(self, messages: Sequence[StoredMessage]) -> None:
+    def _remove_files(self, messages: Sequence[StoredMessage]) -> None:
         """Remove the files of objects that no other message needs."""
         pending = [message for message in messages if not message.released]
         if pending:
@@ -400,7 +400,7 @@ class Messages:
 
 
 @dataclass(frozen=True)
-class Storage:
+class SuperLinkStorage:
     """Sites, runs and messages on one database.
 
     Attributes:
@@ -408,9 +408,9 @@ class Storage:
     """
 
     database: Database
-    sites: Sites
-    runs: Runs
-    messages: Messages
+    sites: SiteRegistry
+    runs: RunRegistry
+    messages: MessageStore
     files: ObjectFiles
 
     @classmethod
@@ -420,7 +420,7 @@ class Storage:
         files: ObjectFiles,
         clock: Callable[[], float],
         steady: Callable[[], float] = time.monotonic,
-    ) -> "Storage":
+    ) -> "SuperLinkStorage":
         """Open a database or make a new one; remove files that no message needs or that a crash damaged.
 
         Args:
@@ -428,8 +428,8 @@ class Storage:
             steady: Seconds, for what lasts only as long as this process.
         """
         database = Database(path)
-        sites, runs = Sites(database, clock), Runs(database, steady)
-        return cls(database, sites, runs, Messages(database, sites, runs, files, clock), files)
+        sites, runs = SiteRegistry(database, clock), RunRegistry(database, steady)
+        return cls(database, sites, runs, MessageStore(database, sites, runs, files, clock), files)
 
     def close(self) -> None:
         """Close the database."""
@@ -442,6 +442,6 @@ class Storage:
             The run's number, and the replies to earlier runs that no run has recorded.
         """
         with self.database.lock:
-            for unfinished in self.runs.unfinished():
+            for unfinished in self.runs.unfinished_runs():
                 self.messages.end(unfinished)
             return self.runs.begin(), self.messages.left_replies()

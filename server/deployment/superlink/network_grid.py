@@ -31,20 +31,20 @@ from common.wire.flower_objects import (
     set_message_id,
     split_message,
 )
-from server.coordinator.admission import members
-from server.coordinator.authority import signing_identity
+from server.coordinator.admission import unrevoked_sites
+from server.coordinator.authority import signing_key_and_certificate
 from server.coordinator.folder import Coordinator
 from server.coordinator.state import read_sign_offs
 from server.deployment.superlink.control_client import (
     GIVEN_UP,
     LINK_PATIENCE_S,
-    Control,
+    ControlClient,
     RequestStatus,
     RunLost,
     SuperLinkGone,
-    flower_key,
+    openssh_key_to_pem,
 )
-from server.deployment.superlink.messages import NoReply
+from server.deployment.superlink.messages import NoReplyReason
 from server.deployment.superlink.object_store import (
     NO_REPLY,
     SPARE_BYTES,
@@ -65,13 +65,13 @@ AT_A_TIME = 4
 """Replies returned by one call: the others stay in their files until these are aggregated."""
 CAME_WHILE_AWAY = "the process that led the run ended before it had noted this reply; the site was asked again"
 _REASONS = {
-    NoReply.MESSAGE_GONE: (MESSAGE_GONE[0], "the time of this message is over"),
-    NoReply.SITE_GONE: (NODE_UNAVAILABLE, "the site is not connected"),
+    NoReplyReason.MESSAGE_GONE: (MESSAGE_GONE[0], "the time of this message is over"),
+    NoReplyReason.SITE_GONE: (NODE_UNAVAILABLE, "the site is not connected"),
 }
 
 
 @contextmanager
-def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
+def open_network_grid(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
     """Begin a run on the SuperLink, yield its Grid, and end the run.
 
     Raises:
@@ -79,7 +79,7 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
         RunLost: If the SuperLink has given the run up.
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
-    with closing(Control(coordinator, patience_s=LINK_PATIENCE_S)) as control:
+    with closing(ControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
         run, left = control.begin_run()
         set_identity(COORDINATOR, run)
         stop = threading.Event()
@@ -92,7 +92,9 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
                 control,
                 run,
                 files=ObjectFiles(coordinator.state / OBJECTS),
-                signer=RequestSigner(*signing_identity(coordinator), lambda: _recipients(coordinator, control)),
+                signer=RequestSigner(
+                    *signing_key_and_certificate(coordinator), lambda: _recipients_by_node(coordinator, control)
+                ),
                 left=left,
                 clock=steady_clock(coordinator.state / CLOCK),
                 signed_off=partial(read_sign_offs, coordinator.state),
@@ -108,16 +110,16 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
                 logging.getLogger(__name__).info("the SuperLink did not receive that run %s is over", run)
 
 
-def _recipients(coordinator: Coordinator, control: Control) -> dict[int, Recipient]:
+def _recipients_by_node(coordinator: Coordinator, control: ControlClient) -> dict[int, Recipient]:
     """Return the sites that may take part by node: by key in the coordinator's files, not by name in the database."""
-    admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
+    admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
     sites = ((node.node_id, admitted.get(node.public_key)) for node in control.nodes())
     return {node: Recipient(site.site, site.public_key) for node, site in sites if site is not None}
 
 
 def _send_heartbeats(coordinator: Coordinator, run: int, stop: threading.Event) -> None:
     """Send heartbeats over a connection of this thread's own; interrupt the main thread when the run is lost."""
-    with closing(Control(coordinator)) as control:
+    with closing(ControlClient(coordinator)) as control:
         while not stop.wait(HEARTBEAT_EVERY_S):
             try:
                 is_active = control.heartbeat(run)
@@ -143,10 +145,10 @@ class _SentRequest:
 
 @dataclass
 class _PendingReply:
-    """A reply that was announced and whose objects arrive.
+    """A reply that a site announced and whose objects are still arriving.
 
     Attributes:
-        names: Of all its objects.
+        names: Names of all its objects.
         since: Time at which an object arrived last.
         size: Bytes that have arrived.
         fault: Reason for refusing the reply, no matter what else of it arrives.
@@ -176,7 +178,7 @@ class NetworkGrid(Grid):
 
     def __init__(
         self,
-        control: Control,
+        control: ControlClient,
         run: int,
         *,
         files: ObjectFiles,
@@ -227,7 +229,7 @@ class NetworkGrid(Grid):
         Returns:
             The names of the accepted messages: a site that is no longer registered gets none.
         """
-        self._release(self._roll_calls)
+        self._release_messages(self._roll_calls)
         announced, contents = list[tuple[Any, Any]](), dict[str, bytes]()
         for message in messages:
             message.metadata.created_at = self._clock()
@@ -259,7 +261,7 @@ class NetworkGrid(Grid):
 
         Where all replies have been announced, looking at the files is cheap and is repeated for a moment.
         """
-        self._release(self._fetched)
+        self._release_messages(self._fetched)
         names = list(message_ids)
         errors = list[Message]()
         if unannounced := [name for name in names if name not in self._pending]:
@@ -267,15 +269,15 @@ class NetworkGrid(Grid):
                 if status.reason is None:
                     self._pending[status.request] = _PendingReply(status, object_ids(status.tree))
                 else:
-                    errors.append(self._no_reply(status.request, status.reason))
-        complete, until = self._complete(names), time.monotonic() + POLL_S
+                    errors.append(self._explain_missing_reply(status.request, status.reason))
+        complete, until = self._take_complete_replies(names), time.monotonic() + POLL_S
         while not complete and not unannounced and time.monotonic() < until:
             time.sleep(LOOK_S)
-            complete = self._complete(names)
+            complete = self._take_complete_replies(names)
         replies = dict(itertools.islice(complete.items(), AT_A_TIME))
         for name in replies:
             del self._pending[name]
-        return [*errors, *(self._reply(pending) for pending in replies.values())]
+        return [*errors, *(self._make_reply(pending) for pending in replies.values())]
 
     def left_replies(self, run: str) -> Iterator[ReplyArrival]:
         """Yield the replies to this run that were accepted, and that no process had recorded when it ended.
@@ -288,7 +290,7 @@ class NetworkGrid(Grid):
             size = sum(map(len, objects.values())) + SPARE_BYTES
             with suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
                 message = join_message(name, objects, size)
-                statement = self._signer.statement_of(node, message.content)
+                statement = self._signer.read_signed_statement(node, message.content)
                 if statement.run == run:
                     yield ReplyArrival(
                         statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY
@@ -298,15 +300,15 @@ class NetworkGrid(Grid):
 
     def close(self) -> None:
         """Release the replies that were returned: the run is done, and has recorded them."""
-        self._release(self._fetched)
-        self._release(self._roll_calls)
+        self._release_messages(self._fetched)
+        self._release_messages(self._roll_calls)
 
-    def _release(self, names: list[str]) -> None:
+    def _release_messages(self, names: list[str]) -> None:
         if names:
             self._control.release(names)
             names.clear()
 
-    def _complete(self, names: Iterable[str]) -> dict[str, _PendingReply]:
+    def _take_complete_replies(self, names: Iterable[str]) -> dict[str, _PendingReply]:
         """Return the replies to these messages that have arrived completely, never will, or are refused already."""
         complete = dict[str, _PendingReply]()
         for name in names:
@@ -322,11 +324,11 @@ class NetworkGrid(Grid):
                 complete[name] = pending
         return complete
 
-    def _reply(self, pending: _PendingReply) -> Message:
+    def _make_reply(self, pending: _PendingReply) -> Message:
         name, metadata = pending.status.request, pending.status.envelope.metadata
         if pending.missing and not pending.fault:
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
-            return self._error(name, NODE_UNAVAILABLE, reason)
+            return self._error_reply(name, NODE_UNAVAILABLE, reason)
         fault, message, request = pending.fault, None, self._requests.get(name)
         bound = request.bound if request else NO_REPLY
         if not fault:
@@ -343,23 +345,23 @@ class NetworkGrid(Grid):
         if message is not None and message.has_content():
             fault = self._signer.fault(name, message)
         if fault or message is None:
-            return self._error(name, REFUSED_REPLY, fault)
+            return self._error_reply(name, REFUSED_REPLY, fault)
         self._requests.pop(name, None)
         return message
 
-    def _no_reply(self, name: str, lack: NoReply) -> Message:
+    def _explain_missing_reply(self, name: str, lack: NoReplyReason) -> Message:
         """Return an error in place of a reply that will not come, with the time at which a stopped site signed off."""
         code, reason = _REASONS[lack]
         request = self._requests.get(name)
-        if lack is NoReply.SITE_GONE and request is not None:
+        if lack is NoReplyReason.SITE_GONE and request is not None:
             site = self.registered().get(request.message.metadata.dst_node_id)
             if site is None:
                 code, reason = REVOKED, NOT_REGISTERED
             elif when := self._signed_off().get(site):
                 reason = stopped_at(when)
-        return self._error(name, code, reason)
+        return self._error_reply(name, code, reason)
 
-    def _error(self, name: str, code: int, reason: str) -> Message:
+    def _error_reply(self, name: str, code: int, reason: str) -> Message:
         if (request := self._requests.pop(name, None)) is not None:
             message = request.message
         else:  # no request of this run

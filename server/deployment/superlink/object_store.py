@@ -205,7 +205,7 @@ class ReplyBound:
         return cls(len(sizes) + chunks + SPARE_OBJECTS, sum(sizes) + spare, assembled + spare)
 
     def fault(self, objects: int, size: int) -> str:
-        """Explain why a reply of so many objects and bytes is refused; empty where it is within the bound."""
+        """Explain why a reply with this number of objects and bytes is refused; empty if it is within the bound."""
         if objects > self.objects:
             return f"its reply has {objects} parts; what was asked for has at most {self.objects}"
         return self.too_large if size > self.size else ""

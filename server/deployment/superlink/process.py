@@ -19,8 +19,8 @@ from common.system.resources import LARGE_BUFFERS
 from common.system.stopping import STARTER
 from common.system.terminal import LogForm, log_form
 from server.coordinator.folder import Coordinator
-from server.coordinator.preflight import port_faults_of
-from server.deployment.superlink.control_client import superlink_answers
+from server.coordinator.preflight import hospital_port_faults
+from server.deployment.superlink.control_client import is_superlink_answering
 
 OBJECTS, CLOCK = "objects", "clock.json"
 """Names in the coordinator's folder ``state``: contents of messages, and the steady clock's offset."""
@@ -46,11 +46,11 @@ class SuperLink:
             BadInput: If it does not answer in time, with the end of its log.
         """
         coordinator = self._coordinator
-        stop_on(port_faults_of(coordinator))
+        stop_on(hospital_port_faults(coordinator))
         coordinator.log.parent.mkdir(parents=True, exist_ok=True)
         coordinator.log.touch(mode=0o600)
         self._process = subprocess.Popen(
-            command(coordinator),
+            superlink_command(coordinator),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -59,7 +59,7 @@ class SuperLink:
         assert self._process.stdout is not None
         self._log = copy_lines(self._process.stdout, BoundedLog(coordinator.log, as_json=log_form() is LogForm.json))
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not superlink_answers(coordinator):
+        while not is_superlink_answering(coordinator):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 self._log.join(STOP_GRACE_S)  # so that its last lines are in the file
@@ -84,7 +84,7 @@ class SuperLink:
             self._process.wait()
 
 
-def command(coordinator: Coordinator) -> list[str]:
+def superlink_command(coordinator: Coordinator) -> list[str]:
     """Return the command line that starts the SuperLink."""
     authority = coordinator.authority
     return [
@@ -122,12 +122,12 @@ class BoundedLog:
         if now - self._minute >= 60:
             left_out, self._minute, self._lines = self._lines - LINES_A_MINUTE, now, 0
             if left_out > 0:
-                self._append(f"{left_out} more lines in that minute")
+                self._append_line(f"{left_out} more lines in that minute")
         self._lines += 1
         if self._lines <= LINES_A_MINUTE:
-            self._append(printable(line)[:LONGEST_LINE])
+            self._append_line(escape_control_characters(line)[:LONGEST_LINE])
 
-    def _append(self, line: str) -> None:
+    def _append_line(self, line: str) -> None:
         if self.path.exists() and self.path.stat().st_size >= FILE_BYTES:
             names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, FILES))]
             for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
@@ -140,7 +140,7 @@ class BoundedLog:
             file.write((json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n")
 
 
-def printable(line: str) -> str:
+def escape_control_characters(line: str) -> str:
     """Return a line without colours, with all other control characters written as escapes."""
     plain = _COLOURS.sub("", line).rstrip("\r\n")
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)

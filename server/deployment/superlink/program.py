@@ -20,7 +20,7 @@ from server.coordinator.state import ControlSocket
 from server.deployment.superlink.control_service import serve_control
 from server.deployment.superlink.database import FILE
 from server.deployment.superlink.fleet_server import serve_hospitals
-from server.deployment.superlink.messages import Storage
+from server.deployment.superlink.messages import SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
 from server.deployment.superlink.process import CLOCK, OBJECTS, steady_clock
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     state: Path = options.state
     certificates = options.authority.read_bytes(), options.certificate.read_bytes(), options.key.read_bytes()
-    storage = Storage.open(state / FILE, ObjectFiles(state / OBJECTS), steady_clock(state / CLOCK))
+    storage = SuperLinkStorage.open(state / FILE, ObjectFiles(state / OBJECTS), steady_clock(state / CLOCK))
     connections = possible_connections(options.connections)
     hospitals, _ = serve_hospitals(options.fleet, storage, certificates, state, connections)
     programs = serve_control(ControlSocket(state).grpc_address, storage)

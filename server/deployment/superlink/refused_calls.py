@@ -96,11 +96,11 @@ class RefusedCallsReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._position = self._size()
+        self._position = self._file_size()
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def read_new(self) -> Iterator[dict[str, Any]]:
         """Yield the refusals recorded since the last call, oldest first."""
-        if (size := self._size()) < self._position:
+        if (size := self._file_size()) < self._position:
             self._position = 0  # the file was full and was replaced
         if size == self._position:
             return
@@ -112,7 +112,7 @@ class RefusedCallsReader:
         for line in complete.splitlines():
             yield json.loads(line)
 
-    def _size(self) -> int:
+    def _file_size(self) -> int:
         try:
             return self._path.stat().st_size
         except FileNotFoundError:

@@ -34,7 +34,7 @@ class RegisteredSite:
         name: Name under which the site was admitted.
         public_key: PEM, as Flower sends it.
         state: Last state that the site reported; never ``LOST``, which follows from ``until``.
-        until: Time on the steady clock at which the site counts as lost.
+        until: Time on the steady clock after which the site counts as lost unless it sends a heartbeat.
     """
 
     node_id: int
@@ -48,7 +48,7 @@ class RegisteredSite:
         return Presence.LOST if self.state == Presence.CONNECTED and self.until <= now else self.state
 
 
-class Sites:
+class SiteRegistry:
     """Stores the registered sites and their presence. Safe to use from several threads."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -84,7 +84,7 @@ class Sites:
 
     def register(self, name: str, public_key: bytes) -> int:
         """Register a site's key under its name; return the node's number."""
-        node_id = node_of(public_key)
+        node_id = node_number_of_key(public_key)
         if node_id not in self._sites:
             self._store(RegisteredSite(node_id, name, public_key))
         return node_id
@@ -123,12 +123,12 @@ class Sites:
             self._sites[site.node_id] = site
 
 
-def node_of(public_key: bytes) -> int:
+def node_number_of_key(public_key: bytes) -> int:
     """Return a site's node number: 64 bits of its key's SHA-256, above the small numbers that Flower reserves."""
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8]) | 1 << 63
 
 
-class Runs:
+class RunRegistry:
     """Stores the runs and the heartbeats of their processes. Safe to use from several threads.
 
     Args:
@@ -174,6 +174,6 @@ class Runs:
         last = self._last_heartbeat.get(run)
         return last is not None and self._steady() - last <= RUN_SILENT_S
 
-    def unfinished(self) -> list[int]:
+    def unfinished_runs(self) -> list[int]:
         """Return the runs that nobody has ended, including those whose process is silent."""
         return list(self._last_heartbeat)

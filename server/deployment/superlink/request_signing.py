@@ -46,7 +46,7 @@ class RequestSigner:
     """Signs requests and verifies replies.
 
     Args:
-        key, certificate: The coordinator's, for requests.
+        key, certificate: The coordinator's key and certificate, which sign requests.
         sites: Reads the sites that may take part, by Flower's number of their node.
     """
 
@@ -64,7 +64,7 @@ class RequestSigner:
 
     def sign(self, message: Message) -> None:
         """Sign a request for its site; a request to a site that was revoked stays unsigned."""
-        site = self._site(message.metadata.dst_node_id)
+        site = self._find_site(message.metadata.dst_node_id)
         if site is None:
             return  # the SuperLink does not deliver it
         run, server_round, record = record_context(message.content)
@@ -80,8 +80,8 @@ class RequestSigner:
         message.content = sign(message.content, statement, self._key, certificate=self._certificate)
 
     def remember_sent(self, message: Message) -> None:
-        """Remember a request under its message's final name."""
-        site = self._site(message.metadata.dst_node_id)
+        """Remember a request under its message's final name, so that the reply can be checked against it."""
+        site = self._find_site(message.metadata.dst_node_id)
         if site is not None:
             run, server_round, _ = record_context(message.content)
             self._sent[message.metadata.message_id] = SentRequest(site, run, server_round)
@@ -96,7 +96,7 @@ class RequestSigner:
         if sent is None:
             return "nothing was asked"
         try:
-            statement = _verified(reply.content, sent.site.public_key)
+            statement = _verify_statement(reply.content, sent.site.public_key)
             stated = (statement.site, statement.run, statement.round, statement.message)
             if stated != (sent.site.name, sent.run, sent.round, message_id):
                 raise SignatureFault("its statement names another site, run, round or message")
@@ -107,25 +107,25 @@ class RequestSigner:
             return f"its reply is not signed by {sent.site.name} as an answer to what it was asked: {fault}"
         return ""
 
-    def statement_of(self, node_id: int, content: RecordDict) -> ReplyStatement:
-        """Return the statement that a site has signed about a reply to an earlier run.
+    def read_signed_statement(self, node_id: int, content: RecordDict) -> ReplyStatement:
+        """Return the statement (the signed text) by which a site vouches for a reply to an earlier run.
 
         Raises:
             SignatureFault: If the site of this node has not signed it, or has signed it about other records.
         """
-        site = self._site(node_id)
+        site = self._find_site(node_id)
         if site is None:
             raise SignatureFault("its site may no longer take part")
-        statement = _verified(content, site.public_key)
+        statement = _verify_statement(content, site.public_key)
         if statement.site != site.name:
             raise SignatureFault("its statement names another site")
         return statement
 
-    def _site(self, node_id: int) -> Recipient | None:
+    def _find_site(self, node_id: int) -> Recipient | None:
         return self._sites.get(node_id) or self.sites().get(node_id)
 
 
-def _verified(content: RecordDict, public_key: str) -> ReplyStatement:
+def _verify_statement(content: RecordDict, public_key: str) -> ReplyStatement:
     """Return the statement about a reply's records; raise :class:`SignatureFault` unless this key signed it."""
     statement: ReplyStatement = verified_reply(signature_of(content)[0], public_key)
     refuse_another_record(statement, content)

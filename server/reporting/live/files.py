@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from server.coordinator.admission import admitted_sites
 from server.coordinator.folder import Coordinator
 from server.coordinator.state import read_connections, read_sign_offs
-from server.runs.live_status import PHASES, Present, part_of, read_present, stopped_at
+from server.runs.live_status import PHASES, PresentRun, describe_part_in_run, read_present, stopped_at
 from server.runs.reader import RoundLine
 
 EVENTS_SHOWN = 12
@@ -56,8 +56,8 @@ class SiteStatus:
     """One row of the table of sites.
 
     Attributes:
-        link: ``connected``, ``not connected``, ``revoked``, ``not known``, or empty in a simulation.
-        part: The site's current part in the run.
+        link: Connection: ``connected``, ``not connected``, ``revoked``, ``not known``, or empty in a simulation.
+        part: Words for what the site does in the run now.
         rounds: Number of rounds in which its update counted.
         seconds: Length of its last training.
         missed: Reason of its last absence, with the round.
@@ -72,7 +72,7 @@ class SiteStatus:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RunSnapshot:
     """The state of a run at one moment.
 
     Attributes:
@@ -85,7 +85,7 @@ class Snapshot:
 
     title: str
     link: str = ""
-    present: Present | None = None
+    present: PresentRun | None = None
     sites: tuple[SiteStatus, ...] = ()
     rounds: tuple[RoundLine, ...] = ()
     events: tuple[tuple[str, str], ...] = ()
@@ -93,7 +93,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Source:
+class RunSource:
     """The places from which the state of a run is read.
 
     Attributes:
@@ -108,7 +108,7 @@ class Source:
     link: Callable[[], str] = str
 
 
-def source_of(coordinator: Coordinator) -> Source:
+def source_of_current_run(coordinator: Coordinator) -> RunSource:
     """Return the source of a coordinator's current run."""
 
     def links() -> dict[str, str]:
@@ -125,23 +125,23 @@ def source_of(coordinator: Coordinator) -> Source:
             return "down: start it with flwr-server start"
         return f"open at {coordinator.public_address}"
 
-    return Source(coordinator.file.name, coordinator.state, links, link)
+    return RunSource(coordinator.file.name, coordinator.state, links, link)
 
 
 class FileWatcher:
     """Reads the state of a run from its files, and only the new lines of files that grow."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RunSource) -> None:
         self._source = source
         self._rounds, self._events = LineReader(Path()), LineReader(Path())
         self._records: tuple[RoundLine, ...] = ()
 
-    def look(self) -> Snapshot:
+    def look(self) -> RunSnapshot:
         """Return the current state of the run."""
         source, links = self._source, self._source.links()
         if (present := read_present(source.state)) is None:
             sites = tuple(SiteStatus(name, link, "") for name, link in links.items())
-            return Snapshot(source.title, source.link(), sites=sites)
+            return RunSnapshot(source.title, source.link(), sites=sites)
         folder = Path(present.run_folder)
         if self._rounds.path.parent != folder:
             self._rounds, self._events = LineReader(folder / "rounds.jsonl"), LineReader(folder / "events.jsonl")
@@ -153,17 +153,17 @@ class FileWatcher:
                     records.append(RoundLine.model_validate(line))
             self._records = tuple(records)
         self._events.look()
-        return Snapshot(
+        return RunSnapshot(
             source.title,
             source.link(),
             present,
-            self._sites(present, links),
+            self._site_rows(present, links),
             self._records,
             tuple(event_text(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
-            _summary(folder) if present.state == "done" else {},
+            _read_summary(folder) if present.state == "done" else {},
         )
 
-    def _sites(self, present: Present, links: Mapping[str, str]) -> tuple[SiteStatus, ...]:
+    def _site_rows(self, present: PresentRun, links: Mapping[str, str]) -> tuple[SiteStatus, ...]:
         rounds = self._records
         counted = Counter(site for record in rounds for site in record.sites)
         seconds = {site: value for record in rounds for site, value in record.site_seconds.items()}
@@ -171,12 +171,12 @@ class FileWatcher:
         sites = []
         for name in sorted({*links, *present.sites, *present.waiting_for}):
             link = links.get(name, "")
-            part = part_of(present, name, revoked=link == "revoked")
+            part = describe_part_in_run(present, name, revoked=link == "revoked")
             sites.append(SiteStatus(name, link, part, counted[name], seconds.get(name), missed.get(name, "")))
         return tuple(sites)
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _read_summary(folder: Path) -> dict[str, Any]:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -231,10 +231,10 @@ def event_text(event: Mapping[str, Any]) -> tuple[str, str]:
         text = SENTENCES[name].format(**fields, when=when)
     except (KeyError, IndexError, ValueError):  # no sentence, or fields of another release
         text = ", ".join([name.replace("_", " "), *(f"{key} {value}" for key, value in fields.items())])
-    return _moment(str(event.get("time", ""))), text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return _format_moment(str(event.get("time", ""))), text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def _moment(text: str) -> str:
+def _format_moment(text: str) -> str:
     """Return the time of a moment of today, the date and time of another one; empty for a text that is no time."""
     try:
         moment = dt.datetime.fromisoformat(text).astimezone()

@@ -16,8 +16,8 @@ from common.metrics.auroc import Summary
 from common.metrics.measured import figure
 from common.system import plain_text
 from common.system.plain_text import page_environment
-from server.reporting.live.files import SiteStatus, Snapshot
-from server.runs.live_status import PHASES, Present
+from server.reporting.live.files import RunSnapshot, SiteStatus
+from server.runs.live_status import PHASES, PresentRun
 
 SITES_SHOWN = 60
 POINTS_SHOWN = 300
@@ -38,25 +38,29 @@ _STATES = {
 _SUMMARY = TypeAdapter(Summary)
 
 
-def page(snapshot: Snapshot) -> str:
+def render_page(snapshot: RunSnapshot) -> str:
     """Return the whole page, which can be read without scripts."""
-    style, script = Markup(_asset("live.css")), Markup(_asset("live.js"))
-    return _environment().get_template("live.html.j2").render(shown=view(snapshot), style=style, script=script)
+    style, script = Markup(_read_asset("live.css")), Markup(_read_asset("live.js"))
+    return (
+        _template_environment()
+        .get_template("live.html.j2")
+        .render(shown=template_variables(snapshot), style=style, script=script)
+    )
 
 
-def changing_part(snapshot: Snapshot) -> str:
+def render_changing_part(snapshot: RunSnapshot) -> str:
     """Return the part of the page that changes."""
-    return _environment().get_template("view.html.j2").render(shown=view(snapshot))
+    return _template_environment().get_template("view.html.j2").render(shown=template_variables(snapshot))
 
 
 @cache
-def _environment() -> Environment:
+def _template_environment() -> Environment:
     environment = page_environment(_ASSETS)
-    environment.globals.update(say=plain_text, mark=_mark)
+    environment.globals.update(say=plain_text, mark=_connection_css_class)
     return environment
 
 
-def _mark(site: SiteStatus) -> str:
+def _connection_css_class(site: SiteStatus) -> str:
     """Return the CSS class of a site's connection."""
     marks = {"connected": "good", "revoked": "bad", "not connected": "away"}
     return "away" if site.link.startswith("stopped by") else marks.get(site.link, "")
@@ -66,7 +70,8 @@ def _mark(site: SiteStatus) -> str:
 def content_security_policy() -> str:
     """Return a policy that allows our style and script, by their hashes, and requests to our address, nothing else."""
     style, script = (
-        base64.b64encode(hashlib.sha256(_asset(name).encode()).digest()).decode() for name in ("live.css", "live.js")
+        base64.b64encode(hashlib.sha256(_read_asset(name).encode()).digest()).decode()
+        for name in ("live.css", "live.js")
     )
     return (
         f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; connect-src 'self'; "
@@ -74,11 +79,11 @@ def content_security_policy() -> str:
     )
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def view(snapshot: Snapshot) -> dict[str, object]:
+def template_variables(snapshot: RunSnapshot) -> dict[str, object]:
     """Return the texts and figures of the page, for its templates.
 
     A screen reader reads out ``announcement`` whenever it changes: the round and the state of the run, nothing else.
@@ -105,19 +110,19 @@ def view(snapshot: Snapshot) -> dict[str, object]:
         "state_words": words,
         "bar": round(100 * done / run.rounds, 2) if run.rounds else None,
         "bar_words": progress,
-        "activity": _activity(run),
+        "activity": _describe_activity(run),
         "reason": f"Last problem: {reason}" if reason and run.state == "running" else reason,
-        "tiles": _tiles(snapshot, run, done),
-        "figures": _figures(snapshot, run.rounds) if snapshot.rounds else [],
+        "tiles": _figure_tiles(snapshot, run, done),
+        "figures": _draw_figures(snapshot, run.rounds) if snapshot.rounds else [],
     }
 
 
-def rounds_done(run: Present) -> int:
+def rounds_done(run: PresentRun) -> int:
     """Return the number of finished rounds, without the round that is in training."""
     return max(run.round - 1, 0) if run.phase == "train" and run.state != "done" else run.round
 
 
-def _activity(run: Present) -> str:
+def _describe_activity(run: PresentRun) -> str:
     """Return the run's current step, and the sites that it waits for."""
     if run.state != "running":
         return f"Run folder: {run.run_folder}"
@@ -129,7 +134,7 @@ def _activity(run: Present) -> str:
     return f"{at} Waiting for {plain_text.shortened(run.waiting_for, 6)}, at the latest until {until}."
 
 
-def _tiles(snapshot: Snapshot, run: Present, done: int) -> list[tuple[str, str]]:
+def _figure_tiles(snapshot: RunSnapshot, run: PresentRun, done: int) -> list[tuple[str, str]]:
     tiles = [(f"{done} of {run.rounds}" if run.rounds else "–", "rounds done")]
     if run.state == "running" and run.seconds_left is not None:
         tiles.append((plain_text.duration(run.seconds_left), "left, by the pace so far"))
@@ -145,7 +150,7 @@ def _tiles(snapshot: Snapshot, run: Present, done: int) -> list[tuple[str, str]]
     return tiles
 
 
-def _figures(snapshot: Snapshot, last_round: int) -> list[tuple[str, Markup]]:
+def _draw_figures(snapshot: RunSnapshot, last_round: int) -> list[tuple[str, Markup]]:
     rounds = snapshot.rounds
     numbers = [line.round for line in rounds]
     losses = {
@@ -154,13 +159,15 @@ def _figures(snapshot: Snapshot, last_round: int) -> list[tuple[str, Markup]]:
     }
     aurocs = {"validation": [line.validation_auroc for line in rounds]}
     figures = [
-        ("Loss", curves("loss", numbers, losses, last_round)),
-        ("Mean AUROC", curves("mean AUROC", numbers, aurocs, last_round)),
+        ("Loss", draw_curves("loss", numbers, losses, last_round)),
+        ("Mean AUROC", draw_curves("mean AUROC", numbers, aurocs, last_round)),
     ]
     return [(name, svg) for name, svg in figures if svg]
 
 
-def curves(title: str, rounds: Sequence[int], series: Mapping[str, Sequence[float | None]], last_round: int) -> Markup:
+def draw_curves(
+    title: str, rounds: Sequence[int], series: Mapping[str, Sequence[float | None]], last_round: int
+) -> Markup:
     """Draw a line a series, with its name and its newest value; empty where there is no value yet.
 
     A template makes the SVG and not matplotlib, which would need too long for a look each second.
@@ -168,11 +175,11 @@ def curves(title: str, rounds: Sequence[int], series: Mapping[str, Sequence[floa
     Args:
         last_round: Last round of the run, at which the axis ends.
     """
-    lines = {name: points for name, values in series.items() if (points := _points(rounds, values))}
+    lines = {name: points for name, values in series.items() if (points := _thin_out_points(rounds, values))}
     if not lines:
         return Markup("")
     values = [value for points in lines.values() for _, value in points]
-    low, high, step = _axis(min(values), max(values))
+    low, high, step = _choose_axis_range(min(values), max(values))
     last = max(last_round, rounds[-1])
 
     def x(number: float) -> float:
@@ -184,7 +191,7 @@ def curves(title: str, rounds: Sequence[int], series: Mapping[str, Sequence[floa
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = [low + index * step for index in range(round((high - low) / step) + 1)]
     return Markup(
-        _environment()
+        _template_environment()
         .get_template("curves.svg.j2")
         .render(
             title=title,
@@ -200,14 +207,14 @@ def curves(title: str, rounds: Sequence[int], series: Mapping[str, Sequence[floa
     )
 
 
-def _points(rounds: Sequence[int], values: Sequence[float | None]) -> list[tuple[int, float]]:
+def _thin_out_points(rounds: Sequence[int], values: Sequence[float | None]) -> list[tuple[int, float]]:
     """Return the points of a line, thinned where there are many; the last one stays."""
     points = [(n, v) for n, v in zip(rounds, values, strict=True) if v is not None and math.isfinite(v)]
     stride = -(-len(points) // POINTS_SHOWN)
     return points[:: max(stride, 1)] + (points[-1:] if stride > 1 and (len(points) - 1) % stride else [])
 
 
-def _axis(low: float, high: float) -> tuple[float, float, float]:
+def _choose_axis_range(low: float, high: float) -> tuple[float, float, float]:
     """Return lower end, upper end and step of an axis of two to five steps around both values."""
     width = max(high - low, abs(high) * 0.02, 1e-6)
     power = 10.0 ** math.floor(math.log10(width / 2))

@@ -26,8 +26,8 @@ from common.errors import BadInput, Fault, stop_on
 from common.system.stopping import graceful_shutdown
 from server.coordinator.authority import certificate_faults
 from server.coordinator.folder import Coordinator
-from server.reporting.live.files import FileWatcher, Snapshot, Source, source_of
-from server.reporting.live.page import changing_part, content_security_policy, page
+from server.reporting.live.files import FileWatcher, RunSnapshot, RunSource, source_of_current_run
+from server.reporting.live.page import content_security_policy, render_changing_part, render_page
 
 POLL_S = 1.0
 """Seconds between two looks of a page that is open (live.js)."""
@@ -61,10 +61,12 @@ class ViewServer:
     gets in beside a flood.
     """
 
-    def __init__(self, listener: socket.socket, source: Source, token: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, source: RunSource, token: str, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._listener, self._token, self._tls, self._stopping = listener, token.encode(), tls, False
         self._watcher = FileWatcher(source)
-        self._snapshot: Snapshot | None = None
+        self._snapshot: RunSnapshot | None = None
         self._snapshot_time = self._last_poll = 0.0
         self._opened: dict[asyncio.Task[None], float] = {}  # connection -> time when it was accepted; oldest first
         self._have_token: set[asyncio.Task[None]] = set()
@@ -116,7 +118,7 @@ class ViewServer:
             task.add_done_callback(self._have_token.discard)
 
     async def _serve_connection(self, accepted: socket.socket) -> None:
-        """Shake hands, read one request and answer it; close without an answer what is too slow or no HTTP."""
+        """Shake hands, read one request and answer it; close a connection that is too slow or not HTTP."""
         loop, reader, task = asyncio.get_running_loop(), asyncio.StreamReader(), asyncio.current_task()
         assert task is not None
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -129,10 +131,10 @@ class ViewServer:
                     if self._has_token(url):
                         self._have_token.add(task)
                         deadline.reschedule(loop.time() + REQUEST_S)
-                        answer = self._answer(method, urlsplit(url).path)
+                        answer = self._answer_request(method, urlsplit(url).path)
                     else:
                         text = "The address lacks its token: take it whole from the terminal.\n"
-                        answer = _response(403, "" if method == "HEAD" else text)
+                        answer = _http_response(403, "" if method == "HEAD" else text)
                     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                     writer.write(answer)
                     writer.close()
@@ -144,32 +146,32 @@ class ViewServer:
         token = parse_qs(urlsplit(url).query, encoding="latin-1").get("token", [""])[0]
         return secrets.compare_digest(token.encode("latin-1"), self._token)
 
-    def _answer(self, method: str, path: str) -> bytes:
+    def _answer_request(self, method: str, path: str) -> bytes:
         if method != "GET":
-            return _response(405)
+            return _http_response(405)
         if path == "/":
-            return _response(200, page(self._look()), "text/html")
+            return _http_response(200, render_page(self._take_snapshot()), "text/html")
         if path == "/view":
-            part = changing_part(self._look())
+            part = render_changing_part(self._take_snapshot())
             self._last_poll = time.monotonic()
-            return _response(200, part, "text/html")
-        return _response(404)
+            return _http_response(200, part, "text/html")
+        return _http_response(404)
 
-    def _look(self) -> Snapshot:
-        """Return the state of the run, read again for any number of pages after half a second."""
+    def _take_snapshot(self) -> RunSnapshot:
+        """Return the state of the run; it is read at most every half second, however many pages ask."""
         if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
             self._snapshot, self._snapshot_time = self._watcher.look(), time.monotonic()
         return self._snapshot
 
 
-def _response(code: int, text: str = "", kind: str = "text/plain") -> bytes:
+def _http_response(code: int, text: str = "", kind: str = "text/plain") -> bytes:
     content = text.encode()
     headers = _HEADERS | {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
     lines = [f"HTTP/1.1 {code} {HTTPStatus(code).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-def listening_socket(address: str, port: int) -> socket.socket:
+def open_listening_socket(address: str, port: int) -> socket.socket:
     """Return a listening socket, so that a port that is taken ends the program before anything else begins.
 
     Raises:
@@ -183,7 +185,7 @@ def listening_socket(address: str, port: int) -> socket.socket:
         raise BadInput([Fault(f"--port {port}", problem, "Name another with --port.")]) from None
 
 
-def tls_of(coordinator: Coordinator) -> ssl.SSLContext:
+def make_tls_context(coordinator: Coordinator) -> ssl.SSLContext:
     """Return a TLS context with the coordinator's certificate and key."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(coordinator.authority / "server.crt", coordinator.authority / "server.key")
@@ -200,13 +202,13 @@ def serve_view(coordinator: Coordinator, address: str, port: int, tell: Callable
     certificate = x509.load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes())
     sha256 = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     token = secrets.token_urlsafe(24)
-    with listening_socket(address, port) as listener:
+    with open_listening_socket(address, port) as listener:
         host = coordinator.file.hosts[0] if address in EVERYWHERE else address
         host = f"[{host}]" if ":" in host else host
         tell(f"live view: https://{host}:{listener.getsockname()[1]}/?token={token}")
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {sha256}")
         tell(f"for a browser that does not warn: trust {coordinator.ca_certificate}")
-        server = ViewServer(listener, source_of(coordinator), token, tls_of(coordinator))
+        server = ViewServer(listener, source_of_current_run(coordinator), token, make_tls_context(coordinator))
         with graceful_shutdown(0, server.stop):
             server.serve()
 
@@ -221,7 +223,7 @@ def view_beside_run(folder: Path, port: int, tell: Callable[[str], None]) -> Ite
         BadInput: If the port is taken.
     """
     token = secrets.token_urlsafe(24)
-    with listening_socket(LOOPBACK, port) as listener:
+    with open_listening_socket(LOOPBACK, port) as listener:
         command = [sys.executable, "-P", "-m", __name__, str(listener.fileno()), str(folder.resolve())]
         viewer = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
         tell(f"live view: http://{LOOPBACK}:{listener.getsockname()[1]}/?token={token}")
@@ -244,7 +246,7 @@ def main() -> None:
     os.nice(10)  # the run comes first
     descriptor, folder = int(sys.argv[1]), Path(sys.argv[2])
     token = sys.stdin.readline().strip()
-    server = ViewServer(socket.socket(fileno=descriptor), Source("flwr-sim", folder), token)
+    server = ViewServer(socket.socket(fileno=descriptor), RunSource("flwr-sim", folder), token)
 
     def end_with_the_run() -> None:
         sys.stdin.read()

@@ -83,7 +83,7 @@ class Workers:
 
 
 def choose_workers(settings: WorkerSettings, sites: int, machines: Sequence[ClusterNode]) -> Workers:
-    """Choose workers by the cores, memory and GPUs of all machines, where the experiment leaves them open.
+    """Choose the number of workers and their GPUs by all machines' resources, unless the experiment sets them.
 
     Where a machine has a GPU, and the experiment does not say that it trains on CPUs, sites train on GPUs alone.
     """
@@ -98,7 +98,7 @@ def choose_workers(settings: WorkerSettings, sites: int, machines: Sequence[Clus
     return Workers(settings.workers or max(1, min(sites, room)), share)
 
 
-def start(settings: WorkerSettings) -> None:
+def start_ray(settings: WorkerSettings) -> None:
     """Start Ray on this machine, or join a cluster; everything that Ray starts here ends with this process.
 
     Raises:
@@ -124,16 +124,16 @@ def start(settings: WorkerSettings) -> None:
             if not settings.address:
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BadInput([cannot_join(settings.address, reason)]) from None
+            raise BadInput([cannot_join_fault(settings.address, reason)]) from None
 
 
-def cannot_join(address: str, reason: str) -> Fault:
+def cannot_join_fault(address: str, reason: str) -> Fault:
     """Return the fault of a cluster that this machine cannot join."""
     remedy = 'On a node of the cluster, "auto" joins it; "ray status" shows whether it is there.'
     return Fault("simulation.address", f'"{address}" cannot be joined: {reason}', remedy)
 
 
-def nodes() -> list[dict[str, Any]]:
+def living_nodes() -> list[dict[str, Any]]:
     """Return the living nodes of the cluster, as Ray describes them."""
     import ray
 
@@ -141,8 +141,8 @@ def nodes() -> list[dict[str, Any]]:
     return [node for node in every() if node["Alive"]]
 
 
-def machines(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
-    """Return the resources of each of :func:`nodes`."""
+def node_resources(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
+    """Return the resources of each of :func:`living_nodes`."""
     resources = [node["Resources"] for node in living]
     return [ClusterNode(node.get("CPU", 0), node.get("GPU", 0), node.get("memory", 0)) for node in resources]
 
@@ -162,7 +162,7 @@ def room_faults(settings: WorkerSettings, workers: Workers, machines: Sequence[C
 # ---------------------------------------------------------------------- versions
 
 
-def versions() -> dict[str, str]:
+def node_versions() -> dict[str, str]:
     """Return the versions that must be the same on every node for the model to be the same."""
     installed = {"Python": platform.python_version(), "polyclinic": __version__}
     for name in ("torch", "flwr", "numpy"):
@@ -204,21 +204,21 @@ def check_nodes(here: Mapping[str, str], probe: Callable[[], dict[str, str]]) ->
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     answers: dict[str, Any] = {}
-    for node in nodes():
+    for node in living_nodes():
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         options: Any = {"num_cpus": 0, "scheduling_strategy": on_node, "max_retries": 3}
         answers[f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"] = ray.remote(**options)(probe).remote()
     stop_on(version_faults(here, {name: ray.get(reference) for name, reference in answers.items()}))
 
 
-def own_paths() -> tuple[str, ...]:
+def own_module_paths() -> tuple[str, ...]:
     """Return the folders of this process's modules that are neither installed nor Python's own."""
     installed = (sys.prefix, sys.base_prefix)
     paths = [os.path.abspath(path) for path in sys.path]
     return tuple(path for path in paths if not path.startswith(installed) and "site-packages" not in path)
 
 
-def environment(address: str) -> dict[str, str]:
+def driver_environment(address: str) -> dict[str, str]:
     """Return the environment of the process that drives Ray, which its workers on this machine inherit."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
     own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET, **LARGE_BUFFERS}

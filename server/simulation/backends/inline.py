@@ -26,15 +26,15 @@ FIRST_NODE = 2
 Main = Callable[[Grid], None]
 
 
-def site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
+def import_site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     """Import the ClientApp that serves every site, by its name."""
     module, _, attribute = CLIENT_APP.partition(":")
     app: ClientApp = getattr(importlib.import_module(module), attribute)(experiment, base, run_folder)
     return app
 
 
-def inline(main: Main, app: ClientApp, sites: int) -> None:
-    """Run ``main`` against sites that this process serves, one after the other."""
+def run_inline(main: Main, app: ClientApp, sites: int) -> None:
+    """Run ``main`` with a Grid whose sites this process serves, one after the other."""
     prepare_flower()
     keep_large_buffers()
     main(InlineGrid(app, sites))
@@ -51,14 +51,14 @@ def quiet_flower() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
-def context_of(place: int, sites: int) -> Context:
+def make_site_context(place: int, sites: int) -> Context:
     """Return Flower's description of the node of a site, by the site's place in the partition."""
     config: dict[str, Any] = {"partition-id": place, "num-partitions": sites}
     return Context(run_id=1, node_id=FIRST_NODE + place, node_config=config, state=RecordDict(), run_config={})
 
 
 def call_app(app: ClientApp, message: Message, context: Context) -> Message:
-    """Return the app's reply, or the reason why there is none, as over the network."""
+    """Call the app with a message; return its reply, or an error message like one from the network."""
     try:
         return app(message, context)
     except Exception as error:  # a site's process edge
@@ -118,5 +118,5 @@ class InlineGrid(LocalGrid):
     def _call(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         if node not in self._contexts:
-            self._contexts[node] = context_of(node - FIRST_NODE, len(self._nodes))
+            self._contexts[node] = make_site_context(node - FIRST_NODE, len(self._nodes))
         return call_app(self._app, message, self._contexts[node])

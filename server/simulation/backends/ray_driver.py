@@ -29,7 +29,7 @@ from server.simulation.backends import cluster
 from server.simulation.backends.cluster import Workers, WorkerSettings, choose_workers
 from server.simulation.backends.site_files import apply_changes, folder_contents
 from server.simulation.backends.site_worker import SiteWorker
-from server.simulation.backends.transfer import Frame, receive, send
+from server.simulation.backends.transfer import Frame, receive_frame, send_frame
 
 LOOK_S, LEAVING_S = 1.0, 4.0
 """Seconds between two looks at Ray's servers; seconds to leave a cluster that goes on."""
@@ -42,7 +42,7 @@ STARTS_PER_WORKER = 5
 
 
 @dataclass
-class Task:
+class SiteTask:
     """A message for a site.
 
     Attributes:
@@ -60,7 +60,7 @@ class Task:
     losses: int = 0
 
 
-class Driver:
+class RayDriver:
     """Hands messages to workers, writes what they changed into the run folder, and replaces those that are lost."""
 
     def __init__(self, connection: socket.socket, settings: WorkerSettings) -> None:
@@ -72,7 +72,7 @@ class Driver:
         self.run_folder = Path()
         self.frozen: dict[str, Any] = {}
         self.actors = set[Any]()
-        self._waiting, self._busy = deque[Task](), set[int]()
+        self._waiting, self._busy = deque[SiteTask](), set[int]()
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
@@ -88,7 +88,7 @@ class Driver:
             """End this process with the coordinator, also while Ray starts."""
             with contextlib.suppress(EOFError):
                 while True:
-                    frame = receive(self.connection)
+                    frame = receive_frame(self.connection)
                     loop.call_soon_threadsafe(frames.put_nowait, frame)
                     if frame.about["kind"] == "end":
                         time.sleep(LEAVING_S)
@@ -96,15 +96,15 @@ class Driver:
             end_process()
 
         threading.Thread(target=read, daemon=True).start()
-        cluster.start(self.settings)
+        cluster.start_ray(self.settings)
         if self.settings.address:
-            cluster.check_nodes(cluster.versions(), versions_there)
+            cluster.check_nodes(cluster.node_versions(), read_versions_there)
         async with asyncio.TaskGroup() as group:
             if not self.settings.address:
                 group.create_task(watch_servers())
             while (frame := await frames.get()).about["kind"] != "end":
                 if frame.about["kind"] == "begin":
-                    self._begin(frame)
+                    self._receive_run_data(frame)
                     for _ in range(self.workers.count):
                         group.create_task(self._serve())
                 else:
@@ -114,11 +114,11 @@ class Driver:
                 ray.shutdown()
             end_process()
 
-    def _begin(self, frame: Frame) -> None:
+    def _receive_run_data(self, frame: Frame) -> None:
         """Receive the data of the run, and choose the number of its workers."""
         about = frame.about
         self.names, self.run_folder = about["names"], Path(about["run_folder"])
-        machines = cluster.machines(cluster.nodes())
+        machines = cluster.node_resources(cluster.living_nodes())
         self.workers = choose_workers(self.settings, len(self.names), machines)
         stop_on(cluster.room_faults(self.settings, self.workers, machines))
         images = [
@@ -126,10 +126,12 @@ class Driver:
             for data, (dtype, shape) in zip(frame.data, about["shapes"], strict=True)
         ]
         shared = {key: about[key] for key in ("experiment", "base", "facts")}
-        self.setup = ray.put({**shared, "sites": len(self.names), "images": images, "versions": cluster.versions()})
+        self.setup = ray.put(
+            {**shared, "sites": len(self.names), "images": images, "versions": cluster.node_versions()}
+        )
         frozen = folder_contents(self.run_folder / "frozen")
         self.frozen = {name: ray.put((name, start, data)) for name, start, data in frozen}
-        send(self.connection, {"kind": "begun", "workers": self.workers.count})
+        send_frame(self.connection, {"kind": "begun", "workers": self.workers.count})
 
     async def _add_tasks(self, frame: Frame) -> None:
         """Queue the messages of a frame, whose bytes come once, however many messages share them."""
@@ -137,7 +139,9 @@ class Driver:
         arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
         for message in frame.about["messages"]:
             head, *places = message["data"]
-            task = Task(message["id"], message["site"], bytes(frame.data[head]), [arrays[place] for place in places])
+            task = SiteTask(
+                message["id"], message["site"], bytes(frame.data[head]), [arrays[place] for place in places]
+            )
             self._waiting.append(task)
         async with self._changed:
             self._changed.notify_all()
@@ -159,12 +163,12 @@ class Driver:
                 facts = await actor.set_up.remote(self.setup)
             except RayError as error:
                 self.failed_starts += 1
-                self._note("worker_lost", site="", reason=_reason(error))
+                self._record_event("worker_lost", site="", reason=_describe_loss(error))
                 if self.failed_starts >= STARTS_PER_WORKER * self.workers.count:
-                    raise CannotGoOn(f"no worker could be started; the last reason: {_reason(error)}") from None
+                    raise CannotGoOn(f"no worker could be started; the last reason: {_describe_loss(error)}") from None
             else:
                 self.failed_starts = 0
-                self._note("worker_ready", **facts)
+                self._record_event("worker_ready", **facts)
                 while await self._serve_next(actor):
                     pass
             self.actors.discard(actor)
@@ -183,17 +187,17 @@ class Driver:
             answer = await actor.answer.remote({**call, "files": folder_contents(folder)}, *task.arrays)
         except RayError as error:
             answer, task.losses = None, task.losses + 1
-            self._note("worker_lost", site=name, reason=_reason(error))
+            self._record_event("worker_lost", site=name, reason=_describe_loss(error))
             if task.losses < MOST_LOSSES:
                 self._waiting.appendleft(task)
             else:
-                reason = f"its worker was lost {MOST_LOSSES} times, the last time because: {_reason(error)}"
-                send(self.connection, {"kind": "lost", "id": task.identifier, "reason": reason})
+                reason = f"its worker was lost {MOST_LOSSES} times, the last time because: {_describe_loss(error)}"
+                send_frame(self.connection, {"kind": "lost", "id": task.identifier, "reason": reason})
         else:
             head, data, files, frozen = answer
             apply_changes(folder, files)
             self._keep_frozen(frozen)
-            send(self.connection, {"kind": "reply", "id": task.identifier}, [head, *data])
+            send_frame(self.connection, {"kind": "reply", "id": task.identifier}, [head, *data])
         async with self._changed:
             self._busy.remove(task.site)
             self._changed.notify_all()
@@ -205,9 +209,9 @@ class Driver:
         apply_changes(self.run_folder / "frozen", new)
         self.frozen |= {change[0]: ray.put(change) for change in new}
 
-    def _note(self, event: str, **facts: Any) -> None:
+    def _record_event(self, event: str, **facts: Any) -> None:
         """Add an event to those of the run."""
-        send(self.connection, {"kind": "note", "event": event, "facts": facts})
+        send_frame(self.connection, {"kind": "note", "event": event, "facts": facts})
 
 
 async def watch_servers() -> None:
@@ -225,16 +229,16 @@ async def watch_servers() -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def versions_there() -> dict[str, str]:
+def read_versions_there() -> dict[str, str]:
     """Return the versions on a node; sent there by value, because the node may not have our package."""
     try:
-        from server.simulation.backends.cluster import versions
+        from server.simulation.backends.cluster import node_versions
     except ImportError as error:
         return {"polyclinic": f"none ({error})"}
-    return versions()
+    return node_versions()
 
 
-def _reason(error: BaseException) -> str:
+def _describe_loss(error: BaseException) -> str:
     """Return in one line why a worker was lost."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
@@ -254,14 +258,14 @@ def main() -> None:
     """Serve the coordinator at the other end of the socket."""
     settings, connection = WorkerSettings(**json.loads(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
     try:
-        asyncio.run(Driver(connection, settings).run())
+        asyncio.run(RayDriver(connection, settings).run())
     except* BrokenPipeError:
         pass  # the coordinator has ended
     except* BadInput as group:
         faults = [vars(fault) for error in group.exceptions for fault in getattr(error, "faults", ())]
-        send(connection, {"kind": "fault", "faults": faults})
+        send_frame(connection, {"kind": "fault", "faults": faults})
     except* CannotGoOn as group:
-        send(connection, {"kind": "stopped", "reason": str(group.exceptions[0])})
+        send_frame(connection, {"kind": "stopped", "reason": str(group.exceptions[0])})
     except* Exception:  # the process's edge: the coordinator reads the last line
         traceback.print_exc()
         sys.stderr.flush()

@@ -12,7 +12,7 @@ from common.data.base.image_set import Splits, array_bytes, array_forms, flatten
 from common.system.resources import keep_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.ray_process import RayProcess
-from server.simulation.backends.transfer import Frame, pack, unpack
+from server.simulation.backends.transfer import Frame, pack_message, unpack_message
 
 LOOK_S = 0.1
 
@@ -38,8 +38,8 @@ class SimulatedRun:
     note: Callable[..., None] = lambda event, **facts: None
 
 
-def on_ray(main: Main, run: SimulatedRun, process: RayProcess) -> None:
-    """Run ``main`` against sites that Ray's workers serve."""
+def run_on_ray(main: Main, run: SimulatedRun, process: RayProcess) -> None:
+    """Run ``main`` with a Grid whose sites Ray's workers serve."""
     prepare_flower()
     keep_large_buffers()
     try:
@@ -79,7 +79,7 @@ class RayGrid(LocalGrid):
         places: dict[int, int] = {}  # identity of a buffer -> its place in the frame
         described = []
         for identifier, message in numbered.items():
-            head, arrays = pack(message)
+            head, arrays = pack_message(message)
             for buffer in (head, *arrays):
                 if id(buffer) not in places:
                     places[id(buffer)] = len(data)
@@ -107,4 +107,4 @@ class RayGrid(LocalGrid):
         if frame.about["kind"] == "lost":
             return Message(Error(CLIENT_APP_RAISED, frame.about["reason"]), reply_to=message)
         head, *arrays = frame.data
-        return unpack(head, arrays)
+        return unpack_message(head, arrays)

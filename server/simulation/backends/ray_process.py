@@ -24,7 +24,7 @@ from common.config import Experiment
 from common.errors import BadInput, CannotGoOn, Fault
 from common.system.stopping import block_if_stopping, removed_if_stopped
 from server.simulation.backends import transfer
-from server.simulation.backends.cluster import WorkerSettings, cannot_join, environment, own_paths
+from server.simulation.backends.cluster import WorkerSettings, cannot_join_fault, driver_environment, own_module_paths
 
 DRIVER = "server.simulation.backends.ray_driver"
 JOIN_S = 120.0
@@ -44,7 +44,7 @@ class RayProcess:
     """The process that drives Ray.
 
     Attributes:
-        settings: What the experiment says about workers.
+        settings: The experiment's settings for workers.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -58,7 +58,7 @@ class RayProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                env=environment(settings.address),
+                env=driver_environment(settings.address),
                 cwd=os.path.abspath(os.sep),  # first on the workers' path: the user's folder may hold a server.py
                 start_new_session=True,  # a signal to the coordinator's group is the coordinator's to act on
             )
@@ -73,7 +73,7 @@ class RayProcess:
         self.send(about, data)
         frame = self.receive(JOIN_S if self.settings.address else None)
         if frame is None:
-            raise BadInput([cannot_join(self.settings.address, f"it did not answer within {JOIN_S:.0f} s.")])
+            raise BadInput([cannot_join_fault(self.settings.address, f"it did not answer within {JOIN_S:.0f} s.")])
         workers: int = frame.about["workers"]
         return workers
 
@@ -84,9 +84,9 @@ class RayProcess:
             RunStopped: If Ray has ended.
         """
         try:
-            transfer.send(self._connection, about, data)
+            transfer.send_frame(self._connection, about, data)
         except OSError:
-            raise self._end() from None
+            raise self._read_end_reason() from None
 
     def receive(self, within_s: float | None = None) -> transfer.Frame | None:
         """Return the next frame; None if none comes within this time.
@@ -98,19 +98,19 @@ class RayProcess:
         if within_s is not None and not wait([self._connection], within_s):
             return None
         try:
-            frame = transfer.receive(self._connection)
+            frame = transfer.receive_frame(self._connection)
         except EOFError:
-            raise self._end() from None
+            raise self._read_end_reason() from None
         if frame.about["kind"] == "fault":
             raise BadInput(Fault(**fault) for fault in frame.about["faults"])
         if frame.about["kind"] == "stopped":
-            raise _stopped(frame.about["reason"])
+            raise _run_stopped(frame.about["reason"])
         return frame
 
     def close(self) -> None:
         """End the process, and everything that it started, also processes that outlived it."""
         with suppress(OSError):
-            transfer.send(self._connection, {"kind": "end"})
+            transfer.send_frame(self._connection, {"kind": "end"})
         if self.settings.address:  # it leaves a cluster that goes on
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(LEAVING_S)
@@ -122,7 +122,7 @@ class RayProcess:
         self._process.wait()
         self._log.close()
 
-    def _end(self) -> CannotGoOn:
+    def _read_end_reason(self) -> CannotGoOn:
         """Return the reason why the process has ended: the last line about it in its output."""
         block_if_stopping()
         self._process.wait()
@@ -130,17 +130,17 @@ class RayProcess:
         lines = self._log.read().decode(errors="replace").splitlines()
         reasons = [line.strip() for line in lines if REASON.search(line)]
         reason = reasons[-1] if reasons else f"exit code {self._process.returncode}"
-        return _stopped(f"the process that drives Ray has ended: {reason}")
+        return _run_stopped(f"the process that drives Ray has ended: {reason}")
 
 
-def _stopped(reason: str) -> CannotGoOn:
+def _run_stopped(reason: str) -> CannotGoOn:
     from strategies.engine.events import RunStopped  # imports torch, which would delay the start of Ray
 
     return RunStopped(f"{reason.rstrip('.')}; --resume goes on from the last round.")
 
 
 @contextmanager
-def ray_process_of(experiment: Experiment) -> Iterator[RayProcess | None]:
+def start_ray_process(experiment: Experiment) -> Iterator[RayProcess | None]:
     """Start Ray for an experiment that runs on it, while this process still imports; yield None for another one.
 
     Raises:
@@ -154,10 +154,10 @@ def ray_process_of(experiment: Experiment) -> Iterator[RayProcess | None]:
         remedy = "Install polyclinic[sim], or use --backend inline."
         raise BadInput([Fault("simulation.backend", "Ray is not installed.", remedy)])
     place = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
-    remove_abandoned(Path(place))
+    remove_abandoned_folders(Path(place))
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
-    with removed_if_stopped(remove), locked(scratch):
+    with removed_if_stopped(remove), lock_run_scratch(scratch):
         process = RayProcess(
             WorkerSettings(
                 workers=section.workers,
@@ -165,7 +165,7 @@ def ray_process_of(experiment: Experiment) -> Iterator[RayProcess | None]:
                 gpus_per_site=section.gpu_share,
                 address=section.address,
                 scratch="" if section.address else str(scratch / RAY_FOLDER),
-                paths=own_paths(),
+                paths=own_module_paths(),
             )
         )
         try:
@@ -176,14 +176,14 @@ def ray_process_of(experiment: Experiment) -> Iterator[RayProcess | None]:
 
 
 @contextmanager
-def locked(scratch: Path) -> Iterator[None]:
+def lock_run_scratch(scratch: Path) -> Iterator[None]:
     """Hold the lock of a run's temporary folder, which the system releases however this process ends."""
     with (scratch / LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def remove_abandoned(place: Path) -> None:
+def remove_abandoned_folders(place: Path) -> None:
     """Remove the temporary folders of this user's killed runs: sites' memory and Ray's logs lie in them."""
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A site's folder as it travels between the coordinator's disk and the worker that serves the site.
+"""Copies of a site's folder between the coordinator's disk and the worker that serves the site.
 
 The copy in the coordinator's run folder is the valid one. A worker works in a folder of its own and returns its changes
 with its reply, so that work lost with a worker has changed nothing and can be repeated elsewhere from the same state.

@@ -18,10 +18,10 @@ from common.config import Experiment
 from common.data.base.image_set import unflatten
 from common.errors import stop_on
 from common.simulation import receive_data
-from server.simulation.backends.cluster import version_faults, versions
-from server.simulation.backends.inline import call_app, context_of, prepare_flower, site_app
+from server.simulation.backends.cluster import node_versions, version_faults
+from server.simulation.backends.inline import call_app, import_site_app, make_site_context, prepare_flower
 from server.simulation.backends.site_files import Change, WatchedFolder, apply_changes, replace_folder
-from server.simulation.backends.transfer import pack, unpack
+from server.simulation.backends.transfer import pack_message, unpack_message
 
 SITES, FROZEN = "sites", "frozen"
 _PREFIX = f"polyclinic-worker-{socket.gethostname()}-"
@@ -60,12 +60,12 @@ class SiteWorker:
         Raises:
             BadInput: If this node has other versions.
         """
-        stop_on(version_faults(setup["versions"], {socket.gethostname(): versions()}))
+        stop_on(version_faults(setup["versions"], {socket.gethostname(): node_versions()}))
         self._frozen = replace_folder(self._folder / FROZEN, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
         receive_data(experiment, base, unflatten(json.loads(setup["facts"]), setup["images"]))
-        self._app = site_app(setup["experiment"], base, self._folder)
+        self._app = import_site_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()
         gpus = len(context.get_accelerator_ids().get("GPU", ()))
         return {"node": context.get_node_id(), "pid": os.getpid(), "gpus": gpus}
@@ -86,8 +86,8 @@ class SiteWorker:
         if missing:
             apply_changes(self._folder / FROZEN, ray.get([call["frozen"][name] for name in missing]))
             self._frozen = WatchedFolder(self._folder / FROZEN)
-        message = unpack(call["head"], [array.data for array in arrays])
-        head, sent = pack(call_app(self._app, message, context_of(call["place"], self._count)))
+        message = unpack_message(call["head"], [array.data for array in arrays])
+        head, sent = pack_message(call_app(self._app, message, make_site_context(call["place"], self._count)))
         data = [np.frombuffer(array, np.uint8) for array in sent]  # Ray copies these bytes once, ``bytes`` twice
         return head, data, site_folder.changes(), self._frozen.changes()
 

@@ -1,4 +1,4 @@
-"""What the processes of a simulation on Ray exchange: frames over a socket, and Flower messages as bytes."""
+"""Data between the processes of a simulation on Ray: frames over a socket, and Flower messages as bytes."""
 
 import base64
 import json
@@ -45,7 +45,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-def send(connection: socket.socket, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
+def send_frame(connection: socket.socket, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
     """Send one frame.
 
     Args:
@@ -61,7 +61,7 @@ def send(connection: socket.socket, about: dict[str, Any], data: Sequence[Any] =
         connection.sendall(view)
 
 
-def receive(connection: socket.socket) -> Frame:
+def receive_frame(connection: socket.socket) -> Frame:
     """Wait for one frame.
 
     Raises:
@@ -89,28 +89,28 @@ def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
 # ---------------------------------------------------------------------- Flower messages
 
 
-def pack(message: Message) -> tuple[bytes, list[bytes]]:
+def pack_message(message: Message) -> tuple[bytes, list[bytes]]:
     """Return a message as a small JSON head and the bytes of its arrays, which are neither copied nor encoded."""
     head: dict[str, Any] = {"metadata": metadata_of(message)}
     if not message.has_content():
         head["error"] = message.error.code, message.error.reason
         return json.dumps(head).encode(), []
-    head["records"] = [(name, *_describe(record)) for name, record in message.content.items()]
-    return json.dumps(head).encode(), [array.data for array in _arrays(message.content)]
+    head["records"] = [(name, *_describe_record(record)) for name, record in message.content.items()]
+    return json.dumps(head).encode(), [array.data for array in _message_arrays(message.content)]
 
 
-def unpack(head: Any, arrays: Sequence[Any]) -> Message:
-    """Rebuild a message from the result of :func:`pack`; its arrays share the bytes of ``arrays``."""
+def unpack_message(head: Any, arrays: Sequence[Any]) -> Message:
+    """Rebuild a message from the result of :func:`pack_message`; its arrays share the bytes of ``arrays``."""
     described = json.loads(bytes(head))
     if "error" in described:
         return rebuild_message(Error(*described["error"]), described["metadata"])
-    content = RecordDict({name: _record(kind, about) for name, kind, about in described["records"]})
-    for array, data in zip(_arrays(content), arrays, strict=True):
+    content = RecordDict({name: _rebuild_record(kind, about) for name, kind, about in described["records"]})
+    for array, data in zip(_message_arrays(content), arrays, strict=True):
         array.data = data
     return rebuild_message(content, described["metadata"])
 
 
-def _describe(record: Any) -> tuple[str, Any]:
+def _describe_record(record: Any) -> tuple[str, Any]:
     """Return a record's kind and its JSON form: values in Flower's encoding, or arrays without their bytes."""
     if isinstance(record, ArrayRecord):
         return _ARRAYS, [(key, array.dtype, array.shape, array.stype) for key, array in record.items()]
@@ -118,13 +118,13 @@ def _describe(record: Any) -> tuple[str, Any]:
     return kind, base64.b64encode(record.deflate()).decode()
 
 
-def _record(kind: str, about: Any) -> Any:
+def _rebuild_record(kind: str, about: Any) -> Any:
     if kind != _ARRAYS:
         return _VALUES[kind].inflate(base64.b64decode(about))
     return ArrayRecord({key: Array(dtype, tuple(shape), stype, b"") for key, dtype, shape, stype in about})
 
 
-def _arrays(content: RecordDict) -> Iterator[Array]:
+def _message_arrays(content: RecordDict) -> Iterator[Array]:
     for record in content.values():
         if isinstance(record, ArrayRecord):
             yield from record.values()
