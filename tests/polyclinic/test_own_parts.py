@@ -17,7 +17,7 @@ SMALL = {
     "run": {"method": "surgical", "rounds": 2},
     "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16},
     "training": {"batch_size": 16, "lr": 0.01},
-    "evaluation": {"result": "last"},
+    "evaluation": {"checkpoint": "last"},
     "participation": {"clip": "off"},
     "partition": {"kind": "class_lists", "lists": {"east": ["lines", "bars"], "north": ["bars"]}},
 }

@@ -160,7 +160,7 @@ def test_the_prior_of_a_site_runs_over_its_own_classes() -> None:
 def test_a_class_that_nobody_counts_stops_the_run_with_what_to_do() -> None:
     told = known("multi_label", north=(("a", "b"), (3, UNKNOWN_COUNT), (7, UNKNOWN_COUNT)), south=(("b",), (), ()))
     (fault,) = find_uncounted_classes(told)
-    assert 'too few sites tell it of "b"' in fault.problem
+    assert 'too few sites send it of "b"' in fault.problem
     assert "label_counts = true under [policy]" in fault.remedy
     assert "smallest_count" in fault.remedy
 
