@@ -27,9 +27,10 @@ class BenchmarkMethod(Section):
     Attributes:
         title: Name in the table; the method's name where empty.
         set: Overrides; ``{third}`` is a third of the rounds.
-        beyond: Advantage over hospitals with unlike labels, such as all images in one place; shown but not ranked.
+        beyond: What the method has that hospitals do not have, such as all images in one place. A method with such an
+            advantage is shown, but not ranked.
         all_labels: Every site annotates every class.
-        own_images: The coordinator has images of its own: the data set's ``own`` part of the sites'.
+        own_images: The coordinator has images of its own, taken from the sites by the data set's key ``own``.
     """
 
     name: str

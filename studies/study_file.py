@@ -46,7 +46,7 @@ def title_to_slug(title: str) -> str:
 
 
 class StudyPart(Section):
-    """One row or column: a method, or a setting.
+    """One row (a method) or one column (a setting) of a study's table of runs.
 
     Attributes:
         part: Takes the place of ``{method}`` or ``{setting}`` in the table's ``experiment`` and ``set``.

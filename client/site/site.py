@@ -86,7 +86,7 @@ class Site:
         return f"{self.arithmetic_for(plan)}{f', {self.gpus} GPUs' if self.gpus > 1 else ''}"
 
     def arithmetic_for(self, plan: Plan) -> Arithmetic:
-        """Return the arithmetic for a round of this plan."""
+        """Return the number formats and kernels that this site computes with under a plan, for instance bfloat16."""
         if self.arithmetic is not None and plan.training.precision == "fastest":
             return self.arithmetic
         return choose_arithmetic(plan, self.device, self.folder, durable=self.durable)

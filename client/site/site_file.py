@@ -93,10 +93,10 @@ def read_file_only(folder: Path) -> Settings:
 
 
 def read_with_faults(folder: Path) -> tuple[Settings, list[Fault]]:
-    """Return settings, and the faults of their class names; a file with other faults has no settings.
+    """Read ``site.toml``; return its settings and the faults of their class names, which do not stop the reading.
 
     Raises:
-        BadInput: With every fault, if the folder holds no file or it has a fault elsewhere.
+        BadInput: With every fault, if the folder has no such file or anything but a class name is wrong.
     """
     tree = read_toml(check_site_folder(folder) / FILE)
     data = tree.get("data")

@@ -144,7 +144,7 @@ def bounds_of(record: type) -> dict[str, Bound]:
 
 
 def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return a record's values with its text for people escaped and cut."""
+    """Return a record's values; the fields that are text for people are escaped and cut to their longest length."""
     words = [name for name, bound in bounds_of(record).items() if isinstance(bound, FreeText)]
     return {**values, **{name: printable_lines(values[name]) for name in words}} if words else values
 

@@ -159,7 +159,9 @@ class _PlainField:
 
 @functools.cache
 def _schema(record: type) -> dict[str, Any]:
-    """Return the fields of a record in order: the type of a field with arrays, a :class:`_PlainField` for any other."""
+    """Return the fields of a record class by name, in order.
+
+    A field of arrays maps to its type, any other to a :class:`_PlainField`."""
     schema: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(record).items():
         optional = isinstance(kind, types.UnionType)

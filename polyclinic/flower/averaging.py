@@ -188,7 +188,7 @@ class LabelledSites(FedAvg):
         return self._with_owners_rows(restore_whole_numbers(arrays, list(map(get_model, trained))), trained), metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Combine the replies that have metrics and a weight; a warning names the node of every other one."""
+        """Combine the replies that have metrics and a weight; a warning names the nodes of all replies without."""
         fit = filter_fitting_replies(
             server_round,
             sorted(replies, key=_source_node),

@@ -122,7 +122,10 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
 
 
 def claims_reader(coordinator: Coordinator) -> ClaimsBySite:
-    """Return a function that reads the claims allowed to each site, or the last ones while a file is damaged."""
+    """Return a function that reads which classes each site may claim to annotate, from the admitted sites' files.
+
+    While a file is damaged, the function returns what it read last.
+    """
     last = dict[str, AdmissionLimits]()
 
     def read() -> Mapping[str, AdmissionLimits]:

@@ -176,7 +176,7 @@ class BlockwiseMean(FlatMean):
 
 
 class HeadRowsMean(Protocol):
-    """The mean of head rows, class by class, as it is read once it is complete."""
+    """The finished mean of the head rows, one a class; a class that no site sent has none."""
 
     @property
     def mean(self) -> HeadArrays: ...

@@ -174,12 +174,13 @@ class Coordinator:
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600) -> Result:
         """Train ``num_rounds`` rounds from the initial model, or from where :meth:`resume` says.
 
-        The roll call is made here where nobody has made it.
+        Makes the roll call first, unless ``sites.roll_call`` was called before.
 
         Args:
             grid: Flower's connection to the sites.
-            initial_arrays: The plan's first model, which hospitals compare: of :func:`make_array_record`, or the
-                ``state_dict`` of a network that :func:`common.models.network.build` made for the run's classes.
+            initial_arrays: The first model, which must be the one that the plan's seed or weights file gives, since
+                hospitals build it too and compare. Either the result of :func:`make_array_record`, or the
+                ``state_dict`` of a network from :func:`common.models.network.build` for the run's classes.
             num_rounds: Rounds in all, those before a resumed state included.
             timeout: Seconds for each exchange.
 

@@ -309,7 +309,7 @@ class RollbackLayer(RoundLayer):
         return replace(state, sound_losses=MappingProxyType({**state.sound_losses, **validation.loss}))
 
     def around(self, merge: Merge) -> Merge:
-        """Wrap the merging: where a trial is due, models without each site are tried before the updates count."""
+        """Return the merging with a trial before it: if one is due, models that leave out one site each are tested."""
 
         def tried(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             losses = FederationValidation.of_replies(received.accepted).loss

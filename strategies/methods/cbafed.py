@@ -233,7 +233,10 @@ class CBAFed(Method):
         return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 
     def round_figures(self, context: RoundContext) -> Mapping[str, Any]:
-        """Return each class's threshold for the next round, once sites send how many entries they trained on."""
+        """Return the confidence threshold of each class's pseudo-labels in the next round.
+
+        Empty while no site has sent its numbers of trained entries.
+        """
         if "thresholds" not in context.statistics:
             return {}
         named = zip(context.contract.class_names, context.statistics["thresholds"], strict=True)

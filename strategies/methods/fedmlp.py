@@ -400,7 +400,10 @@ class FedMLPRound:
         return second_stage_loss(students[0], teacher, targets, annotated, self.adjustment)
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
-        """Return prototypes and difficulty of the trained model, from the last round of stage 1 on (specs 3.4)."""
+        """Return prototypes of the labelled classes and the difficulty of the others.
+
+        Both are sent from the last round of stage 1 on; see :func:`compute_difficulty`.
+        """
         if not self.parameters.detection or self.context.round < self.parameters.stage_one_rounds:
             return {}
         features, probabilities = self._features_and_probabilities(model)

@@ -325,7 +325,7 @@ class FedSLD(Method):
         return find_uncounted_classes(context)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the prior of each site's head rows."""
+        """Return for each site the federation's label distribution over the classes of its head rows, for its loss."""
         everywhere, contract = compute_label_prior(*collect_label_counts(context)), context.contract
 
         def prior_of(site: str) -> Arrays:

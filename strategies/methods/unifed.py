@@ -125,7 +125,11 @@ class UniFedSite(SequentialSite):
 
 
 class UniFed(SequentialMethod):
-    """The model visits the easiest task first; the coordinator's own training is mixed in with alpha."""
+    """UniFed: in each round one model passes from the hospital with the easiest task to that with the hardest.
+
+    How easy a task is, the slope of the hospital's training loss tells. The coordinator trains on images of its own;
+    ``alpha`` is the weight of the hospitals' model in the mean with the coordinator's.
+    """
 
     site_class = UniFedSite
     site: UniFedSite

@@ -114,7 +114,7 @@ class PrivateEpochs:
     def _sums(
         self, network: SplitNetwork, exercise: TrainingTask, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
-        """Return the sum of clipped gradients in steps of the grid, parameter by parameter, and the mean loss.
+        """Return each parameter's sum of clipped gradients, in whole steps of the noise's grid, and the mean loss.
 
         Args:
             drawn: The rows of each image or patient drawn.

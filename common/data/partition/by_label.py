@@ -35,8 +35,8 @@ def practical_shares(classes: int, sites: int, random: np.random.RandomState) ->
 def pathological_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
     """Draw shares ``(classes, sites)``: each site has two classes, and each class is in random shares at its owners.
 
-    The two classes come from shuffled decks of all classes; from two decks they may be the same class, and the site
-    has one.
+    The classes are dealt like cards, two a site, from a shuffled list of all classes that begins anew at its end. A
+    site whose two classes come from two lists may get the same class twice, and then has one.
     """
     decks = [random.permutation(classes) for _ in range(2 * sites // classes + 1)]
     pairs = np.concatenate(decks)[: 2 * sites].reshape(sites, 2)

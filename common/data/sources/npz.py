@@ -251,7 +251,7 @@ def _make_parts(spec: NpzSpec, arrays: NpzArrays, labels: Mapping[str, NDArray[A
 
 
 def stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArray[np.intp]:
-    """Draw ``limit`` rows, ascending, of each combination of labels in proportion.
+    """Draw ``limit`` rows in all, from each combination of labels in proportion to its rows; in ascending order.
 
     The r-th of the m shuffled rows of a combination stands at ``(r + u) / m``, u drawn once a combination;
     the first ``limit`` are drawn.

@@ -326,7 +326,7 @@ class MessageStore:
         return any(name in reply.names for reply in self._newest_first(node, is_reply=True))
 
     def is_late(self, node: int, name: str) -> bool:
-        """Return whether every reply of this site with this object has expired."""
+        """Return whether an object came too late: every reply of this site that contains it has expired."""
         now = self.clock()
         return all(reply.expires <= now for reply in self._newest_first(node, is_reply=True) if name in reply.names)
 
