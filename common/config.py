@@ -95,15 +95,15 @@ class EvaluationSection(Section):
             AUROCs over all sites' images can be reported; a hospital's policy decides if it answers.
         sensitivity: A second threshold of each class is the highest with at least this sensitivity on the sites'
             validation images; the first is Youden's.
-        result: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.
+        checkpoint: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.
         criterion: The measure of the best round: the ``method``'s own criterion, the sites' mean validation
             ``auroc``, or their mean validation ``loss``.
         sites: Sites that test the final model, drawn from (seed, round); 0 stands for all. None asks all of up to 100
             sites; of more, all where all train in a round, else 100 or as many as train in a round.
         metrics: Names of plug-in metrics, computed for each class on test images in addition to our own metrics.
         sample_grid: The report of a simulation shows some test images; None shows them where they are of no patient.
-        alone: Every site, after the run's test, trains once more alone and compares that model with the run's on its
-            own test part.
+        compare_local: Every site, after the run's test, trains once more alone and compares that model with the run's,
+            on its own test part.
     """
 
     test_each_round: bool = False
