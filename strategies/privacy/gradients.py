@@ -136,7 +136,7 @@ class PrivateEpochs:
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
     ) -> None:
-        """Send a pack of zeros through the network, so that a network which fails does so whatever the images are.
+        """Send a pack of zeros through the network, so that a failing network fails independently of the images.
 
         Raises:
             Exception: What the network raised; :func:`refuse_plan_on_error` makes a refusal of it.

@@ -151,4 +151,4 @@ def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_l
     network = build(of.model, ("a",), 1)
     network.backbone = NotOfOne()
     pixels = pixels_on_device(images(1, BATCH + 1), "cpu")
-    assert len(FeatureCache(tmp_path, None, False).of(network, "train", pixels, of)) == BATCH + 1
+    assert len(FeatureCache(tmp_path, None, False).features_of(network, "train", pixels, of)) == BATCH + 1

@@ -39,9 +39,9 @@ class Calls(DataParallelBackbone):
 
     divided = 0
 
-    def _parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
+    def _copy_parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
         Calls.divided += 1
-        return super()._parameters(backbone)
+        return super()._copy_parameters(backbone)
 
 
 @pytest.fixture(autouse=True)

@@ -164,7 +164,7 @@ def test_pages_hold_none() -> None:
 
 def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
     at = site_status.SiteStatus("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
-    at.failed(ALL)
+    at.record_error(ALL)
     assert raw_in(at.last_error) == set()
     assert raw_in(site_status.format_status({**asdict(at), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}

@@ -235,7 +235,7 @@ def test_a_store_that_goes_away_costs_its_figures_and_not_the_run(
 def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) -> None:
     run = MLflowRun(None, "", pytest.fail)
     tags = {f"test {'m' * 60}/{name}" for name in class_names}
-    names = {run.name_of(tag) for tag in tags}
+    names = {run.metric_name(tag) for tag in tags}
     assert len(names) == len(tags)
     for name in names:  # MLflow's own rule: a path that means no other one, at most 250 characters
         assert posixpath.normpath(name) == name
