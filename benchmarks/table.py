@@ -186,7 +186,7 @@ def start(result: Any) -> Iterable[Row]:
     cpu, peak = result["run"]["cpu"], result["run"]["peak_mb"]
     yield Row("a small `flwr-sim run`, whole", f"{statistics.median(cpu):.1f} CPU s, {max(peak):.0f} MB")
     on_ray = result["ray"]
-    beside = f"{aim(statistics.median(on_ray), 4, '4 s')}; {sum(each > 4 for each in on_ray)} of {len(on_ray)} above it"
+    beside = f"{aim(statistics.median(on_ray), 6, '6 s')}; {sum(each > 6 for each in on_ray)} of {len(on_ray)} above it"
     yield Row("start on Ray, command to first round", spread(on_ray), beside)
 
 
