@@ -141,8 +141,8 @@ def format_status(status: Mapping[str, Any]) -> str:
     if status["finished"]:
         lines.append(f"last run {status['run']}: done {status['finished']}")
     elif status["run"]:
-        left = status["seconds_left"]
-        pace = "" if left is None else f"; about {left / 60:.0f} min left"
+        seconds_left = status["seconds_left"]
+        pace = "" if seconds_left is None else f"; about {seconds_left / 60:.0f} min left"
         where = f"round {status['round']} of {status['rounds']}" if status["rounds"] else "no round yet"
         lines.append(f"run {status['run']}: {where}{pace}")
     age = time.time() - status["last_contact"]

@@ -118,9 +118,9 @@ def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) ->
     """Return :func:`mark_few_patients` for the rows of a head; False for classes that the site does not annotate."""
     few = np.zeros((len(class_names), 2), np.bool_)
     if policy.smallest_count:
-        own = dict(zip(images.class_names, mark_few_patients(images, policy.smallest_count), strict=True))
+        few_of_class = dict(zip(images.class_names, mark_few_patients(images, policy.smallest_count), strict=True))
         for row, name in enumerate(class_names):
-            few[row] = own.get(name, few[row])
+            few[row] = few_of_class.get(name, few[row])
     return few
 
 

@@ -148,8 +148,8 @@ class Policy(Section):
     @field_validator("methods")
     @classmethod
     def _known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        own = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN))
-        _check_names(own, CLASSES, "methods")
+        built_in = tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN))
+        _check_names(built_in, CLASSES, "methods")
         return names
 
     @field_validator("statistics")

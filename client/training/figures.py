@@ -80,10 +80,10 @@ class Figures:
 
     def figures_of_received(self, task: "LocalTask") -> ReceivedFigures:
         """Return the figures of a received model before training."""
-        own = task.validate()
+        validation = task.validate()
         # Where the model goes from site to site it is no model of a round.
         counts = (None, None) if task.method.sequential else self.test_counts(task)
-        return ReceivedFigures(own, self.validation(task, own), *counts)
+        return ReceivedFigures(validation, self.validation(task, validation), *counts)
 
     def validation(self, task: "LocalTask", own: ValidationFigures) -> ValidationFigures:
         """Return the validation figures that leave.

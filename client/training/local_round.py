@@ -215,18 +215,18 @@ def evaluate_locally(task: LocalTask, request: EvaluateRequest) -> EvaluateReply
 def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
     site, plan, figures = task.site, task.plan, task.figures
     with reproducible_training(derive_seed(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
-        own = task.validate()
+        validation = task.validate()
         if not request.test:
             images, correct = figures.test_counts(task)
-            reply = _make_evaluate_reply(task, request, figures.validation(task, own), {})
+            reply = _make_evaluate_reply(task, request, figures.validation(task, validation), {})
             return replace(reply, test_images=images, test_correct=correct)
         if task.method.keeps_local_parts:
-            load_best_parts(task, request, own)
-            own = task.validate()
+            load_best_parts(task, request, validation)
+            validation = task.validate()
             save_model(site.folder / "model", task.whole, label_contract_sha256=request.contract)
         metrics, tested = figures.test(task)
         chosen_on = figures.validation_histograms(task)
-        reply = _make_evaluate_reply(task, request, figures.validation(task, own), metrics)
+        reply = _make_evaluate_reply(task, request, figures.validation(task, validation), metrics)
     return replace(
         reply,
         told_classes=tuple(tested),

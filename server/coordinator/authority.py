@@ -89,8 +89,8 @@ def _read_signing_key_and_certificate(coordinator: Coordinator) -> tuple[ec.Elli
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
     except (*UNREADABLE, InvalidSignature):
         return None
-    left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
-    if left.days < RENEW_BEFORE_DAYS or not isinstance(key, ec.EllipticCurvePrivateKey):
+    time_left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
+    if time_left.days < RENEW_BEFORE_DAYS or not isinstance(key, ec.EllipticCurvePrivateKey):
         return None
     return (key, certificate.public_bytes(form.Encoding.DER)) if key.public_key() == certificate.public_key() else None
 
@@ -131,8 +131,8 @@ def days_until_expiry(coordinator: Coordinator) -> float:
     Raises:
         BadInput: If there is no server certificate.
     """
-    left = _read_server_certificate(coordinator).not_valid_after_utc - dt.datetime.now(dt.UTC)
-    return left.total_seconds() / 86400
+    time_left = _read_server_certificate(coordinator).not_valid_after_utc - dt.datetime.now(dt.UTC)
+    return time_left.total_seconds() / 86400
 
 
 def certificate_faults(coordinator: Coordinator) -> list[Fault]:

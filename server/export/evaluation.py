@@ -109,8 +109,8 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
         # The model was trained on some rows of this table.
         stop_on(_column_option_faults(labelled, of_run))
         images = _find_picture_folder(of_run, labelled)
-        own = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(images)})
-        return load(own, Path()).test, f"the test part of {data.name}, as the run split it"
+        spec = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(images)})
+        return load(spec, Path()).test, f"the test part of {data.name}, as the run split it"
     splits = load(_make_csv_spec(network, of_run, labelled, columns), Path())
     # No row of this table was trained on, so that the loader's split does not count.
     return concatenate([splits.train, splits.validation, splits.test]), f"all of {data.name}"

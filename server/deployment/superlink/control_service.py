@@ -48,8 +48,8 @@ class ControlService:
 
     def begin_run(self, request: Any) -> Any:
         """Begin a run; return its number and the replies that earlier runs left."""
-        run, left = self._storage.begin_run()
-        envelopes, trees = [reply.envelope for reply in left], [reply.tree for reply in left]
+        run, replies = self._storage.begin_run()
+        envelopes, trees = [reply.envelope for reply in replies], [reply.tree for reply in replies]
         return proto.RunBegin(run_id=run, envelopes=envelopes, trees=trees)
 
     def end_run(self, request: Any) -> Any:

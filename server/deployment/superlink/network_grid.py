@@ -80,7 +80,7 @@ def open_network_grid(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
     with closing(ControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
-        run, left = control.begin_run()
+        run, earlier_replies = control.begin_run()
         set_identity(COORDINATOR, run)
         stop = threading.Event()
         signal.signal(LOST_SIGNAL, _raise_run_lost)
@@ -95,7 +95,7 @@ def open_network_grid(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
                 signer=RequestSigner(
                     *signing_key_and_certificate(coordinator), lambda: _recipients_by_node(coordinator, control)
                 ),
-                left=left,
+                earlier_replies=earlier_replies,
                 clock=steady_clock(coordinator.state / CLOCK),
                 signed_off=partial(read_sign_offs, coordinator.state),
             )
@@ -171,7 +171,7 @@ class NetworkGrid(Grid):
 
     Args:
         run: The run's number.
-        left: Envelope and tree of each reply to an earlier run that nobody has released.
+        earlier_replies: Envelope and tree of each reply to an earlier run that nobody has released.
         clock: The steady clock that the SuperLink uses, too.
         signed_off: Returns the sign-off times of sites.
     """
@@ -183,12 +183,12 @@ class NetworkGrid(Grid):
         *,
         files: ObjectFiles,
         signer: RequestSigner,
-        left: Sequence[tuple[Any, Any]] = (),
+        earlier_replies: Sequence[tuple[Any, Any]] = (),
         clock: Callable[[], float],
         signed_off: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._control, self._run, self._clock, self._signed_off = control, run, clock, signed_off
-        self._files, self._signer, self._left = files, signer, left
+        self._files, self._signer, self._earlier_replies = files, signer, earlier_replies
         self._requests: dict[str, _SentRequest] = {}  # by the request's name, as are the next ones
         self._pending: dict[str, _PendingReply] = {}
         self._fetched: list[str] = []  # replies that were returned, and that may not be in the audit yet
@@ -284,8 +284,8 @@ class NetworkGrid(Grid):
 
         A reply is released, as are those to other runs, once the caller has recorded it and asks for the next.
         """
-        for left, tree in self._left:
-            name, node = left.metadata.message_id, left.metadata.src_node_id
+        for envelope, tree in self._earlier_replies:
+            name, node = envelope.metadata.message_id, envelope.metadata.src_node_id
             objects = {part: content for part in object_ids(tree) if (content := self._files.view(part)) is not None}
             size = sum(map(len, objects.values())) + SPARE_BYTES
             with suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
@@ -296,7 +296,7 @@ class NetworkGrid(Grid):
                         statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY
                     )
             self._control.release([name])
-        self._left = ()
+        self._earlier_replies = ()
 
     def close(self) -> None:
         """Release the replies that were returned: the run is done, and has recorded them."""

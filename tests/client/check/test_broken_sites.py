@@ -166,7 +166,7 @@ def test_a_wire_version_that_is_no_such_number_is_no_answer(hospital: Hospital) 
 
 
 class EveryKey(dict[bytes, Caller]):
-    """The list of a coordinator that has admitted whatever key is asked about."""
+    """The list of a coordinator that has admitted every key."""
 
     def get(self, key: bytes, default: object = None) -> Caller:  # type: ignore[override]
         return Caller(7, "north", key)
