@@ -108,7 +108,9 @@ class RayProcess:
         return frame
 
     def close(self) -> None:
-        """End the process, and everything that it started, also processes that outlived it."""
+        """End the process and all that it started, also what outlived it; a second call does nothing."""
+        if self._log.closed:
+            return
         with suppress(OSError):
             transfer.send_frame(self._connection, {"kind": "end"})
         if self.settings.address:  # it leaves a cluster that goes on
