@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 from common.metrics.benefit import direction
-from common.system.plain_text import NOT_APPLICABLE, counted, listed, number, signed
+from common.system.plain_text import NOT_APPLICABLE, counted, list_first_and_count_rest, listed, number, signed
 from server.runs.reader import Measure
 from studies.comparison import ENSEMBLE, Comparison, MethodResult, SiteGain, Spread, Subset
 from studies.statistics import ALPHA, FEWEST_SEEDS, PairedTest
@@ -52,8 +52,8 @@ def format_p_value(p: float | None) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def format_interval(test: PairedTest) -> str:
-    """Format the bootstrap interval: ``"+0.004 to +0.031"``."""
+def format_difference_interval(test: PairedTest) -> str:
+    """Format the bootstrap interval of a difference: ``"+0.004 to +0.031"``."""
     return NOT_APPLICABLE if test.interval is None else " to ".join(signed(end) for end in test.interval)
 
 
@@ -116,8 +116,8 @@ def _verdict(reference: str, other: str, test: PairedTest) -> str:
         return f"{reference} beside {other}: {figures} in {seeds}, which does not show that either is better."
     link = "from" if position == "not distinguishable" else "than"
     return (
-        f"{reference} is {position} {link} {other}: {figures} and {seeds} (95 % interval {format_interval(test)}; "
-        f"{format_p_value(test.holm_p)} after Holm's correction)."
+        f"{reference} is {position} {link} {other}: {figures} and {seeds} "
+        f"(95 % interval {format_difference_interval(test)}; {format_p_value(test.holm_p)} after Holm's correction)."
     )
 
 
@@ -203,6 +203,5 @@ def _site_sentence(other: str, gains: Sequence[SiteGain]) -> str:
 
 def _with_numbers(gains: Sequence[SiteGain]) -> str:
     """List the first sites with their figures, and count the rest."""
-    named = [f"{g.site} {signed(g.gain)} ({number(g.other_auroc)} → {number(g.auroc)})" for g in gains[:LISTED]]
-    rest = len(gains) - len(named)
-    return listed([*named, f"{rest:,} more"] if rest else named)
+    sites = [f"{g.site} {signed(g.gain)} ({number(g.other_auroc)} → {number(g.auroc)})" for g in gains]
+    return list_first_and_count_rest(sites, LISTED)

@@ -220,6 +220,12 @@ def shortened(words: Sequence[str], most: int = 3) -> str:
     return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
 
 
+def list_first_and_count_rest(words: Sequence[str], most: int) -> str:
+    """Return the first words in a sentence and the number of the others: ``"a, b and 3 more"``."""
+    rest = len(words) - most
+    return listed([*words[:most], f"{rest:,} more"] if rest > 0 else words)
+
+
 def format_rounds(rounds: Iterable[int]) -> str:
     """Join round numbers, with ranges for consecutive ones: ``"3–5, 9"``."""
     pieces: list[list[int]] = []

@@ -100,10 +100,7 @@ def message_classes(package: str, messages: str) -> dict[str, Any]:
 _CLASSES = {name.rpartition(".")[2]: made for name, made in message_classes("polyclinic.fleet", MESSAGES).items()}
 
 # Our names for messages whose own names say too little beside Flower's classes; the others go by Flower's names.
-Envelope, MetadataFields, RecordDictFields, ErrorFields = (
-    _CLASSES[name] for name in ("Message", "Metadata", "RecordDict", "Error")
-)
-RunFields, Bundle = _CLASSES["Run"], _CLASSES["Fab"]
+Envelope, MetadataFields, RecordDictFields = (_CLASSES[name] for name in ("Message", "Metadata", "RecordDict"))
 
 
 def __getattr__(name: str) -> Any:

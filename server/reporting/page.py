@@ -1,7 +1,6 @@
 """Pages from templates, with the words that several pages share."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from common.metrics.calibration import wilson_interval
 from common.metrics.measured import figure
 from common.system import plain_text
 from common.system.files import write_atomically
-from common.system.plain_text import NOT_APPLICABLE, count, listed, page_environment
+from common.system.plain_text import NOT_APPLICABLE, count, page_environment
 from server.runs.reader import RunSummary
 
 CONTENTS = "<!-- contents -->"
@@ -80,12 +79,6 @@ def class_groups(summary: RunSummary) -> list[ClassGroup]:
     kinds = {name: "shared" if name in shared else "unique" if name in unique else "some" for name in summary.classes}
     groups = {kind: tuple(name for name in summary.classes if kinds[name] == kind) for kind in GROUP_TITLES}
     return [ClassGroup(kind, names) for kind, names in groups.items() if names]
-
-
-def list_first_and_count_rest(words: Sequence[str], most: int) -> str:
-    """Return the first words in a sentence and the number of the others: ``"a, b and 3 more"``."""
-    rest = len(words) - most
-    return listed([*words[:most], f"{rest:,} more"] if rest > 0 else words)
 
 
 def count_or_hidden(value: int | None, smallest: int | None) -> str:

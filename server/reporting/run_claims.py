@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassMetrics, Summary, mean_and_sd
 from common.metrics.benefit import Benefit, benefit_sentence
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
-from common.system.plain_text import counted, format_interval, format_rounds, listed, number, shortened
-from server.reporting.page import list_first_and_count_rest
+from common.system.plain_text import (
+    counted,
+    format_interval,
+    format_rounds,
+    list_first_and_count_rest,
+    listed,
+    number,
+    shortened,
+)
 from server.runs.reader import Run, RunSummary
 
 CHANCE = 0.5
