@@ -19,7 +19,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -29,9 +29,6 @@ from common.system.resources import keep_large_buffers, uncollected_imports
 from common.system.stopping import end_with_starter, graceful_shutdown, set_resume_hint, stop_on_signals
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, event_printer, program, run_program
 from server.runs.tracking import TrackingStore
-
-if TYPE_CHECKING:
-    from server.coordinator.folder import Coordinator
 
 app = program(
     "flwr-server",
@@ -91,7 +88,7 @@ def admit(
     Admit a site again to change what it may claim, or edit sites/NAME.toml; it counts from the next roll call.
     """
     from common.security.identity import fingerprint, read_request
-    from server.coordinator.admission import ClaimLimits, admission_faults
+    from server.coordinator.admission import admission_faults
     from server.coordinator.admission import admit as admitted
     from server.coordinator.folder import read_coordinator
 
@@ -102,7 +99,7 @@ def admit(
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
         _ask_for_confirmation("Is it the same, and is this site to be admitted?")
-    kit = admitted(coordinator, site, ClaimLimits(classes, max_images))
+    kit = admitted(coordinator, site, classes=classes, max_images=max_images)
     console.print(f"Admitted. Send {kit} to {site.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
 
@@ -161,14 +158,13 @@ def run(
     Exit codes: 0 done, 1 stopped because it cannot go on, 2 a fault in the input, 3 stopped on request, 70 it died
     again and again.
     """
-    options = [
-        "--out",
-        str(out),
+    arguments = [
+        *("run", str(folder), str(experiment), "--out", str(out)),
         *(("--sites", str(sites)) if sites else ()),
         *(("--log-format", log_format.value) if log_format is not LogForm.text else ()),
         *(part for override in overrides for part in ("--set", override)),
+        *(("--track", track.value) if track else ()),
     ]
-    arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
     from server.coordinator.folder import read_coordinator
     from server.coordinator.preflight import expected_site_count, faults_of_run
     from server.federation.fast_validation import read_experiment_early
@@ -182,19 +178,22 @@ def run(
     if not once:
         raise SystemExit(_run_supervised(arguments, out, resume=resume))
     with uncollected_imports():
-        from server.deployment.network import lead_with_exit_code
-        from server.deployment.network import run_over_network as lead
+        from server.deployment.network import NetworkBackend, lead_with_exit_code
         from server.deployment.supervisor import RunExit
+        from server.federation.set_up import lead_run
         from server.reporting.tables import terminal_result
         from server.runs.reader import read_run
 
     keep_large_buffers()
     os.umask(0o077)  # the run folder is for this account only
     tell = event_printer(console)
-    again = ["flwr-server", *arguments, "--resume"]
+    sites_of_network = NetworkBackend(coordinator, file, sites, tell)
     with graceful_shutdown(int(RunExit.ON_REQUEST)):
         lead_with_exit_code(
-            lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell
+            lambda: lead_run(sites_of_network, file, out, track=track, resume=resume),
+            out,
+            ["flwr-server", *arguments, "--resume"],
+            tell,
         )
     if log_format is LogForm.json:
         tell(f"done; report: {out / 'report.html'}")
@@ -280,7 +279,16 @@ def status(
 
     coordinator = read_coordinator(folder)  # before flwr is imported
     if web:
-        _serve_web_view(coordinator, listen, port, as_json=as_json)
+        from common.system.preflight import port_faults
+
+        stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
+        stop_on(port_faults("--port", listen, port, "Name another with --port."))
+        from server.reporting.live.server import serve_view
+
+        tell = event_printer(console)
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            serve_view(coordinator, listen, port, tell)
+        tell("the live view is closed; no run notices")
         return
     from server.deployment.status import status_fields, status_tables
 
@@ -306,19 +314,6 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
         print(json_text(history, allow_nan=True))
     else:
         console.print(runs_table(history), highlight=False)
-
-
-def _serve_web_view(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
-    from common.system.preflight import port_faults
-
-    stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
-    stop_on(port_faults("--port", listen, port, "Name another with --port."))
-    from server.reporting.live.server import serve_view
-
-    tell = event_printer(console)
-    with contextlib.suppress(SystemExit, KeyboardInterrupt):
-        serve_view(coordinator, listen, port, tell)
-    tell("the live view is closed; no run notices")
 
 
 @app.command()

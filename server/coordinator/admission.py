@@ -2,14 +2,12 @@
 
 import datetime as dt
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, field_validator
 
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.security.identity import SiteKit, SiteRequest, check_name, checked_key, is_same_key, write_toml
 from common.system.toml import Section, read_toml, validated
 from server.coordinator.authority import authority_certificate
@@ -17,36 +15,6 @@ from server.coordinator.folder import Coordinator
 from strategies.engine.claims import AdmissionLimits, ClaimsBySite
 
 MOST_CLASSES, LONGEST_NAME = 10_000, 100
-
-
-@dataclass(frozen=True)
-class ClaimLimits:
-    """The classes and images that ``flwr-server admit`` lets a site claim; None keeps the present limit.
-
-    Attributes:
-        classes: Canonical names, separated by commas; empty text for any.
-        images: Most training images; 0 for any number.
-    """
-
-    classes: str | None = None
-    images: int | None = None
-
-
-UNCHANGED = ClaimLimits()
-
-
-def checked_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """Check names of classes that a site may claim.
-
-    Raises:
-        ValueError: If a name cannot be that of a class, or occurs twice.
-    """
-    for name in names:
-        if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
-            raise ValueError(f"{name[:LONGEST_NAME]!r} cannot be a class: 1 to {LONGEST_NAME} characters that show")
-    if len(set(names)) < len(names) or len(names) > MOST_CLASSES:
-        raise ValueError(f"each class stands there once, and no more than {MOST_CLASSES:,} of them")
-    return tuple(names)
 
 
 class AdmittedSite(Section):
@@ -72,7 +40,12 @@ class AdmittedSite(Section):
     @field_validator("classes")
     @classmethod
     def _check_classes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return checked_classes(names)
+        for name in names:
+            if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
+                raise ValueError(f"{name[:LONGEST_NAME]!r} cannot be a class: 1 to {LONGEST_NAME} characters that show")
+        if len(set(names)) < len(names) or len(names) > MOST_CLASSES:
+            raise ValueError(f"each class stands there once, and no more than {MOST_CLASSES:,} of them")
+        return names
 
     @field_validator("old_keys")
     @classmethod
@@ -139,35 +112,32 @@ def claims_reader(coordinator: Coordinator) -> ClaimsBySite:
     return read
 
 
-def admit(coordinator: Coordinator, request: SiteRequest, limits: ClaimLimits = UNCHANGED) -> Path:
+def admit(
+    coordinator: Coordinator, request: SiteRequest, *, classes: str | None = None, max_images: int | None = None
+) -> Path:
     """Admit a site; return the path of its kit, the file by which the hospital connects.
 
     Args:
-        limits: Claims that the site may make; None leaves those of a site that is admitted again.
+        classes: Canonical names of the classes that the site may claim to annotate, separated by commas; empty text
+            for any, None to keep the limit of a site that is admitted again.
+        max_images: Most training images that the site may claim; 0 for any number, None to keep the limit.
 
     Raises:
         BadInput: If the name, the key or a class cannot be used.
     """
-    if faults := admission_faults(coordinator, request):
-        raise BadInput(faults)
+    stop_on(admission_faults(coordinator, request))
     authority_certificate(coordinator)  # without one there is no kit to send
-    old = admitted_sites(coordinator).get(request.site)
-    keys = (*old.old_keys, old.public_key) if old and old.revoked else old.old_keys if old else ()
-    tree = {"site": request.site, "public_key": request.public_key, "admitted": _utc_now_text(), "old_keys": keys}
-    site = validated(AdmittedSite, tree | _merge_claims(limits, old), "flwr-server admit")
-    write_toml(_site_file(coordinator, request.site), site, "Admitted by flwr-server admit.")
-    return write_kit(coordinator, site)
-
-
-def _merge_claims(limits: ClaimLimits, old: AdmittedSite | None) -> dict[str, Any]:
-    """Return the claims that the site may make from now on, as keys of its file."""
-    classes = old.classes if old else ()
-    if limits.classes is not None:
-        classes = tuple(name.strip() for name in limits.classes.split(",") if name.strip())
-    return {
-        "classes": classes,
-        "max_images": limits.images if limits.images is not None else old.max_images if old else 0,
-    }
+    site = {"site": request.site, "public_key": request.public_key, "admitted": _utc_now_text()}
+    if old := admitted_sites(coordinator).get(request.site):
+        old_keys = (*old.old_keys, old.public_key) if old.revoked else old.old_keys
+        site |= {"old_keys": old_keys, "classes": old.classes, "max_images": old.max_images}
+    if classes is not None:
+        site["classes"] = tuple(name.strip() for name in classes.split(",") if name.strip())
+    if max_images is not None:
+        site["max_images"] = max_images
+    admitted = validated(AdmittedSite, site, "flwr-server admit")
+    write_toml(_site_file(coordinator, request.site), admitted, "Admitted by flwr-server admit.")
+    return write_kit(coordinator, admitted)
 
 
 def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:

@@ -28,7 +28,21 @@ def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, p
     Raises:
         BadInput: With every fault of the arguments.
     """
-    stop_on(_argument_faults(folder, name, hosts))
+    faults = []
+    if (folder / FILE).exists():
+        remedy = "For a new certificate: --renew."
+        faults.append(Fault(str(folder), "is a coordinator's folder already, and nothing is written over.", remedy))
+    elif (folder / "authority").exists():
+        problem = f"holds an authority and no {FILE}: this command was killed here, or the file is lost."
+        remedy = f"If {FILE} was never there, remove {folder / 'authority'} and try again. Else put a copy back."
+        faults.append(Fault(str(folder), problem, remedy))
+    if not name:
+        faults.append(Fault("--name", "is missing: the federation's name."))
+    else:
+        faults += _value_faults("--name", check_name, [name])
+    if not hosts:
+        faults.append(Fault("--host", "is missing: a name or address by which hospitals reach this machine."))
+    stop_on([*faults, *_value_faults("--host", checked_host, hosts)])
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
     coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
     with atomic_outputs(folder, coordinator.authority, folder / FILE):
@@ -69,24 +83,6 @@ def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
         if kits:
             lines.append(f"The address in kits is now {coordinator.public_address}; send them again: {', '.join(kits)}")
     return lines
-
-
-def _argument_faults(folder: Path, name: str, hosts: Sequence[str]) -> list[Fault]:
-    faults = []
-    if (folder / FILE).exists():
-        remedy = "For a new certificate: --renew."
-        faults.append(Fault(str(folder), "is a coordinator's folder already, and nothing is written over.", remedy))
-    elif (folder / "authority").exists():
-        problem = f"holds an authority and no {FILE}: this command was killed here, or the file is lost."
-        remedy = f"If {FILE} was never there, remove {folder / 'authority'} and try again. Else put a copy back."
-        faults.append(Fault(str(folder), problem, remedy))
-    if not name:
-        faults.append(Fault("--name", "is missing: the federation's name."))
-    else:
-        faults += _value_faults("--name", check_name, [name])
-    if not hosts:
-        faults.append(Fault("--host", "is missing: a name or address by which hospitals reach this machine."))
-    return [*faults, *_value_faults("--host", checked_host, hosts)]
 
 
 def _value_faults(option: str, check: Callable[[str], object], values: Sequence[str]) -> list[Fault]:

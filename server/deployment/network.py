@@ -30,42 +30,15 @@ from server.deployment.supervisor import RunExit
 from server.deployment.timers import list_timers, timer_order_faults
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
-from server.federation.set_up import OpenedRunFolder, lead_run
+from server.federation.set_up import OpenedRunFolder
 from server.runs.live_status import PresentRun, add_to_run_history
 from server.runs.reporter import RunReporter
-from server.runs.tracking import TrackingStore
 from strategies.engine.events import RunStopped
 from strategies.method_list import prefix_with_file
 from strategies.methods.base import find_image_faults
 from strategies.registry import build_experiment_strategy
 
 Tell = Callable[[str], None]
-
-
-def run_over_network(
-    coordinator: Coordinator,
-    file: ExperimentFile,
-    out: Path,
-    sites: int,
-    tell: Tell,
-    *,
-    track: TrackingStore | None = None,
-    resume: bool = False,
-) -> dict[str, Any]:
-    """Lead one experiment over the connected sites into the folder ``out``; return its summary.
-
-    Args:
-        sites: Number to wait for at the roll call; 0 for every admitted site.
-        track: Service that receives the metrics in addition to the run folder.
-        resume: Go on with the run in ``out`` from its last checkpoint; if the run is done, only return its summary.
-
-    Raises:
-        BadInput: With every fault, before anything is written or sent.
-        TooFewSites: If not enough sites answer.
-        SuperLinkGone: If ``flwr-server start`` is gone for too long.
-        SystemExit: If this process is told to stop; completed rounds stay.
-    """
-    return lead_run(NetworkBackend(coordinator, file, sites, tell), file, out, track=track, resume=resume)
 
 
 def lead_with_exit_code(
@@ -98,7 +71,11 @@ def lead_with_exit_code(
 
 
 class NetworkBackend:
-    """Runs an experiment on the sites that are connected to a coordinator's SuperLink."""
+    """Runs an experiment on the sites that are connected to a coordinator's SuperLink.
+
+    Args:
+        sites: Number to wait for at the roll call; 0 for every admitted site.
+    """
 
     durable = True
 
@@ -108,9 +85,32 @@ class NetworkBackend:
         self.external: ImageSet | None = None
 
     def check(self, *, resume: bool) -> None:
-        """Raise :class:`BadInput` for a bad experiment, too few admitted sites, or without a SuperLink."""
-        self.own, self.external = _check_and_load_images(self.file)
-        self.sites = expected_site_count(self.coordinator, self.file, self.sites, resume=resume)
+        """Load the coordinator's own images and the external ones; check the experiment before any site is asked.
+
+        Raises:
+            BadInput: For a bad experiment, too few admitted sites, or without a SuperLink.
+        """
+        file, experiment, faults = self.file, self.file.experiment, list[Fault]()
+        try:
+            self.own = load(experiment.server_data, file.base) if experiment.server_data else None
+        except BadInput as error:
+            faults += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
+        try:
+            self.external = external_images(experiment.external_test, file.base)
+        except BadInput as error:
+            faults += error.faults
+        try:
+            method = build_experiment_strategy(experiment)
+            faults += find_image_faults(method, self.own) if not faults else []
+            if method.site.pooled != "no":
+                method_name = experiment.run.method
+                problem = f'"{method_name}" puts all images in one place; hospitals\' images stay where they are.'
+                faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
+        except BadInput as error:
+            faults += error.faults
+        faults += model_faults(experiment.model, file.base) + timer_order_faults(list_timers(experiment))
+        stop_on([prefix_with_file(file, fault) for fault in faults])
+        self.sites = expected_site_count(self.coordinator, file, self.sites, resume=resume)
         if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([no_superlink_faults(self.coordinator)])
 
@@ -166,27 +166,3 @@ class NetworkBackend:
             refused_calls=refused_calls,
             claims=claims_reader(coordinator),
         )
-
-
-def _check_and_load_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
-    """Check the experiment before any site is asked; return the coordinator's own images and the external ones."""
-    experiment, faults, own, external = file.experiment, list[Fault](), None, None
-    try:
-        own = load(experiment.server_data, file.base) if experiment.server_data else None
-    except BadInput as error:
-        faults += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
-    try:
-        external = external_images(experiment.external_test, file.base)
-    except BadInput as error:
-        faults += error.faults
-    try:
-        method = build_experiment_strategy(experiment)
-        faults += find_image_faults(method, own) if not faults else []
-        if method.site.pooled != "no":
-            problem = f'"{experiment.run.method}" puts all images in one place; hospitals\' images stay where they are.'
-            faults.append(Fault("run.method", problem, "Only flwr-sim runs it."))
-    except BadInput as error:
-        faults += error.faults
-    faults += model_faults(experiment.model, file.base) + timer_order_faults(list_timers(experiment))
-    stop_on([prefix_with_file(file, fault) for fault in faults])
-    return own, external

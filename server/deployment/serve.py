@@ -72,20 +72,20 @@ def _watch_superlink(coordinator: Coordinator, link: SuperLink, control: Control
                 tell(problem := str(error))
             now = before
         for site in sorted(now.keys() | before.keys()):
-            if now.get(site, False) != before.get(site, False):
-                tell(f"{site} connected" if now.get(site) else _describe_departure(coordinator, site))
+            if now.get(site, False) == before.get(site, False):
+                continue
+            if now.get(site):
+                tell(f"{site} connected")
+            elif site not in unrevoked_sites(coordinator):
+                tell(f"{site} is revoked: its calls are refused from now on")
+            elif when := read_sign_offs(coordinator.state).get(site):
+                tell(f"{site} {stopped_at(when)}")
+            else:
+                tell(f"{site} is gone: it gives no sign of life, and did not sign off")
         if now != before:
             write_connections(coordinator.state, now)
         before = now
         time.sleep(POLL_S)
-
-
-def _describe_departure(coordinator: Coordinator, site: str) -> str:
-    if site not in unrevoked_sites(coordinator):
-        return f"{site} is revoked: its calls are refused from now on"
-    if when := read_sign_offs(coordinator.state).get(site):
-        return f"{site} {stopped_at(when)}"
-    return f"{site} is gone: it gives no sign of life, and did not sign off"
 
 
 def synchronize_registrations(coordinator: Coordinator, control: ControlClient) -> list[RegisteredNode]:

@@ -3,7 +3,7 @@
 import datetime as dt
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -30,12 +30,15 @@ LINK = {
 
 def status_fields(coordinator: Coordinator) -> dict[str, Any]:
     """Return the fields of ``status --json``."""
-    up = is_superlink_answering(coordinator)
-    online = _read_online_sites(coordinator) if up else {}
-    present, signed_off = read_present(coordinator.state), read_sign_offs(coordinator.state)
-    sites = {
-        name: {
-            "state": "revoked" if site.revoked else _connection_state(name, online, signed_off),
+    up, online = is_superlink_answering(coordinator), set[str]()
+    if up:
+        with suppress(SuperLinkGone), closing(ControlClient(coordinator, answer_s=5.0)) as control:
+            online = {node.name for node in control.nodes() if node.online}
+    present, signed_off, sites = read_present(coordinator.state), read_sign_offs(coordinator.state), {}
+    for name, site in admitted_sites(coordinator).items():
+        state = "connected" if name in online else "stopped" if name in signed_off else "not connected"
+        sites[name] = {
+            "state": "revoked" if site.revoked else state,
             "stopped": signed_off.get(name),
             "fingerprint": fingerprint(site.public_key),
             "admitted": site.admitted,
@@ -44,8 +47,6 @@ def status_fields(coordinator: Coordinator) -> dict[str, Any]:
             "max_images": site.max_images,
             "release": present.releases.get(name) if present else None,
         }
-        for name, site in admitted_sites(coordinator).items()
-    }
     return {
         "name": coordinator.file.name,
         "address": coordinator.public_address,
@@ -58,26 +59,12 @@ def status_fields(coordinator: Coordinator) -> dict[str, Any]:
     }
 
 
-def _connection_state(site: str, online: Mapping[str, bool], signed_off: Mapping[str, str]) -> str:
-    if online.get(site):
-        return "connected"
-    return "stopped" if site in signed_off else "not connected"
-
-
-def _read_online_sites(coordinator: Coordinator) -> Mapping[str, bool]:
-    try:
-        with closing(ControlClient(coordinator, answer_s=5.0)) as control:
-            return {node.name: node.online for node in control.nodes()}
-    except SuperLinkGone:
-        return {}
-
-
 def status_tables(status: Mapping[str, Any]) -> RenderableType:
     """Return the overview as tables for a person."""
     up = LINK[status["superlink"]]
     heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
-    table = Table("site", "connection", "in the run", "release")
+    table, claims = Table("site", "connection", "in the run", "release"), []
     run = status["run"] or {}
     present = PresentRun(**run) if run else None
     for name, site in status["sites"].items():
@@ -85,22 +72,16 @@ def status_tables(status: Mapping[str, Any]) -> RenderableType:
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = stopped_at(when) if when else site["state"]
         table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))
+        limits = [quoted(site["classes"])] if site["classes"] else []
+        limits += [f"{site['max_images']:,} training images at most"] if site["max_images"] else []
+        if limits:
+            claims.append(Text(f"{name} may claim {'; '.join(limits)}"))
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
     keys = [
         Text(f"{site['fingerprint']}  {name}", no_wrap=True, overflow="ignore")
         for name, site in status["sites"].items()
     ]
-    claims = [
-        f"{name} may claim {limit}" for name, site in status["sites"].items() if (limit := _describe_claim_limits(site))
-    ]
-    return Group(Text(heading), table, *keys, *map(Text, claims), Text(_describe_run(run, status)))
-
-
-def _describe_claim_limits(site: Mapping[str, Any]) -> str:
-    """Return the limits on a site's claims; empty where there are none."""
-    classes = quoted(site["classes"]) if site["classes"] else ""
-    images = f"{site['max_images']:,} training images at most" if site["max_images"] else ""
-    return "; ".join(part for part in (classes, images) if part)
+    return Group(Text(heading), table, *keys, *claims, Text(_describe_run(run, status)))
 
 
 def _describe_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:

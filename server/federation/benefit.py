@@ -4,7 +4,7 @@ It is an exchange of messages after the test, which the run can do without. A si
 keeps its test results.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -19,7 +19,6 @@ from common.wire.codec import encode
 from common.wire.records import BenefitReply, BenefitRequest, Groups
 from server.federation.recorder import RunTotals
 from strategies.engine.coordinator import Coordinator
-from strategies.engine.exchange import ExchangeReplies
 from strategies.engine.state import select_groups_to_send
 
 QUERY = f"{MessageType.QUERY}.benefit"
@@ -33,6 +32,11 @@ def collect_benefits(
 ) -> dict[str, Any]:
     """Have sites compare the model with one that each trains alone; give a reason for each site that does not.
 
+    Args:
+        initial: The model that the run began with.
+        tested: Sites that tested the run's model; those of them that trained in the run are asked.
+        totals: Sums over the rounds of the run.
+
     Returns:
         Empty where the experiment does not ask for it.
     """
@@ -41,8 +45,16 @@ def collect_benefits(
     members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
     share = min(drawn / len(members), 1.0) if drawn else 1.0
     seconds = benefit_deadline_s(coordinator.participation.round_deadline_s, totals.round_seconds, share)
-    epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}
-    replies = compare_with_local_training(coordinator, initial, epochs, seconds)
+    epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}  # local epochs, of those asked
+    server_round = coordinator.state.round
+    requests = coordinator.new_requests(server_round)
+    requests.deadline_s, messages = seconds, list[Message]()
+    for site, count in sorted(epochs.items()):
+        own = select_groups_to_send(initial, requests.context.contract.sites[site])
+        request = requests.request(partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result)
+        requests.expected[site] = Groups()
+        messages.append(requests.message(site, QUERY, encode(request, requests.written)))
+    replies = coordinator.received(coordinator.exchanged(messages, "benefit", server_round, seconds), BenefitReply)
     coordinator.callbacks.on_absent("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
     benefits = {site: {"benefit": benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()}
@@ -59,28 +71,6 @@ def benefit_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: flo
         drawn: Share of the sites that took part in each round; in a simulation all sites train in this comparison.
     """
     return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
-
-
-def compare_with_local_training(
-    coordinator: Coordinator, initial: ModelState, epochs: Mapping[str, int], seconds: float
-) -> ExchangeReplies[BenefitReply]:
-    """Have each site compare the run's final model with a model that it trains alone.
-
-    Args:
-        coordinator: The run.
-        initial: The model that the run began with.
-        epochs: Site -> local epochs that it trained in the run; these sites are asked.
-        seconds: Seconds after which nobody waits for a reply.
-    """
-    server_round = coordinator.state.round
-    requests = coordinator.new_requests(server_round)
-    requests.deadline_s, messages = seconds, list[Message]()
-    for site, count in sorted(epochs.items()):
-        own = select_groups_to_send(initial, requests.context.contract.sites[site])
-        request = requests.request(partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result)
-        requests.expected[site] = Groups()
-        messages.append(requests.message(site, QUERY, encode(request, requests.written)))
-    return coordinator.received(coordinator.exchanged(messages, "benefit", server_round, seconds), BenefitReply)
 
 
 def benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:

@@ -141,7 +141,13 @@ def save_and_test_model(
     answers, plan = list(replies.accepted.values()), coordinator.plan
     setting.folder.absent("test", replies.absent)
     contract, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
-    groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, contract)
+    groups = coverage.shared_classes, coverage.unique_classes
+    metrics_of_site = {answer.site: _class_metrics(answer) for answer in answers}
+    of_owners: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
+    for results in metrics_of_site.values():
+        for name, metrics in results.items():
+            of_owners[name].append(metrics)
+    over_sites = {name: mean_metrics(metrics) for name, metrics in of_owners.items()}
     histograms: Histograms | None = None
     ensemble: Mapping[str, Any] | None = None
     external: Summary | None = None
@@ -167,10 +173,16 @@ def save_and_test_model(
     drawn = coordinator.drawn_to_test
     test = _add_histogram_figures(test, coordinator, answers, histograms, groups, sums, real=setting.site_tests is None)
     if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
-        test = replace(test, withheld=_explain_withheld_figures(plan))
-    test = replace(test, sampled=None if drawn is None else _describe_site_sample(answers, contract, drawn, test.note))
+        withheld = ""
+        if plan.privacy.level != "none":
+            withheld = "test figures stay at the sites, because the noise of this run covers updates alone"
+        elif plan.privacy.secure_aggregation:
+            withheld = "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
+        test = replace(test, withheld=withheld)
+    if drawn is not None:
+        test = replace(test, sampled=_describe_site_sample(metrics_of_site, contract, drawn, test.note))
     per_site = {
-        answer.site: {"validation_loss": answer.validation_loss, **site_result(_class_metrics(answer))}
+        answer.site: {"validation_loss": answer.validation_loss, **site_result(metrics_of_site[answer.site])}
         for answer in answers
     }
     return RunOutcome(test, per_site, sha256, ensemble, external)
@@ -238,15 +250,6 @@ def class_result_from_histograms(of_class: PooledClass | None) -> ClassMetrics:
     )
 
 
-def _explain_withheld_figures(plan: Plan) -> str:
-    """Return why no figures may leave the sites under the run's privacy plan; empty if they may."""
-    if plan.privacy.level != "none":
-        return "test figures stay at the sites, because the noise of this run covers updates alone"
-    if plan.privacy.secure_aggregation:
-        return "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
-    return ""
-
-
 def _test_global_model(
     network: SplitNetwork,
     images: ImageSet,
@@ -272,27 +275,21 @@ def _test_global_model(
     return test, spread
 
 
-def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) -> dict[str, ClassMetrics]:
-    """Return the mean over the sites that annotate a class, by class; None where no site has a figure."""
-    by_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
-    for answer in answers:
-        for name, metrics in _class_metrics(answer).items():
-            by_class[name].append(metrics)
-    return {name: mean_metrics(metrics) for name, metrics in by_class.items()}
-
-
 def _describe_site_sample(
-    answers: Sequence[EvaluateReply], contract: LabelContract, sites: Collection[str], note: str
+    metrics_of_site: Mapping[str, Mapping[str, ClassMetrics]],
+    contract: LabelContract,
+    sites: Collection[str],
+    note: str,
 ) -> SiteSample:
     """Return the size of the sample of sites that tested, with intervals where the test is a mean over sites."""
     drawn, every = frozenset(sites), len(contract.sites)
     if note in (GLOBAL_MODEL, SUMS):
         return SiteSample(len(drawn), every)
     values: dict[str, dict[str, float]] = {name: {} for name in contract.class_names}
-    for answer in answers:
-        for name, metrics in _class_metrics(answer).items():
+    for site, results in metrics_of_site.items():
+        for name, metrics in results.items():
             if metrics.auroc is not None:
-                values[name][answer.site] = metrics.auroc
+                values[name][site] = metrics.auroc
     owners = {name: contract.owners(name) for name in contract.class_names}
     shares = {name: len(drawn.intersection(sites)) / len(sites) for name, sites in owners.items()}
     return site_sample(values, shares, len(drawn), every)

@@ -244,7 +244,11 @@ class Recorder(Callbacks):
         self._note_releases(sites.members)
         for watcher in self.watchers:
             watcher.began(list(sites.contract.sites), self.experiment.run.rounds)
-        self._warn_about_sites()
+        images = {site: member.answer.train_samples for site, member in sites.members.items()}
+        for site, share in find_dominant_sites(images).items():
+            setting.folder.event("heavy_site", site=site, images=images[site], share=round(share, 6))
+        if silent := [site for site, member in sites.members.items() if not member.answer.validation_samples]:
+            setting.folder.event("no_validation_images", sites=silent)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Restore the run from a checkpoint.
@@ -280,15 +284,6 @@ class Recorder(Callbacks):
                 self.setting.folder.event("other_release", site=site, release=release, coordinator=__version__)
         for watcher in self.watchers:
             watcher.enrolled(releases)
-
-    def _warn_about_sites(self) -> None:
-        """Record a warning about a site that has nearly all images, and about sites without validation images."""
-        members, folder = self.coordinator.sites.members, self.setting.folder
-        images = {site: member.answer.train_samples for site, member in members.items()}
-        for site, share in find_dominant_sites(images).items():
-            folder.event("heavy_site", site=site, images=images[site], share=round(share, 6))
-        if silent := [site for site, member in members.items() if not member.answer.validation_samples]:
-            folder.event("no_validation_images", sites=silent)
 
     def _note_left_out(self, when: int | str) -> None:
         """Note the sites that have declined, or could not be admitted, since this was last called."""

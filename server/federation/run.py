@@ -3,7 +3,7 @@
 import datetime as dt
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from common.config import Experiment, make_plan
-from common.contract import LabelContract
 from common.data.load import refuse_other_classes
 from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
-from common.models.network import SplitNetwork, build
+from common.models.network import build
 from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state
 from server.federation.benefit import collect_benefits
 from server.federation.evaluation import RunContext, RunOutcome, count_or_none, save_and_test_model
@@ -54,7 +53,15 @@ def run_federation(
         scratch=setting.folder.path,
         frozen=frozen,
     )
-    contract, network = _call_roll(grid, experiment, setting, coordinator)
+    contract = coordinator.sites.roll_call(grid, setting.sites)
+    while True:
+        classes = contract.class_names
+        setting.folder.event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
+        network = build(experiment.model, classes, experiment.run.seed, setting.base)
+        before, contract = contract, coordinator.settle_model(layout_of(network))
+        if contract == before:
+            break
+        # Sites that build another network were left out, and their classes with them: build anew.
     if setting.external is not None:
         refuse_other_classes(setting.external, contract.class_names)
     if setting.own is not None:
@@ -75,20 +82,6 @@ def run_federation(
     summary["benefit"] = benefits
     recorder.done(summary)
     return summary
-
-
-def _call_roll(
-    grid: Grid, experiment: Experiment, setting: RunContext, coordinator: Coordinator
-) -> tuple[LabelContract, SplitNetwork]:
-    """Call the roll; settle who takes part, the classes, and the network."""
-    contract = coordinator.sites.roll_call(grid, setting.sites)
-    while True:
-        classes = contract.class_names
-        setting.folder.event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
-        network = build(experiment.model, classes, experiment.run.seed, setting.base)
-        before, contract = contract, coordinator.settle_model(layout_of(network))
-        if contract == before:  # else sites were left out that build another network, and their classes with them
-            return contract, network
 
 
 def _add_file_hashes(experiment: Experiment, frozen: FrozenPart | None, setting: RunContext) -> Experiment:
@@ -134,7 +127,25 @@ def _make_summary(
         "seed": experiment.run.seed,
         "condemned": dict(coordinator.state.excluded),
         "classes": list(coordinator.sites.contract.class_names),
-        "sites": _summarize_sites(coordinator, totals, setting.positives),
+        "sites": {
+            site: {
+                "classes": list(coordinator.sites.contract.sites[site]),
+                "train_samples": member.answer.train_samples,
+                "validation_samples": count_or_none(member.answer.validation_samples),
+                "positives": dict(
+                    zip(member.answer.class_names, map(count_or_none, member.answer.positives), strict=False)
+                )
+                or dict(setting.positives.get(site, {})),
+                "smallest_count": member.answer.smallest_count,
+                "release": member.answer.version,
+                "bytes_up": coordinator.sites.bytes_up[site],
+                "bytes_down": coordinator.sites.bytes_down[site],
+                "seconds": totals.site_seconds[site],
+                "epochs": totals.epochs[site],
+                "arithmetic": totals.arithmetic.get(site, ""),
+            }
+            for site, member in sorted(coordinator.sites.members.items())
+        },
         "table_sha256": setting.table_sha256,
         "patients_known": setting.patients_known,
         "test": asdict(outcome.test),
@@ -150,29 +161,6 @@ def _make_summary(
         "contract_hash": coordinator.sites.contract.hash,
         "versions": software_versions(),
         "experiment": experiment.model_dump(mode="json"),
-    }
-
-
-def _summarize_sites(
-    coordinator: Coordinator, totals: RunTotals, counted: Mapping[str, Mapping[str, int]]
-) -> dict[str, Any]:
-    """Return each site's classes and counts, and the bytes that it sent and received."""
-    return {
-        site: {
-            "classes": list(coordinator.sites.contract.sites[site]),
-            "train_samples": member.answer.train_samples,
-            "validation_samples": count_or_none(member.answer.validation_samples),
-            "positives": dict(zip(member.answer.class_names, map(count_or_none, member.answer.positives), strict=False))
-            or dict(counted.get(site, {})),
-            "smallest_count": member.answer.smallest_count,
-            "release": member.answer.version,
-            "bytes_up": coordinator.sites.bytes_up[site],
-            "bytes_down": coordinator.sites.bytes_down[site],
-            "seconds": totals.site_seconds[site],
-            "epochs": totals.epochs[site],
-            "arithmetic": totals.arithmetic.get(site, ""),
-        }
-        for site, member in sorted(coordinator.sites.members.items())
     }
 
 

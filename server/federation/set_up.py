@@ -69,29 +69,23 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
     with folder.held():
         if begins:
             folder.event("begun")
-        else:
-            folder.remove_partial_output()
-        yield (
-            OpenedRunFolder(folder, uuid.uuid4().hex)
-            if begins
-            else _reopen_run_folder(folder, experiment, durable=durable)
-        )
-
-
-def _reopen_run_folder(folder: RunFolder, experiment: Experiment, *, durable: bool) -> OpenedRunFolder:
-    checkpoint, broken = CheckpointFolder(folder.path, durable=durable).newest()
-    for name, problem in broken.items():
-        folder.event("checkpoint_broken", file=name, reason=problem)
-    if checkpoint is None:
-        where = f"--resume {folder.path}: checkpoints"
-        remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
-        stop_on([Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()])
-        folder.keep_rounds(0)
-        folder.event("begun_anew")
-        return OpenedRunFolder(folder, uuid.uuid4().hex)
-    refuse_other_experiment(checkpoint, experiment, folder.path)
-    folder.event("resumed", round=checkpoint.state.round)
-    return OpenedRunFolder(folder, checkpoint.run, checkpoint)
+            yield OpenedRunFolder(folder, uuid.uuid4().hex)
+            return
+        folder.remove_partial_output()
+        checkpoint, broken = CheckpointFolder(out, durable=durable).newest()
+        for name, problem in broken.items():
+            folder.event("checkpoint_broken", file=name, reason=problem)
+        if checkpoint is None:
+            where = f"--resume {out}: checkpoints"
+            remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
+            stop_on([Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()])
+            folder.keep_rounds(0)
+            folder.event("begun_anew")
+            yield OpenedRunFolder(folder, uuid.uuid4().hex)
+            return
+        refuse_other_experiment(checkpoint, experiment, out)
+        folder.event("resumed", round=checkpoint.state.round)
+        yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
 
 
 class RunBackend(Protocol):

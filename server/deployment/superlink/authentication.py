@@ -194,7 +194,12 @@ class Authenticator:
                     if body is None:
                         raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
                     self._refuse_caller(caller)
-                    return answer(caller, _parse_or_refuse(parse, body))
+                    try:
+                        request = parse(body)
+                    except (DecodeError, ValueError):  # of protobuf, and of our own parser of pushed objects
+                        reason = "the request cannot be decoded"
+                        raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason, noted=True) from None
+                    return answer(caller, request)
             except CallRefused as refused:
                 self._abort_call(context, caller, name, refused)
             except Exception as error:  # the edge of the process: the caller learns nothing of what is inside
@@ -217,7 +222,11 @@ class Authenticator:
         caller = self.admitted.caller(key)
         if caller is None or not is_signed_by(key, when, signature):
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
-        if not _is_present_time(when):
+        try:
+            age_s = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(when)).total_seconds()
+        except (ValueError, TypeError, OverflowError):  # no time, or a time without a zone
+            age_s = float("inf")
+        if not -AHEAD_S < age_s < OLD_S + AHEAD_S:
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
         process = _find_header(metadata, PROCESS)
         if len(process) > LONGEST_PROCESS:
@@ -231,14 +240,6 @@ class Authenticator:
             self._refused_calls.note(RefusedCall(caller.name, name, refused.reason, refused.other, refused.run))
         context.abort(refused.code, refused.reason)
         raise AssertionError("abort raises")
-
-
-def _parse_or_refuse(parse: Callable[[bytes], Any], body: bytes) -> Any:
-    try:
-        return parse(body)
-    except (DecodeError, ValueError):  # of protobuf, and of our own parser of pushed objects
-        reason = "the request cannot be decoded"
-        raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason, noted=True) from None
 
 
 def parse_signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
@@ -263,12 +264,3 @@ def parse_signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
 
 def _find_header(metadata: Any, header: str) -> str:
     return str(next((value for name, value in metadata or () if name == header), ""))
-
-
-def _is_present_time(when: str) -> bool:
-    """Check that a signed time is the present time, as far as two clocks can agree."""
-    try:
-        age = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(when)).total_seconds()
-    except (ValueError, TypeError, OverflowError):  # no time, or a time without a zone
-        return False
-    return -AHEAD_S < age < OLD_S + AHEAD_S

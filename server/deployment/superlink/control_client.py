@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from common.errors import CannotGoOn
 from common.security.call_signatures import key_bytes
 from common.system.plain_text import shorten_grpc_details
-from common.wire.fleet_protocol import Envelope, ObjectTree, message_classes
+from common.wire.fleet_protocol import message_classes
 from server.coordinator.folder import Coordinator
 from server.coordinator.state import ControlSocket
-from server.deployment.superlink.messages import NoReplyReason
+from server.deployment.superlink.messages import NoReplyReason, parse_message
 from server.deployment.superlink.registrations import Presence
 
 LINK_PATIENCE_S = 900.0
@@ -69,11 +69,6 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "release": (proto.MessageNames, proto.Nothing),
 }
 """Each call with the classes of its request and response."""
-
-
-def parse_message(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
-    """Parse a message's envelope and tree of objects."""
-    return Envelope.FromString(envelope), ObjectTree.FromString(tree)
 
 
 class SuperLinkGone(CannotGoOn):

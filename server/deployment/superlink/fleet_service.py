@@ -37,7 +37,7 @@ from common.wire.fleet_protocol import (
 )
 from server.coordinator.state import record_sign_off, remove_sign_off
 from server.deployment.superlink.authentication import AdmittedKeys, Caller, CallRefused
-from server.deployment.superlink.messages import ReplyOutcome, StoredMessage, SuperLinkStorage
+from server.deployment.superlink.messages import ReplyOutcome, StoredMessage, SuperLinkStorage, parse_message
 from server.deployment.superlink.object_store import ObjectPush, PullResponseCache, is_object_id
 
 WAITING_CALLS = 500
@@ -196,27 +196,24 @@ class FleetService:
     def pull_messages(self, caller: Caller, request: Any) -> Any:
         """Hand the calling site its next message, as soon as there is one or the caller's waiting time is over."""
         self._check_node(caller, request.node.node_id)
-        if (message := self._next_message(caller)) is None:
-            return PullMessagesResponse()
-        proto, tree = message.parsed()
-        small = self._messages.small_contents(tree)
-        return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
-
-    def _next_message(self, caller: Caller) -> StoredMessage | None:
         node, again = caller.node_id, caller.wait_s is not None
         number = self._messages.arrivals.number(node)
         message = self._messages.hand_out_next(node, again=again)
-        if message is not None or not caller.wait_s or not self._waiting.acquire(blocking=False):
-            return message
-        try:
-            self._messages.arrivals.wait(node, number, caller.wait_s)
-        finally:
-            self._waiting.release()
-        # Meanwhile another process may have signed on, or the key may have been revoked.
-        self.processes.refuse_earlier(caller)
-        if self._admitted.caller(caller.key) is None:
-            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
-        return self._messages.hand_out_next(node, again=again)
+        if message is None and caller.wait_s and self._waiting.acquire(blocking=False):
+            try:
+                self._messages.arrivals.wait(node, number, caller.wait_s)
+            finally:
+                self._waiting.release()
+            # Meanwhile another process may have signed on, or the key may have been revoked.
+            self.processes.refuse_earlier(caller)
+            if self._admitted.caller(caller.key) is None:
+                raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
+            message = self._messages.hand_out_next(node, again=again)
+        if message is None:
+            return PullMessagesResponse()
+        proto, tree = parse_message(message.envelope, message.tree)
+        small = self._messages.small_contents(tree)
+        return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
 
     def push_messages(self, caller: Caller, request: Any) -> Any:
         """Accept the calling site's only reply to a message that was handed to it."""

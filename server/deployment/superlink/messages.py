@@ -43,6 +43,11 @@ class NoReplyReason(Enum):
     SITE_GONE = auto()
 
 
+def parse_message(envelope: bytes, tree: bytes) -> tuple[Any, Any]:
+    """Parse a message's envelope and tree of objects."""
+    return Envelope.FromString(envelope), ObjectTree.FromString(tree)
+
+
 @dataclass(eq=False)
 class StoredMessage:
     """A request to a site, or a site's reply.
@@ -93,10 +98,6 @@ class StoredMessage:
     def is_due(self, *, again: bool) -> bool:
         """Return whether to hand a request to its site: the first time, or ``again`` while it has no reply."""
         return not self.handed or (again and not self.partner and not self.released)
-
-    def parsed(self) -> tuple[Any, Any]:
-        """Return the envelope and the tree of objects, parsed."""
-        return Envelope.FromString(self.envelope), ObjectTree.FromString(self.tree)
 
     @property
     def row(self) -> tuple[Any, ...]:
