@@ -101,7 +101,7 @@ def run(choices: Iterable[str], answer_of: Mapping[str, Answer], *, patched: boo
         events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         back = sum(event["event"] == "rolled_back" for event in events)
         success = success_of(Path(folder), choices) if patched else float("nan")
-        return Result(float(summary["test"]["mean_auroc"]), tuple(summary["condemned"]), back, success)
+        return Result(float(summary["test"]["mean_auroc"]), tuple(summary["excluded"]), back, success)
 
 
 @contextmanager
@@ -231,7 +231,7 @@ def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
             events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
         back = sum(event["event"] == "rolled_back" for event in events)
         clipped = [event for event in events if event["event"] == "shortened_update"]
-        cells = (f"{summary['test']['mean_auroc']:.3f}", " ".join(summary["condemned"]), str(back), str(len(clipped)))
+        cells = (f"{summary['test']['mean_auroc']:.3f}", " ".join(summary["excluded"]), str(back), str(len(clipped)))
         table.add_row(str(number), " ".join(choices), *cells)
         print(number, *choices, "drift" if drift else "", *cells, flush=True)
     return table

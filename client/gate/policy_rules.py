@@ -299,7 +299,7 @@ def reply_rules(policy: Policy, work: RequestedWork, reply: Reply) -> Iterator[t
             figures: tuple[float | None, ...] = (reply.train_loss, reply.validation_loss, reply.validation_auroc)
             yield from _figure_rules(policy, private, figures, tested=reply.test_images is not None)
         case EvaluateReply():
-            spread = bool(reply.told_classes or reply.validation_classes or reply.masked_classes)
+            spread = bool(reply.histogram_classes or reply.validation_classes or reply.masked_classes)
             if spread and not (work.test and evaluation.pooled):
                 yield "policy.score_histograms", "nobody asked how scores are spread"
             yield "policy.score_histograms", "it is false" if spread and not policy.score_histograms else ""

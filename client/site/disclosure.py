@@ -26,7 +26,7 @@ from common.errors import BadInput, Fault
 from common.metrics.auroc import ClassMetrics
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays
-from strategies.local.site_method import About, Statistic
+from strategies.local.site_method import Granularity, Statistic
 
 Few = NDArray[np.bool_]
 
@@ -139,16 +139,16 @@ def limit_statistics(statistics: Arrays, declared: Collection[Statistic], few: F
         declared: The statistics that the method declares.
         few: ``(rows, 2)`` for the classes of the head's rows; see :func:`mark_few_patients`.
     """
-    about = {statistic.name: statistic.about for statistic in declared}
-    return {name: _limit_array(array, about[name], few, policy) for name, array in statistics.items()}
+    granularity_of = {statistic.name: statistic.granularity for statistic in declared}
+    return {name: _limit_array(array, granularity_of[name], few, policy) for name, array in statistics.items()}
 
 
-def _limit_array(array: NDArray[np.float32], about: About, few: Few, policy: Policy) -> NDArray[np.float32]:
-    if about == "images":
+def _limit_array(array: NDArray[np.float32], granularity: Granularity, few: Few, policy: Policy) -> NDArray[np.float32]:
+    if granularity == "images":
         return array
-    if about == "counts":
+    if granularity == "counts":
         small = few.all(axis=1) | (array < policy.smallest_count)
         return np.where(small, np.nan, array - array % policy.round_counts_to).astype(np.float32)
-    small = few if about == "signs" else few[:, 1]
+    small = few if granularity == "signs" else few[:, 1]
     place = small.reshape(small.shape + (1,) * (array.ndim - small.ndim))
     return np.where(place, np.nan, array).astype(np.float32)

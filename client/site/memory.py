@@ -41,7 +41,7 @@ class SiteMemory:
         evaluated: The same groups as they were when the round began, and the round that they are from.
         best: The same groups of the best round so far, its round, and (where each site chooses) its loss or 1 - AUROC.
         optimizer: State of the optimiser, by ``parameter/key``.
-        notes: State of the method, such as FedMLP's tags.
+        method_state: State of the method, such as FedMLP's tags.
         unsent: Rounding errors of the updates so far, which are added to the next update.
     """
 
@@ -53,7 +53,7 @@ class SiteMemory:
     best_round: int = -1
     best_loss: float = float("inf")
     optimizer: Arrays = field(default_factory=no_arrays)
-    notes: Arrays = field(default_factory=no_arrays)
+    method_state: Arrays = field(default_factory=no_arrays)
     unsent: Groups = NOTHING
 
 
@@ -188,7 +188,7 @@ class MemoryFolder:
 
 
 _GROUPS = ("parts", "evaluated", "best", "unsent")
-_ARRAYS = ("optimizer", "notes")
+_ARRAYS = ("optimizer", "method_state")
 _FACTS = ("round", "evaluated_round", "best_round", "best_loss")
 _FACTS_NAME = "facts"
 _DIGEST = hashlib.sha256().digest_size

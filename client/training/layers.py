@@ -153,7 +153,7 @@ def _zero_update_result(task: LocalTask, request: TrainRequest) -> LocalResult:
         train_loss=0.0,
         epochs=plan.training.epochs,
         optimizer=make_optimizer(network, plan.training, plan.training.lr),
-        notes=task.memory.notes,
+        method_state=task.memory.method_state,
         statistics=statistics,
         update=compute_update(task, request, received),
     )

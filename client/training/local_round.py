@@ -116,7 +116,7 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
         train_loss=trained.last_loss,
         epochs=trained.epochs,
         optimizer=optimizer,
-        notes=local.notes(network),
+        method_state=local.method_state(network),
         statistics=statistics,
         update=compute_update(task, request, state),
     )
@@ -124,8 +124,8 @@ def train_locally(task: LocalTask, request: TrainRequest) -> LocalResult:
 
 def make_client_context(task: LocalTask, request: TrainRequest) -> ClientContext:
     """Return the context from which the method makes its half of this round."""
-    examples, notes = task.examples("train"), task.memory.notes
-    return ClientContext(task.network, examples, request.statistics, notes, request.round, task.plan.training)
+    examples, method_state = task.examples("train"), task.memory.method_state
+    return ClientContext(task.network, examples, request.statistics, method_state, request.round, task.plan.training)
 
 
 def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: bool = False) -> TrainingTask:
@@ -229,7 +229,7 @@ def _evaluate_and_reply(task: LocalTask, request: EvaluateRequest) -> EvaluateRe
         reply = _make_evaluate_reply(task, request, figures.validation(task, validation), metrics)
     return replace(
         reply,
-        told_classes=tuple(tested),
+        histogram_classes=tuple(tested),
         positive_scores=np.concatenate([no_scores(), *(spread.positives for spread in tested.values())]),
         negative_scores=np.concatenate([no_scores(), *(spread.negatives for spread in tested.values())]),
         validation_classes=tuple(chosen_on),
@@ -291,7 +291,7 @@ def write_round_memory(
     """
     method, memory = task.method, task.memory
     keeps_optimizer = task.plan.keeps_optimizer
-    if not (method.keeps_local_parts or keeps_optimizer or result.notes or result.unsent.trunk is not None):
+    if not (method.keeps_local_parts or keeps_optimizer or result.method_state or result.unsent.trunk is not None):
         return
     before = select_local_parts(task.received, method)
     if method.selection == "site":
@@ -308,7 +308,7 @@ def write_round_memory(
             evaluated=before,
             evaluated_round=request.round - 1,
             optimizer=save_optimizer_state(task.network, result.optimizer) if keeps_optimizer else {},
-            notes=result.notes,
+            method_state=result.method_state,
             unsent=result.unsent,
         )
     )

@@ -84,7 +84,7 @@ class LocalResult:
 
     Attributes:
         train_loss: Mean loss of the batches of the last epoch; None where it does not leave.
-        notes: Arrays that the method stores at this site for its next round.
+        method_state: Arrays that the method stores at this site for its next round.
         statistics: Arrays that the method sends beside the update.
         update: New minus received.
         unsent: The rounding error of this update, which is added to the next one.
@@ -94,7 +94,7 @@ class LocalResult:
     train_loss: float | None
     epochs: int
     optimizer: torch.optim.Optimizer
-    notes: Arrays
+    method_state: Arrays
     statistics: Arrays
     update: Groups
     unsent: Groups = field(default_factory=Groups)

@@ -392,18 +392,18 @@ class EvaluateReply:
         model_sha256: A hash of the network that was tested.
         test_images: How many test images there are, where the experiment counts right ones each round (`test_metrics`).
         test_correct: How many of them the model puts into the right class (`test_metrics`).
-        told_classes: The classes of the two histograms, where the experiment asks and `score_histograms` allows it;
-            none kept back by `smallest_count`.
-        positive_scores: For each of `told_classes` the scores of test images that show it, in 1,024 bins.
+        histogram_classes: The classes of the two histograms, where the experiment asks and `score_histograms` allows
+            it; none kept back by `smallest_count`.
+        positive_scores: For each of `histogram_classes` the scores of test images that show it, in 1,024 bins.
         negative_scores: The same of test images that do not.
-        validation_classes: Like `told_classes`, for choosing thresholds; `training_figures` must allow it, too.
+        validation_classes: Like `histogram_classes`, for choosing thresholds; `training_figures` must allow it, too.
         validation_positive_scores: Like `positive_scores`, of the validation images.
         validation_negative_scores: Like `negative_scores`, of the validation images.
         metric_names: Metrics of plug-ins, where the experiment asks for them and `metrics` allows them.
         metric_values: What they say of each class, on the test images; nothing of a class kept back by
             `smallest_count`.
         masked_classes: Under secure aggregation: the classes whose two histograms of test images leave in a sum over
-            sites alone; under the rules of `told_classes`.
+            sites alone; under the rules of `histogram_classes`.
     """
 
     run: Text
@@ -420,7 +420,7 @@ class EvaluateReply:
     model_sha256: Text
     test_images: MaybeCount = None
     test_correct: MaybeCount = None
-    told_classes: ClassNames = ()
+    histogram_classes: ClassNames = ()
     positive_scores: ScoreCounts = field(default_factory=no_scores)
     negative_scores: ScoreCounts = field(default_factory=no_scores)
     validation_classes: ClassNames = ()
@@ -447,7 +447,7 @@ class EvaluateReply:
     @property
     def histograms(self) -> dict[str, ScoreHistogram]:
         """Score histograms of the test part by class, of the classes that the site reports."""
-        return parse_histograms(self.told_classes, self.positive_scores, self.negative_scores)
+        return parse_histograms(self.histogram_classes, self.positive_scores, self.negative_scores)
 
     @property
     def validation_histograms(self) -> dict[str, ScoreHistogram]:

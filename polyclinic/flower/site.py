@@ -241,7 +241,7 @@ class FedMLPSite(Site):
 
         The coordinator leaves out a reply without it. It is empty before the first stage's last round.
         """
-        tags = pack_arrays({**self._round.notes(self._model), "images": self._marks})
+        tags = pack_arrays({**self._round.method_state(self._model), "images": self._marks})
         self._context.state[TAGS] = ConfigRecord({**tags, START: self._config[START]})
         modes = [(module, module.training) for module in self._model.modules()]
         statistics = self._round.statistics(self._model, np.zeros(0, np.float32))

@@ -340,7 +340,7 @@ class Recorder(Callbacks):
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Note the site that is left out for the rest of the run."""
-        self.setting.folder.event("condemned", round=server_round, site=site, reason=reason)
+        self.setting.folder.event("excluded", round=server_round, site=site, reason=reason)
         self.ledger.excluded(server_round, site, reason)
         for watcher in self.watchers:
             watcher.excluded(server_round, site, reason)

@@ -125,7 +125,7 @@ def _make_summary(
         "best_round": coordinator.chosen_round,
         "criterion": coordinator.state.criterion,
         "seed": experiment.run.seed,
-        "condemned": dict(coordinator.state.excluded),
+        "excluded": dict(coordinator.state.excluded),
         "classes": list(coordinator.sites.contract.class_names),
         "sites": {
             site: {

@@ -196,7 +196,7 @@ def prominent_limits(run: Run) -> list[str]:
     summary, test = run.summary, run.summary.test
     limits = [
         f"{site} harmed the model and was left out for the rest of the run: {reason}."
-        for site, reason in summary.condemned.items()
+        for site, reason in summary.excluded.items()
     ]
     if summary.untrained:
         before = f"Validation was best before the first of {counted(summary.rounds, 'round')}"
@@ -282,7 +282,7 @@ def _untested_classes(summary: RunSummary) -> Iterator[str]:
 def _lost_sites(run: Run) -> Iterator[str]:
     """Name the sites that were absent when the run ended, except those that were left out for harm."""
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
-    for site in sorted(absent - run.summary.condemned.keys()):
+    for site in sorted(absent - run.summary.excluded.keys()):
         if rounds := [line.round for line in run.rounds if site in line.sites]:
             last = f"round {rounds[-1]:,} of {run.summary.rounds:,}"
             yield f"{site} took part last in {last}, and was absent at the end."
@@ -398,7 +398,7 @@ def _rounds_missed(run: Run) -> Iterator[str]:
         for site, done in line.shortened.items():
             clipped.setdefault(site, []).append((line.round, done))
     every = counted(run.summary.rounds, "round")
-    for site in sorted(missed.keys() - run.summary.condemned.keys()):
+    for site in sorted(missed.keys() - run.summary.excluded.keys()):
         yield f"{site} was absent in {len(missed[site])} of {every} ({format_rounds(missed[site])})."
     for site, updates in sorted(clipped.items()):
         last, done = updates[-1]

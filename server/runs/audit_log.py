@@ -94,7 +94,7 @@ class RunAudit:
 
     def excluded(self, server_round: int, site: str, reason: str) -> None:
         """Record that a site is left out for the rest of the run."""
-        self.audit.append(event="condemned", round=server_round, site=site, reason=reason)
+        self.audit.append(event="excluded", round=server_round, site=site, reason=reason)
 
     def enrolled(self, server_round: int, site: str, member: RunMember) -> None:
         """Record that a site takes part from this round on, with its answer to the roll call."""

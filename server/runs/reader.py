@@ -151,7 +151,7 @@ class RunSummary(_Record):
     ensemble: EnsembleResult | None = None
     external: Summary | None = None
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
-    condemned: dict[str, str] = Field(default_factory=dict)
+    excluded: dict[str, str] = Field(default_factory=dict)
     learned: LearnedStatistics = LearnedStatistics()
     privacy: PrivacySpent | None = None
     seconds: dict[str, float | None] = Field(default_factory=dict)

@@ -93,13 +93,13 @@ def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tup
 
 @dataclass(frozen=True)
 class ClientContext:
-    """The model, the data and the stored notes of a site when a round of training begins.
+    """The model, the data and the stored state of a site when a round of training begins.
 
     Attributes:
         network: The received model, with the site's own parts in place. It is trained later: copy what must last.
         examples: The training part of the site's data.
         statistics: The federation's statistics, as the coordinator sent them.
-        notes: What the method stored at this site in the last round that counted.
+        method_state: What the method stored at this site in the last round that counted.
         round: The number of the round, from 1.
         spec: The experiment's training settings.
     """
@@ -107,7 +107,7 @@ class ClientContext:
     network: Model
     examples: Examples
     statistics: Arrays
-    notes: Arrays
+    method_state: Arrays
     round: int
     spec: TrainingSection
 
@@ -120,14 +120,14 @@ class LocalRound:
         objective: The function that training minimises.
         statistics: Makes the statistics that the site sends with its update, from the trained model and the losses of
             all batches.
-        notes: Makes the arrays that the site stores on its own disk for the method's next round, from the trained
+        method_state: Makes the arrays that the site stores on its disk for the method's next round, from the trained
             model.
         lr_factor: Factor that multiplies the learning rate.
     """
 
     objective: Objective
     statistics: Callable[[Model, Losses], Arrays] = lambda model, losses: NO_ARRAYS
-    notes: Callable[[Model], Arrays] = lambda model: NO_ARRAYS
+    method_state: Callable[[Model], Arrays] = lambda model: NO_ARRAYS
     lr_factor: float = 1.0
 
 

@@ -74,9 +74,10 @@ class WarmUp:
     lr: float
 
 
-About = Literal["images", "signs", "positives", "counts"]
-"""The images that a statistic describes: all training images; the negatives and positives of each class (its first two
-axes); the positives of each class (its first axis); or it counts the images of each class."""
+Granularity = Literal["images", "signs", "positives", "counts"]
+"""The granularity of a statistic, by which a site limits it: it describes all training images; the negatives and
+positives of each class (its first two axes); the positives of each class (its first axis); or it counts the images of
+each class."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ class Statistic:
 
     Attributes:
         name: Name of the statistic in records.
-        about: The images that it describes; a site refuses to send a statistic that describes few patients.
+        granularity: The images that it describes; a site sends no entry of a statistic that describes few patients.
         meaning: Description for hospitals in plain words.
     """
 
     name: str
-    about: About
+    granularity: Granularity
     meaning: str
 
 
@@ -283,7 +284,7 @@ class SiteMethod:
         return self.training_loss(examples, spec)
 
     def client(self, context: ClientContext) -> LocalRound:
-        """Return the round of training: its objective, and how the site makes the statistics and notes."""
+        """Return the round of training: its objective, and how the site makes its statistics and its stored state."""
         return LocalRound(plain(self.local_loss(context.statistics, context.examples, context.spec)))
 
     def local_round(self, context: ClientContext) -> LocalRound:

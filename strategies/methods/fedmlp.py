@@ -338,7 +338,7 @@ class FedMLPSite(SiteMethod):
     def client(self, context: ClientContext) -> LocalRound:
         """Return a round that tags before training in stage 2, sends statistics after it, and keeps the tags."""
         local = FedMLPRound(context, self.parameters)
-        return LocalRound(local.objective, local.statistics, notes=local.notes)
+        return LocalRound(local.objective, local.statistics, method_state=local.method_state)
 
 
 class FedMLPRound:
@@ -356,7 +356,7 @@ class FedMLPRound:
         self.annotated = context.examples.annotated.cpu().numpy()  # (classes,)
         self.second_stage = context.round > parameters.stage_one_rounds
         self.teacher = copy_as_teacher(context.network)
-        stored = context.notes.get("tags")
+        stored = context.method_state.get("tags")
         self.tags: Tags = np.full(self.labels.shape, -1, np.int8) if stored is None else stored.astype(np.int8)
         if self.second_stage and parameters.detection and "prototypes" in context.statistics:
             self.tags = self.tagged()
@@ -414,7 +414,7 @@ class FedMLPRound:
             "difficulty": np.where(self.annotated, np.nan, sure).astype(np.float32),
         }
 
-    def notes(self, model: Model) -> Arrays:
+    def method_state(self, model: Model) -> Arrays:
         """Return the tags, which last for the whole run."""
         return {"tags": self.tags.astype(np.float32)}
 

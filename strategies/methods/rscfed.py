@@ -116,7 +116,7 @@ class RSCFedSite(SiteMethod):
     def client(self, context: ClientContext) -> LocalRound:
         """Return a round that trains the student; the teacher follows it, and stays at the site."""
         local = RSCFedRound(context, self.parameters)
-        return LocalRound(local.objective, notes=local.notes)
+        return LocalRound(local.objective, method_state=local.method_state)
 
 
 class RSCFedRound:
@@ -125,10 +125,10 @@ class RSCFedRound:
     def __init__(self, context: ClientContext, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
         self.teacher = copy_as_teacher(context.network)
-        if stored := arrays_under("teacher", context.notes):
+        if stored := arrays_under("teacher", context.method_state):
             groups = Groups.of_named(stored, context.network.class_names)
             write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
-        self.steps = int(context.notes["steps"][0]) if stored else 0
+        self.steps = int(context.method_state["steps"][0]) if stored else 0
         self.teacher_is_behind = False  # the student took a step that the teacher has not followed yet
         labels = context.examples.labels
         self.positive_weight = compute_positive_weights(labels) if parameters.balanced else None
@@ -143,7 +143,7 @@ class RSCFedRound:
         supervised = partial_loss(student, batch.labels, batch.annotated, self.positive_weight)
         return supervised + self.parameters.consistency_weight * consistency_loss([student], [teacher], batch.annotated)
 
-    def notes(self, model: Model) -> Arrays:
+    def method_state(self, model: Model) -> Arrays:
         """Return the teacher, and the number of steps that it has followed."""
         self._catch_up(model)
         arrays = Groups.of_model(read_state(self.teacher)).named()

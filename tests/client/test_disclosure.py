@@ -150,7 +150,7 @@ def test_of_a_hidden_class_no_test_figure_and_no_score_is_told(tmp_path: Path) -
     at = site(tmp_path, image_set(labels))
     of = plan("fedavg", {})
     tested = evaluate_round(at, evaluation(of, beginning(of, NAMES[:3]), 1, 1, -1))
-    assert tested.told_classes == ("a", "c")
+    assert tested.histogram_classes == ("a", "c")
     assert tested.positives == (20, UNKNOWN_COUNT, 40)
     assert [bool(np.isnan(value)) for value in tested.auroc] == [False, True, False]
 

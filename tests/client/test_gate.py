@@ -203,7 +203,7 @@ def test_a_field_that_the_wire_does_not_know_is_not_sent(tmp_path: Path, monkeyp
 
 def test_a_site_that_keeps_its_test_metrics_still_answers(tmp_path: Path) -> None:
     reply = decode(judged(under(tmp_path, test_metrics=False), SURGICAL).content, EvaluateReply)
-    assert (reply.class_names, reply.told_classes, reply.positives) == ((), (), ())
+    assert (reply.class_names, reply.histogram_classes, reply.positives) == ((), (), ())
     assert reply.validation_loss is not None
 
 

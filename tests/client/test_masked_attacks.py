@@ -631,7 +631,7 @@ def test_no_figure_leaves_of_parts_that_no_mask_ever_covered(method: str, leaves
         reply = here.asked(VICTIM, "evaluate", asked, EvaluateReply)
         assert reply is not None, here.refusals
         assert (reply.validation_loss is not None, reply.validation_auroc is not None) == (leaves, leaves)
-        assert (reply.class_names, reply.told_classes) == ((), ())
+        assert (reply.class_names, reply.histogram_classes) == ((), ())
         assert bool(reply.masked_classes) == (leaves and test)
 
 

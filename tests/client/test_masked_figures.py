@@ -26,7 +26,7 @@ def sum_of_test(here: Hospitals, members: Sequence[str], run: str = "run") -> Un
         facts = {key: value for key, value in vars(asked).items() if key != "statistics"}
         reply = here.asked(name, "evaluate", EvaluateRequest(**facts, test=True), EvaluateReply)
         assert reply is not None, here.refusals
-        assert (reply.class_names, reply.told_classes, reply.validation_classes) == ((), (), ())
+        assert (reply.class_names, reply.histogram_classes, reply.validation_classes) == ((), (), ())
         rows[name] = reply.masked_classes
 
     def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:

@@ -52,7 +52,7 @@ def test_no_figure_leaves_a_hospital_that_does_not_trust_the_coordinator(
     figures = reply.train_loss, reply.validation_loss, reply.validation_auroc, reply.test_images, reply.seconds
     assert figures == (None, None, None, None, 0.0)
     tested = record_of(asked(at, "evaluate", encode(evaluation(of, beginning(of), 1, 1, -1))), EvaluateReply)
-    classes = tested.class_names, tested.told_classes, tested.validation_classes
+    classes = tested.class_names, tested.histogram_classes, tested.validation_classes
     assert (tested.validation_loss, *classes) == (None, (), (), ())
 
 

@@ -38,7 +38,7 @@ def test_it_shows_and_writes_the_very_records_and_leaves_nothing_behind(tmp_path
     answer, trained, tested = (parse_canonical(path.read_bytes()) for path in records)
     counted = decode(answer, RollCallAnswer)
     assert counted.train_samples == decode(trained, TrainReply).train_samples > 0
-    assert (counted.positives, decode(tested, EvaluateReply).told_classes) == ((), ())
+    assert (counted.positives, decode(tested, EvaluateReply).histogram_classes) == ((), ())
     described = json.loads((tmp_path / "seen" / "2-TrainReply.json").read_text(encoding="utf-8"))
     assert described["sha256"] == hashlib.sha256(records[1].read_bytes().splitlines(keepends=True)[0]).hexdigest()
     for path in sorted((tmp_path / "seen").glob("*.json")):  # no field of a record is left out on the terminal

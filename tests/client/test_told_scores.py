@@ -61,7 +61,7 @@ def test_pooled_values_of_a_run_enclose_those_of_the_images_that_its_sites_share
 ) -> None:
     traffic = overheard(monkeypatch)
     test = federation(tmp_path)["test"]
-    told = [(reply.class_names, reply.told_classes) for reply in ends(traffic)]
+    told = [(reply.class_names, reply.histogram_classes) for reply in ends(traffic)]
     assert told[:3] == [((), ())] * 3
     assert all(tested and tested == spread for tested, spread in told[3:])
     for name, exact in test["per_class"].items():
@@ -77,7 +77,7 @@ def test_pooled_values_of_a_run_enclose_those_of_the_images_that_its_sites_share
 def test_a_run_that_does_not_ask_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = overheard(monkeypatch)
     test = federation(tmp_path, "evaluation.pooled=false")["test"]
-    assert [reply.told_classes for reply in ends(traffic)] == [()] * 6
+    assert [reply.histogram_classes for reply in ends(traffic)] == [()] * 6
     assert [reply.validation_classes for reply in ends(traffic)] == [()] * 6
     assert (test["pooled"], test["operating_points"]) == (None, {})
 

@@ -93,7 +93,7 @@ def runs(draw: st.DrawFn) -> Run:
         },
         "best_round": draw(st.sampled_from([None, *range(count + 1)])),
         "patients_known": draw(st.sampled_from([None, True, False])),
-        "condemned": {sites[0]: "its trunk moves too far"} if draw(st.booleans()) and len(sites) > 1 else {},
+        "excluded": {sites[0]: "its trunk moves too far"} if draw(st.booleans()) and len(sites) > 1 else {},
         "per_site": {
             site: {"per_class": {n: asdict(tested[n]) for n in classes[site] if n in tested and draw(st.booleans())}}
             for site in asked or sites
@@ -193,7 +193,7 @@ def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run
 @given(runs())
 def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
     summary, prominent = run.summary, prominent_limits(run)
-    at_end = set(run.rounds[-1].absent) - set(summary.condemned) if run.rounds else set()
+    at_end = set(run.rounds[-1].absent) - set(summary.excluded) if run.rounds else set()
     lost = {s.split(" took part ")[0]: s for s in prominent if " took part " in s and not s.startswith("No site")}
     assert set(lost) == at_end
     for site, sentence in lost.items():
@@ -209,7 +209,7 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
         assert set(quoted_names(testing[0])) == silent
         assert testing[0].startswith(f"{len(summary.per_site)} of {len(asked)} {kind}site")
     harmed = [s.split(" harmed ")[0] for s in prominent if " harmed the model" in s]
-    assert harmed == list(summary.condemned)
+    assert harmed == list(summary.excluded)
     long = [re.findall(r"update of (\S+) was too long in (\d+) of", s)[0] for s in every_limit(run) if "too long" in s]
     rounds = [site for each in run.rounds for site in each.shortened]
     assert long == [(site, str(rounds.count(site))) for site in sorted(set(rounds))]

@@ -134,9 +134,9 @@ def test_absences_and_what_was_scored_are_limits(tmp_path: Path) -> None:
 def test_card_and_report_name_a_site_that_harmed_the_model(tmp_path: Path) -> None:
     federation(tmp_path, pages=True)
     path = tmp_path / "run" / "summary.json"
-    condemned = {"site-3": "its trunk moves 40 times as far as usual"}
-    path.write_text(json.dumps(summary(path.parent) | {"condemned": condemned}), encoding="utf-8")
-    said = f"site-3 harmed the model and was left out for the rest of the run: {condemned['site-3']}."
+    excluded = {"site-3": "its trunk moves 40 times as far as usual"}
+    path.write_text(json.dumps(summary(path.parent) | {"excluded": excluded}), encoding="utf-8")
+    said = f"site-3 harmed the model and was left out for the rest of the run: {excluded['site-3']}."
     assert f"- **{said}**\n" in model_card(path.parent)
     assert said in write_run_report(path.parent).read_text(encoding="utf-8")
 

@@ -36,7 +36,7 @@ def replies(traffic: Traffic) -> list[TrainReply]:
 def tags_of(run: Path, site: str, server_round: int) -> np.ndarray:
     """A site's tags after a round, from its own disk; the memory of the round before the last is not kept."""
     (path,) = (run / "sites" / site / "memory").glob(f"*/round-{server_round:06d}.safetensors")
-    return parse_memory(path.read_bytes()).notes["tags"]
+    return parse_memory(path.read_bytes()).method_state["tags"]
 
 
 def test_prototypes_and_difficulties_are_told_from_the_last_round_of_stage_one_on(

@@ -76,7 +76,7 @@ def test_with_one_liar_the_model_is_about_as_good_as_without_it_and_nobody_else_
     lied(monkeypatch, LIES[kind])
     summary = federation(tmp_path, *plan(sites), "run.keep_updates=true")
     assert summary["test"]["mean_auroc"] > expected - 0.02
-    assert set(summary["condemned"]) <= {LIAR}
+    assert set(summary["excluded"]) <= {LIAR}
     assert {event["site"] for event in events(tmp_path / "run", "shortened_update")} <= {LIAR}
     found = verify(tmp_path / "run")
     assert not found.faults
@@ -96,7 +96,7 @@ def test_a_liar_that_states_no_validation_figure_is_left_out_too(
     lied(monkeypatch, silently(LIES[kind]))
     summary = federation(tmp_path, *plan(3))
     assert summary["test"]["mean_auroc"] > expected - 0.02
-    assert set(summary["condemned"]) == {LIAR}
+    assert set(summary["excluded"]) == {LIAR}
 
 
 def test_a_negative_variance_is_refused_and_the_site_told_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_an_honest_run_is_the_same_bit_by_bit_with_the_bound_and_without(method:
     choices = (f"run.method={method}", *needs_of(method), "run.rounds=3")
     on, off = (federation(tmp_path, *choices, f"participation.clip={clip}", out=clip) for clip in ("3.0", "off"))
     assert on["model_sha256"] == off["model_sha256"]
-    assert on["condemned"] == {}
+    assert on["excluded"] == {}
     assert events(tmp_path / "3.0", "shortened_update") == []
 
 
@@ -134,7 +134,7 @@ def test_training_that_has_settled_costs_no_honest_site_its_place(tmp_path: Path
     experiment = Path(__file__).parents[2] / "experiments" / "digits_surgical.toml"
     file = read_experiment(experiment, ("run.rounds=20", "simulation.backend=inline"))
     summary = simulate(file, tmp_path / "run", Console(quiet=True))
-    assert summary["condemned"] == {}
+    assert summary["excluded"] == {}
 
 
 # ---------------------------------------------------------------------- taken back
@@ -161,7 +161,7 @@ def test_a_model_that_collapses_is_taken_back_and_the_site_whose_update_did_it_l
     summary = federation(tmp_path, *COLLAPSING, "run.keep_updates=true")
     (back,) = events(tmp_path / "run", "rolled_back")
     assert back["to"] == back["round"] - 1
-    assert list(summary["condemned"]) == [LIAR]
+    assert list(summary["excluded"]) == [LIAR]
     assert not verify(tmp_path / "run").faults
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert [LIAR in line["sites"] for line in lines] == [line["round"] < back["round"] for line in lines]
@@ -193,7 +193,7 @@ def test_killed_in_a_rollback_it_ends_in_the_same_model(point: str, tmp_path: Pa
             federation(tmp_path, *COLLAPSING, out="killed")
     resumed = federation(tmp_path, *COLLAPSING, out="killed", resume=True)
     assert resumed["model_sha256"] == expected
-    assert list(resumed["condemned"]) == [LIAR]
+    assert list(resumed["excluded"]) == [LIAR]
     assert not verify(tmp_path / "killed").faults
 
 
@@ -211,7 +211,7 @@ def test_a_run_in_which_noise_breaks_every_model_ends_and_takes_none_back(
     summary = federation(tmp_path, "run.rounds=3", "partition.shared=2", *noise, *also)
     assert summary["rounds"] == 3
     assert events(tmp_path / "run", "rolled_back") == []
-    assert summary["condemned"] == {}
+    assert summary["excluded"] == {}
 
 
 # ---------------------------------------------------------------------- where a model is passed on

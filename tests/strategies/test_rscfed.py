@@ -110,7 +110,7 @@ def test_the_teacher_is_the_mean_of_all_students_until_that_would_be_slower_than
 def kept(folder: Path, site: str) -> Mapping[str, np.ndarray]:
     """What a site keeps after the last round, from its own disk."""
     path = sorted((folder / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
-    return parse_memory(path.read_bytes()).notes
+    return parse_memory(path.read_bytes()).method_state
 
 
 def test_a_teacher_without_decay_is_the_site_as_it_was_after_its_last_step(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_test_figures_are_those_of_all_sites_images_together_and_no_reply_holds_
     summary = federation(tmp_path, *ONE_ROUND, "partition.shared=10", "run.method=vanilla", MASKED, out="masked")
 
     tested = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
-    assert all((one.class_names, one.told_classes, one.validation_classes) == ((), (), ()) for one in tested)
+    assert all((one.class_names, one.histogram_classes, one.validation_classes) == ((), (), ()) for one in tested)
     assert len([one for one in tested if one.masked_classes]) == 3
     pooled, plain = summary["test"]["pooled"], bare["test"]["pooled"]
     assert {name: one["sites"] for name, one in pooled["per_class"].items()} == dict.fromkeys(

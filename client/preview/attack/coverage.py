@@ -72,7 +72,7 @@ BY_FIELD: Mapping[str, Mapping[str, Covered]] = {
             "counts by score that score_histograms allows: who allows them reports more than a count": (
                 "positive_scores negative_scores validation_positive_scores validation_negative_scores"
             ),
-            _DECLARED: "site class_names told_classes validation_classes masked_classes",
+            _DECLARED: "site class_names histogram_classes validation_classes masked_classes",
             _ECHOED: "run round metric_names",
             "of a plug-in that the hospital has read and listed": "metric_values",
         }

@@ -39,7 +39,7 @@ SENTENCES = {
     "shortened_update": "round {round}: the update of {site} is too long: {done}",
     "plain_mean": "round {round}: plain mean instead of the robust one for {of}",
     "rows_stayed_masked": "round {round}: the head rows of {classes} stayed masked and did not change",
-    "condemned": "{site} harmed the model in round {round} and is left out: {reason}",
+    "excluded": "{site} harmed the model in round {round} and is left out: {reason}",
     "rolled_back": "the model of round {round} was rejected and the run went back to round {to}: {because}",
     "refused_call": "a call of {caller} was refused ({call}): {reason}",
     "tracking_stopped": "MLflow receives no more figures of this run: {reason}",
