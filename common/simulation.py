@@ -47,6 +47,12 @@ class SimulatedData:
         return all(patients_known(part.patients) for part in parts)
 
     @property
+    def has_unknown(self) -> bool:
+        """True where a site trains on an image whose label of some class is unknown."""
+        labels, classes = self.splits.train.labels, self.splits.class_names
+        return bool(np.isnan(labels).any()) or any(len(part.class_names) < len(classes) for part in self.parts)
+
+    @property
     def positives(self) -> dict[str, dict[str, int]]:
         """Number of positive training images, by site and by class that the site annotates."""
         shows = self.splits.train.labels == 1

@@ -67,7 +67,8 @@ def simulate(
     experiment: str | Path | Mapping[str, Any],
     *,
     settings: Mapping[str, Any] | None = None,
-    model: Network | None = None,
+    model: nn.Module | Network | None = None,
+    head: str | None = None,
     dataset: LabelledImages | DatasetPlugin | None = None,
     loss: TrainingLoss | None = None,
     transform: ImageTransform | None = None,
@@ -83,7 +84,10 @@ def simulate(
     Args:
         experiment: A TOML file, the name of an example (``"digits_surgical"``), or the tables themselves.
         settings: Keys to override, such as ``{"run.rounds": 3}``.
-        model: A network of your own in the place of ``[model] architecture``.
+        model: A network of your own in the place of ``[model] architecture``: a module, whose weights are those of
+            the first round, or a function of channels and image size that returns one.
+        head: Name of the model's last dense layer, such as ``"fc"``, whose place the run's head takes; None for a model
+            that returns features.
         dataset: Images of your own in the place of ``[data]``.
         loss: A loss of your own in the place of ``[training] loss``.
         transform: Changes training images, in the place of ``[augmentation] transform``.
@@ -117,7 +121,8 @@ def simulate(
     if dataset is not None:
         read = _make_dataset_plugin(dataset) if isinstance(dataset, LabelledImages) else dataset
         replaced["data"] = {"kind": "plugin", "name": register_local(DATASETS, read)}
-    file = _read_experiment(experiment, {**(settings or {}), **replaced}, dataset is not None, metrics)
+    changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
+    file = _read_experiment(experiment, changed, dataset is not None, metrics)
     _refuse_ray(file, replaced, metrics)
     folder = Path(out) if out is not None else _find_free_folder(file)
     run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
@@ -369,7 +374,7 @@ def _read_experiment(
     overrides += [f"data.{key}={_format_toml(value)}" for key, value in (data or {}).items()]
     if isinstance(experiment, Mapping):
         tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
-        return validate_experiment(tree, Path("experiment.toml"), overrides, find_method_faults)
+        return validate_experiment(tree, Path("experiment"), overrides, find_method_faults)
     return read_experiment(_experiment_path(experiment), overrides, find_method_faults)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.plugins import PLUGIN
+from common.plugins import PLUGIN, is_argument
 from common.system.files import is_file
 
 CLASSES: Mapping[str, str] = {
@@ -82,7 +82,9 @@ def read_planned_experiment(path: Path) -> ExperimentFile:
 
 
 def prefix_with_file(file: ExperimentFile, fault: Fault) -> Fault:
-    """Return a fault whose place is a key, with the name of the file put before the key."""
+    """Return a fault whose place is a key, with the file's name before it; an argument of Python is in no file."""
+    if is_argument(fault.where):
+        return fault
     return replace(fault, where=f"{file.path.name}: {fault.where}")
 
 

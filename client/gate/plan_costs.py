@@ -85,7 +85,7 @@ def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
         width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
         backbone = listed or sum(
             value.numel()
-            for value in meta_backbone(spec.architecture, spec.channels, spec.image_size).module.parameters()
+            for value in meta_backbone(spec).module.parameters()
         )
         activations = bytes_a_pixel * spec.image_size**2
     features = spec.neck or width
@@ -115,7 +115,7 @@ def _measure_network(spec: ModelSpec) -> tuple[int, int, int]:
     Raises:
         BadInput: If it cannot be made.
     """
-    module, width = meta_backbone(spec.architecture, spec.channels, spec.image_size)
+    module, width = meta_backbone(spec)
     device = next((value.device for value in module.parameters()), None)
     image = torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device)
     numbers = count_activations(module, image)

@@ -280,7 +280,7 @@ class FrozenParts:
 
     def _candidates(self, spec: ModelSpec) -> list[Path]:
         """Return the hospital's weights files that may be of this network; far larger files are not read."""
-        plain = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
+        plain = meta_backbone(spec).module
         most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
         files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
         return [path for path in files if path.is_file() and path.stat().st_size <= most]

@@ -204,7 +204,7 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
-        backbone, width = new_backbone(spec.architecture, spec.channels, spec.image_size)
+        backbone, width = new_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
         dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
         layers = [*standardising_layers(width, spec), *dense]
         neck = nn.Sequential(*layers) if layers else nn.Identity()
@@ -237,7 +237,7 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     if spec.weights is None:
         return []
     try:
-        plain = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
+        plain = meta_backbone(spec).module
         read_backbone_weights(plain, base / spec.weights, spec.weights_sha256)
     except BadInput as bad:
         return [replace(fault, where=f"model.weights ({spec.weights})") for fault in bad.faults]
@@ -250,7 +250,7 @@ def adapted_outline(spec: ModelSpec) -> nn.Module:
     Raises:
         BadInput: If the network cannot be made, or has no layer for such factors.
     """
-    backbone = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
+    backbone = meta_backbone(spec).module
     add_low_rank(backbone, spec.train)
     return backbone
 

@@ -23,7 +23,7 @@ from common.data.base.decoded_size import check_size, content_limit
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.trained import merged_tensors
 from common.models.zoo.registry import CLASSIFIERS, first_convolution, meta_backbone
-from common.models.zoo.spec import Architecture, traits_of
+from common.models.zoo.spec import Architecture, ModelSpec, traits_of
 from common.system.files import write_atomically
 
 _PREFIX = "backbone."
@@ -125,7 +125,9 @@ def _write_weights(
     # The checkpoint's first weight of four dimensions says how many channels it takes.
     first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
     channels = 1 if first is not None and first.shape[1] == 1 else 3
-    backbone = meta_backbone(architecture, channels, image_size or traits_of(architecture).minimum_size).module
+    size = image_size or traits_of(architecture).minimum_size
+    spec = ModelSpec(architecture=architecture, channels=channels, image_size=size)
+    backbone = meta_backbone(spec).module
     own = backbone.state_dict()
     weights = {
         name: tensor.contiguous()

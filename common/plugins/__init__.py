@@ -102,6 +102,17 @@ def is_local_name(name: str) -> bool:
     return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
+def describe_plugin(argument: str, name: str) -> str:
+    """Return what a user wrote for a plug-in: ``plugin:NAME``, or the argument of ``polyclinic.simulate``."""
+    name = name.removeprefix(PLUGIN)
+    return f"{argument}={name.split('-')[1]}" if is_local_name(name) else PLUGIN + name
+
+
+def is_argument(where: str) -> bool:
+    """Return True for the place of a fault that :func:`describe_plugin` named as an argument, not as a key."""
+    return re.match("[a-z]+=", where) is not None
+
+
 def load_entry_point(group: str, name: str) -> Any:
     """Import the entry point of this name, and check that its files are still those that :func:`stamp_of` hashed.
 

@@ -61,6 +61,8 @@ def _bytes_of_content(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
     elif hasattr(part, "tobytes") and hasattr(part, "shape"):  # numpy's
         yield f"{part.dtype} {part.shape}".encode()
         yield part.tobytes()
+    elif type(part).__name__.startswith("Uninitialized"):  # torch's, of a lazy layer
+        yield b"uninitialized"
     elif hasattr(part, "detach") and hasattr(part, "numpy"):  # torch's
         yield from _bytes_of_object(part.detach().cpu().float().numpy(), visited)
     elif isinstance(part, Mapping):

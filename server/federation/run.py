@@ -12,10 +12,11 @@ from flwr.serverapp import Grid
 
 from common.config import Experiment, make_plan
 from common.data.load import refuse_other_classes
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, stop_on
 from common.metrics.multi_class import client_accuracy
 from common.models.network import build
 from common.models.state import FrozenPart, initial_frozen_part, layout_of, read_state
+from common.models.zoo.registry import head_faults
 from server.federation.benefit import collect_benefits
 from server.federation.evaluation import RunContext, RunOutcome, count_or_none, save_and_test_model
 from server.federation.recorder import Recorder, RunTotals, Watcher, software_versions
@@ -57,6 +58,7 @@ def run_federation(
     while True:
         classes = contract.class_names
         setting.folder.event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
+        stop_on(head_faults(experiment.model, len(classes)))
         network = build(experiment.model, classes, experiment.run.seed, setting.base)
         before, contract = contract, coordinator.settle_model(layout_of(network))
         if contract == before:

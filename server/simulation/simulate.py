@@ -19,6 +19,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.models.gpu import describe_gpus, visible_gpus
 from common.models.network import Precision, model_faults
 from common.models.saved import load_model
+from common.models.zoo.registry import head_faults
 from common.simulation import POOLED, SimulatedData, forget_data, simulated_data, site_test_images, undivided_data
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
@@ -36,6 +37,7 @@ from server.simulation.backends.inline import import_site_app, run_inline
 from server.simulation.backends.ray_grid import SimulatedRun, run_on_ray
 from server.simulation.backends.ray_process import RayProcess, start_ray_process
 from strategies.local.arithmetic import choose_arithmetic, set_arithmetic
+from strategies.local.plugin_calls import find_plugin_faults
 from strategies.method_list import prefix_with_file
 from strategies.methods.base import Method, find_image_faults
 from strategies.registry import build_experiment_strategy
@@ -233,6 +235,10 @@ def check_experiment(file: ExperimentFile) -> tuple[Method, SimulatedData]:
         data = simulated_data(experiment, file.base)
         contract = data.contract
         stop_on(find_image_faults(method, data.server))
+        classes = contract.class_names
+        stop_on(head_faults(experiment.model, len(classes)))
+        missing = method.site.counts_missing_as
+        stop_on(find_plugin_faults(experiment, len(classes), missing, has_unknown=data.has_unknown))
         if method.site.pooled == "no":
             stop_on(method.contract_faults(contract))
     except BadInput as error:

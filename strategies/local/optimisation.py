@@ -37,7 +37,7 @@ _ADAM = _make_uncompiled_optimizer(torch.optim.Adam)
 _ADAMW = _make_uncompiled_optimizer(torch.optim.AdamW)
 
 
-def make_optimizer(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
+def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
     """Return an optimiser of the network's trainable parameters; Adam has Keras' epsilon, as in specs 1.4.
 
     A step is fused into one pass over each tensor. A plug-in's factory gets parameters, ``lr`` and ``weight_decay``.

@@ -296,7 +296,7 @@ def has_trained_batch_norm(spec: ModelSpec) -> bool:
     """
     if spec.norm_frozen:
         return spec.backbone_frozen  # it standardises the features
-    backbone = meta_backbone(spec.architecture, spec.channels, spec.image_size).module
+    backbone = meta_backbone(spec).module
     return any(isinstance(module, BATCH_NORM) for module in backbone.modules())
 
 

@@ -17,41 +17,57 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import BadInput, Fault
 
 
-class SteadyBatchNorm2d(nn.BatchNorm2d):
-    """:class:`torch.nn.BatchNorm2d` that uses its running statistics where one value per channel is all there is.
+class SteadyNorm(nn.Module):
+    """Mixin of a batch normalisation that normalises one value per channel as in evaluation.
 
     The last layers of a network see 1x1 maps at its smallest image size. PyTorch stops with an error there when the
     last batch of an epoch holds a single image, hours into a run; one value has no variance, so that batch is
-    normalised as in evaluation and leaves the running statistics alone. In every other case the two are equal.
+    normalised by the running statistics and leaves them alone. In every other case nothing changes.
     """
 
+    running_mean: Tensor | None
+
     def forward(self, maps: Tensor) -> Tensor:
-        """Normalise ``(batch, channels, height, width)``."""
-        if self.training and maps.numel() == maps.shape[1]:
-            return functional.batch_norm(
-                maps, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
-        return super().forward(maps)
+        """Normalise ``(batch, channels, ...)``."""
+        has_variance = maps.numel() != maps.shape[1]
+        if not has_variance and self.running_mean is None:  # two equal images have no variance either, and are accepted
+            return super().forward(torch.cat([maps, maps]))[:1]  # type: ignore[no-any-return]
+        if has_variance or not self.training:
+            return super().forward(maps)  # type: ignore[no-any-return]
+        self.training = False  # of this layer alone: timm's BatchNormAct2d has layers inside
+        try:
+            return super().forward(maps)  # type: ignore[no-any-return]
+        finally:
+            self.training = True
+
+
+_STEADY = dict[type[nn.Module], type[nn.Module]]()
+
+
+def _add_steady(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the one subclass of a normalisation that is a :class:`SteadyNorm` too."""
+    return _STEADY.setdefault(kind, type(f"Steady{kind.__name__}", (SteadyNorm, kind), {}))
 
 
 def make_steady(module: nn.Module) -> None:
-    """Replace every :class:`torch.nn.BatchNorm2d` inside ``module``, in place; all values stay."""
-    for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d:
-            steady = SteadyBatchNorm2d(child.num_features, eps=child.eps, momentum=child.momentum)
-            steady.load_state_dict(child.state_dict())
-            setattr(module, name, steady)
-        make_steady(child)
+    """Make every batch normalisation inside ``module`` a :class:`SteadyNorm`, in place; all values stay.
+
+    Any layer with running statistics is one, of whatever class and library.
+    """
+    for layer in module.modules():
+        if hasattr(layer, "running_mean") and hasattr(layer, "running_var") and not isinstance(layer, SteadyNorm):
+            layer.__class__ = _add_steady(type(layer))
 
 
 MOST_GROUPS = 32
-_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, SteadyBatchNorm2d)
+_PLAIN = tuple(map(_add_steady, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)))
 
 
 def make_grouped(module: nn.Module) -> None:
@@ -61,8 +77,10 @@ def make_grouped(module: nn.Module) -> None:
     """
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            if type(child) not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
-                problem = f"group normalisation cannot take the place of {type(child).__name__}, which does more."
+            kind = type(child) if isinstance(child, SteadyNorm) else _add_steady(type(child))
+            if kind not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
+                name = kind.__name__.removeprefix("Steady")
+                problem = f"group normalisation cannot take the place of {name}, which does more."
                 raise BadInput([Fault("model.norm", problem, 'Use "batch".')])
             grouped = nn.GroupNorm(math.gcd(MOST_GROUPS, child.num_features), child.num_features, eps=child.eps)
             grouped.load_state_dict({key: child.state_dict()[key] for key in ("weight", "bias")})

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from common.errors import BadInput, Fault, did_you_mean
+from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.models.zoo.networks import (
     WIDTH,
     EfficientNetLite0,
@@ -26,8 +26,8 @@ from common.models.zoo.networks import (
     unifed_vgg11,
     vgg11,
 )
-from common.models.zoo.spec import Architecture, is_external
-from common.plugins import MODELS, is_local_name, load_entry_point
+from common.models.zoo.spec import Architecture, ModelSpec, is_external
+from common.plugins import MODELS, PLUGIN, describe_plugin, is_local_name, load_entry_point
 
 USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
 """Image sizes in pixels that are tried where the requested size does not fit."""
@@ -37,18 +37,19 @@ MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
 """Pattern of MONAI's networks that are supported beside its EfficientNets."""
 
 
-def external_backbone(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
+def external_backbone(spec: ModelSpec) -> tuple[nn.Module, int]:
     """Return a new external backbone and the width of its features, with values from torch's random state.
 
-    Args:
-        name: Source and name, see :func:`common.models.zoo.spec.is_external`.
-
     Raises:
-        BadInput: If there is no such network, or it does not take these images.
+        BadInput: If there is no such network, it does not take these images, or has no such head.
     """
-    source, _, inner = name.partition(":")
-    module = _SOURCES[source](inner, channels, image_size)
-    return module, _measure_width(name, module, channels, image_size)
+    source, _, inner = spec.architecture.partition(":")
+    module = _SOURCES[source](inner, spec.channels, spec.image_size)
+    features = _apply_to_one_image(module, spec)  # a lazy layer becomes a dense one
+    if spec.head is not None:
+        _detach_head(module, spec)
+        features = _apply_to_one_image(module, spec)
+    return module, int(features.shape[1])
 
 
 def _build_timm(name: str, channels: int, image_size: int) -> nn.Module:
@@ -120,18 +121,37 @@ def _refuse_missing(package: str) -> None:
 
 
 def _build_plugin(name: str, channels: int, image_size: int) -> nn.Module:
-    factory = load_entry_point(MODELS, name)
-    try:
-        module = factory(channels, image_size)
-    except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
-        problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
-        raise BadInput([Fault(f"plugin:{name}", problem)]) from error
-    if not isinstance(module, nn.Module):
-        problem = f"made a {type(module).__name__}, not a torch.nn.Module."
-        raise BadInput([Fault(f"plugin:{name}", problem)])
+    """Build the network of a plug-in: of a factory, or a copy of a module that was given to ``polyclinic.simulate``."""
+    made = load_entry_point(MODELS, name)
+    if not isinstance(made, nn.Module):
+        try:
+            made = made(channels, image_size) if _accepts_two_arguments(made) else made()
+        except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+            problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
+            remedy = "A network is a torch.nn.Module, or a function of (channels, image_size) that returns one."
+            raise BadInput([Fault(describe_plugin("model", name), problem, remedy)]) from error
+    if not isinstance(made, nn.Module):
+        problem = f"made a {type(made).__name__}, not a torch.nn.Module."
+        raise BadInput([Fault(describe_plugin("model", name), problem)])
     if is_local_name(name):  # somebody may hold it: training must not change it, nor make it another plug-in
-        module = copy.deepcopy(module)
-    return module.float()
+        made = copy.deepcopy(made)
+    return made.float()
+
+
+def _accepts_two_arguments(factory: Callable[..., Any]) -> bool:
+    """Return False for a factory without parameters for channels and size, such as a module's class or ``resnet18``."""
+    try:
+        signature = inspect.signature(factory)
+        signature.bind(0, 0)
+    except TypeError:
+        try:
+            signature.bind()
+        except TypeError:
+            return True  # the call fails, and its error names what is missing
+        return False
+    except ValueError:  # a function of C has no signature
+        return True
+    return True
 
 
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
@@ -149,27 +169,87 @@ def _raise_unknown_network(name: str, names: list[str]) -> BadInput:
     return BadInput([Fault("model.architecture", f'{source} has no network "{name}".', near)])
 
 
-def _measure_width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
-    """Return the width of a network's features for one image, in evaluation mode, which changes no state.
+def _apply_to_one_image(module: nn.Module, spec: ModelSpec) -> Tensor:
+    """Return a network's output ``(1, width)`` for one image of noise, in evaluation mode, which changes no state.
 
     Raises:
         BadInput: If the network does not take the image, or does not return a vector.
     """
+    name, channels, size = describe_network(spec), spec.channels, spec.image_size
     was_training = module.training
     device = next((value.device for value in module.parameters()), torch.device("cpu"))
+    image = torch.rand(1, channels, size, size, generator=torch.Generator().manual_seed(0), device="cpu").to(device)
     try:
         with torch.no_grad():
-            features = module.eval()(torch.zeros(1, channels, image_size, image_size, device=device))
+            features = module.eval()(image)
     except Exception as error:  # somebody else's code: it may raise anything
         reason = str(error).strip().rstrip(".")
-        problem = f"{name} does not take images of {image_size} pixels and {channels} channels: {reason}."
+        problem = f"{name} does not take images of {size} pixels and {channels} channels: {reason}."
         raise BadInput([Fault("model.image_size", problem, _find_fitting_size(module, channels, device))]) from error
     module.train(was_training)
-    if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 1:
-        shape = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
-        problem = f"{name} gives {shape} for one image; one vector of features is needed, (1, width)."
-        raise BadInput([Fault("model.architecture", problem)])
-    return int(features.shape[1])
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 1:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        problem = f"{name} returns {shape} for one image; one vector is needed, (1, width)."
+        raise BadInput([Fault(describe_plugin("model", spec.architecture), problem)])
+    return features
+
+
+# ---------------------------------------------------------------------- networks with a head of their own
+
+
+def _detach_head(module: nn.Module, spec: ModelSpec) -> None:
+    """Replace the layer ``model.head`` by the identity, in place, so that the network returns that layer's input.
+
+    Raises:
+        BadInput: If there is no such dense layer, or the network's output is not the layer's.
+    """
+    assert spec.head is not None
+    name, layers = describe_network(spec), {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+    if (head := layers.get(spec.head)) is None:
+        present = f"Its dense layers are {quoted(list(layers), limit=8)}." if layers else "It has no dense layer."
+        problem = f'{name} has no torch.nn.Linear "{spec.head}". {present}'
+        raise BadInput([Fault("model.head", problem, did_you_mean(spec.head, layers))])
+    logits = list[Tensor]()
+    hook = head.register_forward_hook(lambda layer, inputs, output: logits.append(output))
+    output = _apply_to_one_image(module, spec)
+    hook.remove()
+    if not logits or logits[-1].shape != output.shape or not (output.is_meta or torch.equal(logits[-1], output)):
+        problem = f'{name} does not end with "{spec.head}": its output is not that layer\'s.'
+        remedy = "Name the last layer, and return its logits without sigmoid or softmax: the loss applies them."
+        raise BadInput([Fault("model.head", problem, remedy)])
+    parent, _, last = spec.head.rpartition(".")
+    setattr(module.get_submodule(parent), last, nn.Identity())
+
+
+def head_faults(spec: ModelSpec, classes: int) -> list[Fault]:
+    """Return the faults of ``model.head``, and one for a network that returns class scores and does not name its head.
+
+    Behind class scores a second head would be trained, and the user's class rows averaged as a part of the backbone.
+    """
+    if not spec.architecture.startswith(PLUGIN):
+        return []
+    with torch.random.fork_rng(devices=[]):
+        try:
+            module, width = external_backbone(spec)
+        except BadInput as bad:
+            return list(bad.faults)
+    if spec.head is not None or width != classes:
+        return []
+    problem = (
+        f"{describe_network(spec)} returns {width} numbers for an image, one a class: scores of its own classifier."
+    )
+    layers = [
+        name for name, part in module.named_modules() if isinstance(part, nn.Linear) and part.out_features == width
+    ]
+    if not layers:
+        return [Fault("model.head", problem, "Return the features before its last layer, or end in a torch.nn.Linear.")]
+    line = f'head="{layers[-1]}"' if is_local_name(spec.architecture) else f'[model] head = "{layers[-1]}"'
+    return [Fault("model.head", problem, f"Write {line}: the run's head, with a row a class, takes its place.")]
+
+
+def describe_network(spec: ModelSpec) -> str:
+    """Return a network's name in messages: that of the object which a user passed, or the architecture."""
+    return describe_plugin("model", spec.architecture) if is_local_name(spec.architecture) else spec.architecture
 
 
 def _find_fitting_size(module: nn.Module, channels: int, device: torch.device) -> str:
@@ -246,21 +326,22 @@ _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
 }
 
 
-def new_backbone(architecture: Architecture, channels: int, image_size: int) -> Backbone:
+def new_backbone(architecture: Architecture, channels: int, image_size: int, head: str | None = None) -> Backbone:
     """Return a new backbone with values from torch's random state.
 
     Raises:
         BadInput: If an external backbone cannot be made.
     """
     if is_external(architecture):
-        backbone = Backbone(*external_backbone(architecture, channels, image_size))
+        spec = ModelSpec(architecture=architecture, channels=cast(Any, channels), image_size=image_size, head=head)
+        backbone = Backbone(*external_backbone(spec))
     else:
         backbone = _BACKBONES[architecture](channels, image_size)
     make_steady(backbone.module)
     return backbone
 
 
-def meta_backbone(architecture: Architecture, channels: int, image_size: int) -> Backbone:
+def meta_backbone(spec: ModelSpec) -> Backbone:
     """Return a backbone on the meta device, whose tensors take no memory, for its names and shapes.
 
     Only a plug-in whose code reads values, by ``item`` for instance, is made with memory. torch's random state stays.
@@ -271,11 +352,11 @@ def meta_backbone(architecture: Architecture, channels: int, image_size: int) ->
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return new_backbone(architecture, channels, image_size)
+                return new_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
         except BadInput:
-            if not architecture.startswith("plugin:"):
+            if not spec.architecture.startswith(PLUGIN):
                 raise
-            return new_backbone(architecture, channels, image_size)
+            return new_backbone(spec.architecture, spec.channels, spec.image_size, spec.head)
 
 
 def first_convolution(backbone: nn.Module) -> str:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from common.errors import Fault
-from common.plugins import NAME_PATTERN
+from common.plugins import NAME_PATTERN, PLUGIN
 from common.system.toml import SHA256_PATTERN
 
 Architecture = Literal[
@@ -116,6 +116,8 @@ class ModelSpec(BaseModel):
         task: Meaning of an output, see :data:`Task`.
         channels: Input channels of the backbone; images with another number are converted.
         image_size: Side in pixels to which images are brought inside the network.
+        head: Name of the dense layer in a plug-in's network whose place the run's head takes; None for a network that
+            returns features.
         neck: Width of the dense layer between backbone and head, or None for none.
         dropout: Fraction dropped after the neck; the dropout inside ``unifed_vgg11`` is its own.
         norm: ``group`` replaces batch normalisation, which mixes the images of a batch, by group normalisation.
@@ -136,6 +138,7 @@ class ModelSpec(BaseModel):
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
     image_size: Annotated[int, Field(ge=1, le=4096)]
+    head: Annotated[str, Field(min_length=1)] | None = None
     neck: Annotated[int, Field(ge=1, le=65536)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     norm: Literal["batch", "group"] = "batch"
@@ -153,6 +156,14 @@ class ModelSpec(BaseModel):
         if architecture and size < (minimum := traits_of(architecture).minimum_size):
             raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {size}")
         return size
+
+    @field_validator("head")
+    @classmethod
+    def _check_head(cls, head: str | None, info: ValidationInfo) -> str | None:
+        architecture: Architecture | None = info.data.get("architecture")
+        if head and architecture and not architecture.startswith(PLUGIN):
+            raise ValueError(f"{architecture} comes without its classifier; only a network of your own needs this key")
+        return head
 
     @field_validator("train")
     @classmethod

@@ -166,7 +166,7 @@ def test_group_normalisation_is_refused_where_batch_normalisation_does_more() ->
     ("made", "words"),
     [
         (lambda channels, size: "a network", "made a str, not a torch.nn.Module"),
-        (lambda channels, size: nn.Identity(), r"gives \(1, 1, 16, 16\) for one image"),
+        (lambda channels, size: nn.Identity(), r"returns \(1, 1, 16, 16\) for one image"),
         (lambda channels, size: nn.LSTM(16, 4), "does not take images|gives"),
     ],
 )

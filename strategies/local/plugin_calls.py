@@ -1,0 +1,100 @@
+"""One call of every plug-in of a run before its first round, so that a mistake in one does not end the run later."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from common.config import Experiment
+from common.data.images.augmentation import augment
+from common.errors import BadInput, Fault
+from common.metrics.auroc import load_metrics, metric_value
+from common.models.zoo.spec import Task
+from common.plugins import PLUGIN, describe_plugin
+from strategies.local.losses import Missing, choose_plain_loss, make_training_loss
+from strategies.local.optimisation import learning_rate_factor, make_optimizer
+
+_IMAGES = 4
+_SIGNATURES = {
+    "loss": "A loss is called as loss(logits, labels, annotated), each (images, classes) but annotated (classes,); it"
+    " returns a scalar tensor, and unknown labels are NaN.",
+    "transform": "A transform is called as transform(images, generator) with float pixels"
+    " (images, channels, height, width), and returns as many.",
+    "optimizer": "An optimiser is made by optimizer(parameters, lr=..., weight_decay=...).",
+    "schedule": "A schedule is called as schedule(server_round, rounds) and returns a factor of 0 or more.",
+    "metrics": "A metric is called as metric(scores, labels) for each class and returns a number.",
+}
+
+
+def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> list[Fault]:
+    """Call loss, transform, optimiser, schedule and metrics of plug-ins once; return the faults of those that fail.
+
+    Args:
+        classes: Number of classes of the run.
+        missing: How the method counts a class that a site does not annotate.
+        has_unknown: True if some labels of annotated classes are unknown.
+    """
+    training, transform = experiment.training, experiment.augmentation.transform or ""
+    calls: list[tuple[str, str, Callable[[], object]]] = [
+        ("loss", training.loss, partial(_call_loss, experiment, classes, missing, has_unknown=has_unknown)),
+        ("transform", transform, partial(_call_transform, experiment)),
+        ("optimizer", training.optimizer, partial(_call_optimizer, experiment)),
+        ("schedule", training.schedule, partial(_call_schedule, experiment)),
+        *(("metrics", name, partial(_call_metric, name)) for name in experiment.evaluation.metrics),
+    ]
+    faults = []
+    for argument, name, call in calls:
+        if not name.startswith(PLUGIN):
+            continue
+        where, usage = describe_plugin(argument, name), _SIGNATURES[argument]
+        try:
+            with torch.random.fork_rng(devices=[]):
+                call()
+        except BadInput as bad:
+            faults += [
+                Fault(where, fault.problem.replace(f'"{name}" ', ""), fault.remedy or usage) for fault in bad.faults
+            ]
+        except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+            problem = f"fails at its first call: {type(error).__name__}: {error}".rstrip(".") + "."
+            faults.append(Fault(where, problem, usage))
+    return faults
+
+
+def _call_loss(experiment: Experiment, classes: int, missing: Missing, *, has_unknown: bool) -> None:
+    task: Task = experiment.model.task
+    labels = torch.eye(classes)[torch.arange(_IMAGES) % classes]
+    if has_unknown and task == "multi_label":
+        labels[0, 0] = torch.nan
+    loss = make_training_loss(experiment.training, choose_plain_loss(task, missing), task, missing, labels)
+    logits = torch.linspace(-1, 1, _IMAGES * classes).reshape(_IMAGES, classes).requires_grad_()
+    value: Tensor = loss(logits, labels, torch.ones(classes, dtype=torch.bool))
+    if not value.isfinite():
+        reason = " where a label is unknown (NaN)" if has_unknown else ""
+        raise BadInput([Fault("", f"returns {value.item()}{reason}.")])
+    if value.grad_fn is None:
+        raise BadInput([Fault("", "returns a value that does not depend on the logits, so nothing is trained.")])
+
+
+def _call_transform(experiment: Experiment) -> None:
+    model = experiment.model
+    images = torch.full((_IMAGES, model.channels, model.image_size, model.image_size), 127.0)
+    augment(images, experiment.augmentation, torch.Generator().manual_seed(0))
+
+
+def _call_optimizer(experiment: Experiment) -> None:
+    network = nn.Linear(2, 2, device="cpu")
+    optimizer = make_optimizer(network, experiment.training, experiment.training.lr)
+    network(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def _call_schedule(experiment: Experiment) -> None:
+    for server_round in range(1, experiment.run.rounds + 1):
+        learning_rate_factor(experiment.training, server_round, experiment.run.rounds)
+
+
+def _call_metric(name: str) -> None:
+    labels = np.arange(40) % 2.0
+    metric_value(name, load_metrics([name])[name], np.linspace(0.1, 0.9, 40), labels)

@@ -1,0 +1,182 @@
+"""A classifier of a user's own, which brings its head: taken at the layer that he names, or refused with the line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+import polyclinic as pc
+from common.errors import BadInput
+from common.models.zoo.networks import SteadyNorm, make_steady
+from tests.polyclinic.pictures import SMALL, pictures
+
+
+class Classifier(nn.Module):
+    """As a tutorial of PyTorch has it: two scores for two classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(1, 8, 5, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(72, 12), nn.ReLU())
+        self.out = nn.Linear(12, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.out(self.trunk(images))
+        return scores
+
+
+class LazyClassifier(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk[3], self.out = nn.LazyLinear(12), nn.LazyLinear(2)
+
+
+class Sigmoid(Classifier):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).sigmoid()
+
+
+def run(out: Path, **more: Any) -> pc.FinishedRun:
+    return pc.simulate({**SMALL, "run": {"method": "surgical", "rounds": 1}}, dataset=pictures(), out=out, **more)
+
+
+def faults_of(out: Path, **more: Any) -> list[tuple[str, str, str]]:
+    with pytest.raises(BadInput) as refused:
+        run(out, **more)
+    return [(fault.where, fault.problem, fault.remedy) for fault in refused.value.faults]
+
+
+def test_a_stock_resnet_with_its_own_fc_is_the_same_model_as_by_toml(tmp_path: Path) -> None:
+    stock = run(tmp_path / "own", model=resnet18, head="fc", settings={"model.channels": 3, "model.image_size": 32})
+    named = {"model": {"architecture": "torchvision:resnet18", "channels": 3, "image_size": 32}}
+    settings = {"simulation.backend": "inline", "run.rounds": 1}
+    by_toml = pc.simulate({**SMALL, **named}, dataset=pictures(), settings=settings, out=tmp_path / "toml")
+    assert stock.model_sha256 == by_toml.model_sha256
+
+
+def test_the_named_layer_is_where_class_rows_are(tmp_path: Path) -> None:
+    network = run(tmp_path / "run", model=Classifier(), head="out").network()
+    assert isinstance(network.backbone.out, nn.Identity)  # type: ignore[union-attr]
+    assert network.head.weight.shape == (2, 12)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("model", [Classifier, LazyClassifier, Sigmoid])
+@pytest.mark.parametrize("made", [lambda kind: kind, lambda kind: kind(), lambda kind: lambda channels, size: kind()])
+def test_a_classifier_whose_head_is_not_named_is_refused_with_the_line_to_write(
+    model: type[nn.Module], made: Callable[[type[nn.Module]], Any], tmp_path: Path
+) -> None:
+    [(where, _, remedy)] = faults_of(tmp_path / "run", model=made(model))
+    assert where.endswith("model.head")
+    assert 'head="out"' in remedy
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "word"),
+    [
+        (Classifier, "outt", '"out"'),  # a typing error: the layers are listed
+        (Classifier, "trunk.3", '"trunk.3"'),  # dense, and not the last
+        (Classifier, "trunk", '"trunk"'),  # not dense
+        (Sigmoid, "out", '"out"'),  # the loss applies the sigmoid
+    ],
+)
+def test_a_head_that_is_not_the_last_dense_layer_is_refused(
+    model: type[nn.Module], head: str, word: str, tmp_path: Path
+) -> None:
+    [(where, problem, _)] = faults_of(tmp_path / "run", model=model, head=head)
+    assert where.endswith("model.head")
+    assert word in problem
+
+
+def test_only_a_network_of_ones_own_has_a_head_to_name(tmp_path: Path) -> None:
+    [(where, _, _)] = faults_of(tmp_path / "run", head="fc")
+    assert where.endswith("model.head")
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ("loss", nn.BCEWithLogitsLoss()),  # takes two arguments
+        ("loss", lambda logits, labels, annotated: nn.functional.binary_cross_entropy_with_logits(logits, labels)),
+        ("loss", lambda logits, labels, annotated: torch.zeros(())),  # nothing would be trained
+        ("loss", lambda logits, labels, annotated: logits),  # no scalar
+        ("transform", lambda images: images),
+        ("transform", lambda images, generator: images[:, :, 1:]),
+        ("optimizer", torch.optim.LBFGS),  # has no weight decay
+        ("schedule", lambda server_round: 1.0),
+        ("schedule", lambda server_round, rounds: -1.0),
+    ],
+)
+def test_a_part_that_fails_is_called_once_before_round_1_and_named_as_its_user_names_it(
+    argument: str, part: Any, tmp_path: Path
+) -> None:
+    faults = faults_of(tmp_path / "run", **{argument: part})  # "bars" alone is annotated by one site: a NaN
+    assert [where.partition("=")[0] for where, _, _ in faults] == [argument]
+    assert "plugin:" not in str(faults)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_fails_is_named(tmp_path: Path) -> None:
+    def broken(scores: Any, labels: Any) -> float:
+        return scores.missing  # type: ignore[no-any-return]
+
+    assert faults_of(tmp_path / "run", metrics=[broken])[0][0] == "metrics=broken"
+
+
+class OwnNorm(nn.Module):
+    """Batch normalisation that is no subclass of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.tensor([2.0, 0.0]))
+        self.register_buffer("running_var", torch.tensor([4.0, 1.0]))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return nn.functional.batch_norm(maps, self.running_mean, self.running_var, training=self.training, eps=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.BatchNorm1d(2), (1, 2)),
+        (nn.BatchNorm2d(2), (1, 2, 1, 1)),
+        (nn.BatchNorm3d(2), (1, 2, 1, 1, 1)),
+        (nn.BatchNorm2d(2, affine=False), (1, 2, 1, 1)),
+        (nn.BatchNorm2d(2, momentum=None), (1, 2, 1, 1)),
+        (OwnNorm(), (1, 2, 1, 1)),
+    ],
+)
+def test_one_value_a_channel_is_normalised_as_in_evaluation(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    network = nn.Sequential(norm).train()
+    images = torch.tensor([6.0, -3.0]).reshape(shape)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        network(images)
+    make_steady(network)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    trained = network(images)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert torch.equal(trained, network.eval()(images))
+
+
+def test_one_value_without_running_statistics_has_no_variance() -> None:
+    norm = nn.BatchNorm2d(2, track_running_stats=False)
+    nn.init.constant_(norm.bias, 0.5)
+    network = nn.Sequential(norm)
+    make_steady(network)
+    images = torch.tensor([6.0, -3.0]).reshape(1, 2, 1, 1)
+    for mode in (network.train(), network.eval()):
+        assert torch.allclose(mode(images).flatten(), torch.tensor([0.5, 0.5]), atol=1e-3)
+
+
+def test_a_normalisation_of_timm_that_is_also_an_activation_stays_one() -> None:
+    norm = pytest.importorskip("timm.layers").BatchNormAct2d(2)
+    network = nn.Sequential(norm)
+    images = torch.from_numpy(np.random.default_rng(1).normal(size=(4, 2, 3, 3)).astype(np.float32))
+    before = network.eval()(images)
+    make_steady(network)
+    assert torch.equal(network(images), before)
+    assert isinstance(network[0], SteadyNorm)
+    assert network.train()(torch.ones(1, 2, 1, 1)).isfinite().all()
