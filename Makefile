@@ -45,7 +45,7 @@ test-gpu: $(VENV)/installed  ## what a GPU does; skipped on a machine without on
 	$(BIN)/pytest -n 12 --dist worksteal tests/gpu
 
 FLOWER_TESTS := tests/test_flower_names.py tests/studies/test_grid.py tests/common/test_flower_objects.py tests/common/test_fleet_protocol.py tests/network tests/polyclinic \
-  $(addprefix tests/server/test_,$(addsuffix .py,admission backends coordinator database deadlines fleet hello hospital_port control_socket object_store registrations storage)) \
+  $(addprefix tests/server/test_,$(addsuffix .py,admission backends coordinator fleet hospital_port object_store present storage)) \
   $(addprefix tests/strategies/test_,$(addsuffix .py,exchange masking roll_call rounds secure_aggregation stock_call))
 $(VENV)/flower-%: $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps --target $@ flwr==$*

@@ -113,7 +113,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
 @pytest.mark.parametrize("architecture", SIDES)
-def test_equal_work_gives_equal_bits_with_graphs_and_without(
+def test_equal_work_gives_equal_bits_also_with_graphs(
     eager: pytest.MonkeyPatch, architecture: str, precision: str
 ) -> None:
     without, again = (trained(architecture, "cuda", precision=precision)[0] for _ in range(2))

@@ -1,18 +1,24 @@
-"""A real browser without a window: pictures of a page, where its elements lie, and its print."""
+"""A real browser without a window: pictures of a page, its layout and its print, and a page that stays open."""
 
 import html
+import itertools
 import json
 import re
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -59,7 +65,7 @@ class View:
 
 
 def picture(page: Path, view: View, height: int = 3000) -> np.ndarray:
-    """The top of the page as a browser shows it, ``(height, width, 3)``."""
+    """Return the top of the page as a browser shows it, ``(height, width, 3)``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.png"
         _browse(page, view, f"--screenshot={file}", f"--window-size={view.width},{height}")
@@ -67,29 +73,35 @@ def picture(page: Path, view: View, height: int = 3000) -> np.ndarray:
 
 
 def layout(page: Path, view: View) -> dict[str, Any]:
-    """What a browser makes of it: elements beyond the edge, labels that overlap or are cut, pale text, requests."""
+    """Measure a page: elements beyond the edge, labels that overlap or are cut, pale text, pictures, requests."""
     text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy.html"
         copy.write_text(text.replace("</body>", f"<script>{_MEASURE}</script></body>"), encoding="utf-8")
         dumped = _browse(copy, view, "--dump-dom", f"--window-size={view.width},3000")
-    found = re.search(r"<title>(.*?)</title>", dumped, re.DOTALL)
-    assert found, dumped[:500]
-    measured: dict[str, Any] = json.loads(html.unescape(found[1]))
+    title = re.search(r"<title>(.*?)</title>", dumped, re.DOTALL)
+    assert title, dumped[:500]
+    measured: dict[str, Any] = json.loads(html.unescape(title[1]))
     return measured
 
 
 def printed(page: Path, destination: Path) -> bytes:
-    """The page as a PDF file, which is also written to ``destination``."""
+    """Print the page as a PDF file; return its bytes."""
     _browse(page, View(), f"--print-to-pdf={destination}", "--no-pdf-header-footer")
     return destination.read_bytes()
 
 
-def _browse(page: Path, view: View, *arguments: str) -> str:
+def _command(profile: str) -> list[str]:
+    """Return the start of a browser's command line, with a profile of its own and no services in the background."""
     assert BROWSER is not None
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
+    quiet = ("--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}")
+    return [BROWSER, *options, *quiet]
+
+
+def _browse(page: Path, view: View, *arguments: str) -> str:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
-        command += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}"]
+        command = _command(profile)
         scheme = 0 if view.dark else 1
         command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--blink-settings=preferredColorScheme={scheme}"]
         done = subprocess.run(
@@ -97,3 +109,71 @@ def _browse(page: Path, view: View, *arguments: str) -> str:
         )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+WITHIN_S = 60.0
+
+
+class OpenPage:
+    """One tab."""
+
+    def __init__(self, line: ClientConnection) -> None:
+        self._line, self._numbers = line, itertools.count(1)
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a DevTools command; return its result."""
+        number = next(self._numbers)
+        self._line.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while (answer := json.loads(self._line.recv(WITHIN_S))).get("id") != number:
+            pass  # an event
+        assert "error" not in answer, answer
+        return dict(answer["result"])
+
+    def value(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression in the page."""
+        return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def until(self, expression: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        deadline = time.monotonic() + WITHIN_S
+        while not self.value(expression):
+            assert time.monotonic() < deadline, f"{expression}: {self.value('document.body.innerText')}"
+            time.sleep(0.1)
+
+
+@contextmanager
+def open_page(url: str, view: View, trusts: str = "") -> Iterator[OpenPage]:
+    """Open a page in a browser that ends with the context.
+
+    Args:
+        trusts: SHA-256 in base64 of the public key of a certificate that nobody vouches for.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = _command(profile)
+        command += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-port=0"]
+        command += [f"--ignore-certificate-errors-spki-list={trusts}"] if trusts else []
+        browser = subprocess.Popen([*command, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            with connect(_tab(Path(profile) / "DevToolsActivePort"), proxy=None, max_size=None) as line:
+                page = OpenPage(line)
+                scheme = {"name": "prefers-color-scheme", "value": "dark" if view.dark else "light"}
+                page.ask("Emulation.setEmulatedMedia", features=[scheme])
+                metrics = {"width": view.width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+                page.ask("Emulation.setDeviceMetricsOverride", **metrics)
+                page.ask("Page.navigate", url=url)
+                page.until("document.readyState === 'complete'")
+                yield page
+        finally:
+            browser.terminate()
+            browser.wait(30)
+
+
+def _tab(port_file: Path) -> str:
+    """Return the address of the browser's only tab."""
+    deadline = time.monotonic() + WITHIN_S
+    while not (port_file.is_file() and port_file.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    port = port_file.read_text().split()[0]
+    tabs = httpx.get(f"http://127.0.0.1:{port}/json/list", trust_env=False).json()
+    return str(next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page"))

@@ -1,15 +1,16 @@
-"""flwr-sim as a person types it, in this process."""
+"""flwr-sim as a person types it, and what a run leaves in its folder."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from studies.cli import main
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 needs_real_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is absent: no real images")
+PROGRAM = "from studies.cli import main; main()"
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,7 @@ class Ended:
     err: str
 
 
-def flwr_sim(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
-    """Run ``flwr-sim arguments`` and return its exit code and what it printed."""
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    return Ended(int(stopped.value.code or 0), printed.out, printed.err)
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    """Return the rounds of a run that may not have begun yet."""
+    path = run / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,5 +1,5 @@
 """Fixtures that several modules share."""
 
-from tests.server.superlinks import certificates, link, port
+from tests.server.superlinks import certificates, coordinator, link, port
 
-__all__ = ["certificates", "link", "port"]
+__all__ = ["certificates", "coordinator", "link", "port"]

@@ -10,7 +10,7 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool = False) -> None:
-    """The process dies in the given call of a function, before or after its work."""
+    """Let the process die in this call of a function, before or after its work."""
     original, calls = getattr(owner, name), iter(range(1, 10_000))
 
     def dying(*arguments: Any, **options: Any) -> Any:

@@ -53,23 +53,23 @@ class Machine:
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def kill_all(self, name: str) -> None:
-        """Kill the processes there that have this in their command line."""
+        """Kill the processes there that have this name in their command line."""
         kill(process for process in inside(self) if name in command_line(process))
 
 
 def inside(machine: Machine) -> list[psutil.Process]:
-    """Every process in its network, the one that keeps it last."""
-    place, found = _network(machine.pid), []
+    """Return every process in a machine's network, the one that keeps it last."""
+    network, processes = _network(machine.pid), []
     for process in psutil.process_iter():
         with suppress(OSError):
-            if _network(process.pid) == place:
-                found.append(process)
-    return sorted(found, key=lambda process: process.pid == machine.pid)
+            if _network(process.pid) == network:
+                processes.append(process)
+    return sorted(processes, key=lambda process: process.pid == machine.pid)
 
 
 @contextmanager
 def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
-    """The first has this machine's disk, the second nothing of ``folder``, /tmp and /dev/shm."""
+    """Make two: the first has this machine's disk, the second nothing of ``folder``, /tmp and /dev/shm."""
     keepers = [subprocess.Popen(["unshare", "-nm", "sleep", "infinity"]) for _ in range(2)]
     east, west = (Machine(keeper.pid, at) for keeper, at in zip(keepers, (EAST, WEST), strict=True))
     try:
@@ -92,7 +92,7 @@ def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
 
 @contextmanager
 def ray_on(east: Machine, west: Machine) -> Iterator[str]:
-    """A head with two cores and no GPU, and a node with two cores and a GPU that Ray only believes in; its address."""
+    """Start a head of two cores, and a node of two cores and a GPU that Ray only believes in; yield the address."""
     common = ("--num-cpus=2", "--object-store-memory=200000000", "--block")
     address = f"{EAST}:6379"
     place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets lie below: 107 characters at most
@@ -104,7 +104,7 @@ def ray_on(east: Machine, west: Machine) -> Iterator[str]:
         _wait_for_nodes(east, address, 2)
         yield address
     finally:
-        kill(one for one in (*inside(west), *inside(east)) if one.pid not in (east.pid, west.pid))
+        kill(each for each in (*inside(west), *inside(east)) if each.pid not in (east.pid, west.pid))
         for started in processes:
             started.communicate()
         shutil.rmtree(place, ignore_errors=True)

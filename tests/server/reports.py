@@ -16,16 +16,14 @@ RESULTS = {
     "$x_1$ & <i>node</i>": ClassMetrics(0.77, 0.35, 0.6, 50, 150),
     "结节": ClassMetrics(0.66, 0.2, 0.55, 20, 180),
 }
-
-
 NAMES = list(RESULTS)
-
-
 SITES = {"<b>x</b>": NAMES[:3], "north": [NAMES[0], *NAMES[3:]], "south": [NAMES[0], NAMES[1]]}
 
 
 def write(folder: Path, **more: Any) -> Path:
+    """Write the files of a run of three rounds, of which one site took no part."""
     folder.mkdir()
+    counts = {"train_samples": 1200, "validation_samples": 90, "bytes_up": 1_530_000, "bytes_down": 9}
     content = {
         "name": "surgical <script>alert(1)</script>",
         "method": "surgical",
@@ -34,16 +32,7 @@ def write(folder: Path, **more: Any) -> Path:
         "seed": 1,
         "best_round": 2,
         "classes": NAMES,
-        "sites": {
-            name: {
-                "classes": c,
-                "train_samples": 1200,
-                "validation_samples": 90,
-                "bytes_up": 1_530_000,
-                "bytes_down": 9,
-            }
-            for name, c in SITES.items()
-        },
+        "sites": {name: {"classes": classes, **counts} for name, classes in SITES.items()},
         "test": asdict(summarise(RESULTS, {"edema"}, set(NAMES[2:]))),
         "per_site": {"north": {"validation_loss": 0.25, "mean_auroc": 0.8, "per_class": {}}},
         "seconds": {"total": 100.0, "train": 75.0, "aggregate": 5.0, "idle": 20.0},
@@ -53,24 +42,18 @@ def write(folder: Path, **more: Any) -> Path:
         "experiment": {"training": {"lr": 5e-5, "schedule": None}, "run": {"seed": 1}},
         **more,
     }
-    lines = [
-        {
-            "round": n,
-            "sites": ["<b>x</b>", "north"],
-            "absent": {"south": "no <answer>"},
-            "train_loss": 1 / n,
-            "best": n == 2,
-        }
-        | {"validation_loss": None if n == 1 else 0.5, "validation_auroc": 0.5 + n / 10}
-        for n in (1, 2, 3)
-    ]
     (folder / "summary.json").write_text(json.dumps(content))
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    taking = {"sites": ["<b>x</b>", "north"], "absent": {"south": "no <answer>"}}
+    with (folder / "rounds.jsonl").open("w") as file:
+        for n in (1, 2, 3):
+            validation = {"validation_loss": None if n == 1 else 0.5, "validation_auroc": 0.5 + n / 10}
+            line = {"round": n, **taking, "train_loss": 1 / n, "best": n == 2, **validation}
+            file.write(json.dumps(line) + "\n")
     return folder
 
 
 def check_page(html: str) -> None:
-    """A page is well formed and whole in itself, its references have targets, its figures take the page's colours."""
+    """Check that a page is well formed and whole, its references have targets, its figures take the page's colours."""
     root = ElementTree.fromstring(html)
     assert root.tag == "html"
     tags = {element.tag for element in root.iter()}

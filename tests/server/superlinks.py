@@ -2,9 +2,10 @@
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from common.wire import fleet_protocol
-from server.coordinator.authority import issue_server_certificate, make_authority
-from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.coordinator.folder import Coordinator, read_coordinator
+from server.coordinator.init import make_folder
 from server.deployment.superlink.fleet_server import serve_hospitals
 from server.deployment.superlink.messages import StoredMessage, SuperLinkStorage
 from server.deployment.superlink.object_store import ObjectFiles
@@ -31,10 +33,19 @@ from tests.signing import SignsCalls, pem
 SUPERLINK = 1
 """Flower's number of the SuperLink itself."""
 DATABASE = "superlink.db"
+INTERVAL_S = 30.0
+"""Between two heartbeats of a site."""
 
 
 def named(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
+    """Make a call that is refused; return its status and its details."""
+    with pytest.raises(grpc.RpcError) as error:
+        call(*arguments, **options)
+    return error.value.code(), error.value.details() or ""
 
 
 class Clock:
@@ -54,7 +65,7 @@ class Link:
     folder: Path
     clock: Clock = field(default_factory=Clock)
     sent: dict[str, Message] = field(default_factory=dict)
-    opened: list[SuperLinkStorage] = field(default_factory=list)
+    storages: list[SuperLinkStorage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.storage = self.restarted()
@@ -62,36 +73,37 @@ class Link:
         self.run, _ = self.storage.begin_run()
 
     def restarted(self) -> SuperLinkStorage:
-        """The storage of a new process on the same database and files; the one before was killed."""
+        """Open the storage of a new process on the same database and files; the one before was killed."""
         files = ObjectFiles(self.folder / "objects")
-        self.opened.append(SuperLinkStorage.open(self.folder / DATABASE, files, self.clock, self.clock))
-        return self.opened[-1]
+        self.storages.append(SuperLinkStorage.open(self.folder / DATABASE, files, self.clock, self.clock))
+        return self.storages[-1]
 
     def request(self, node: int, *contents: bytes) -> StoredMessage:
-        """A request of any objects, the first one above the others; nothing is written."""
+        """Make a request of any objects, the first one above the others; nothing is written."""
         top, *below = (named(content) for content in contents)
         proto = fleet_protocol.Envelope()
-        said = proto.metadata
-        said.message_id, said.run_id, said.dst_node_id, said.src_node_id = top, self.run, node, SUPERLINK
-        said.created_at, said.ttl = self.clock(), 600.0
+        about = proto.metadata
+        about.message_id, about.run_id, about.dst_node_id, about.src_node_id = top, self.run, node, SUPERLINK
+        about.created_at, about.ttl = self.clock(), 600.0
         children = [fleet_protocol.ObjectTree(object_id=name) for name in below]
         return StoredMessage.request(proto, fleet_protocol.ObjectTree(object_id=top, children=children))
-
-    def close(self) -> None:
-        """Close the databases, of which Python 3.13 warns where they are left to the garbage collector."""
-        for one in self.opened:
-            one.close()
 
 
 @pytest.fixture
 def link(tmp_path: Path) -> Iterator[Link]:
-    """A new storage."""
-    made = Link(tmp_path)
-    yield made
-    made.close()
+    """A new storage, which is closed: Python 3.13 warns of databases that are left to the garbage collector."""
+    new = Link(tmp_path)
+    yield new
+    for storage in new.storages:
+        storage.close()
 
 
-# ---------------------------------------------------------------------- over a socket
+def message(words: str, **metadata: Any) -> Message:
+    """Make a training message with one text in it, under the name that its content gives it."""
+    about = Metadata(**{"message_id": "", "group_id": "1", "message_type": "train", **metadata})
+    new = make_message(metadata=about, content=RecordDict({"fields": ConfigRecord({"words": words})}))
+    new.metadata.__dict__["_message_id"] = new.object_id
+    return new
 
 
 @dataclass
@@ -99,38 +111,52 @@ class Hospital:
     """Anyone who has a key and Flower's own stub: an admitted site, a stranger, or a forger."""
 
     link: Link
-    name: str
-    stub: FleetStub
+    channel: grpc.Channel
     key: bytes
     node_id: int
+
+    @cached_property
+    def stub(self) -> FleetStub:
+        return FleetStub(self.channel)
 
     @property
     def node(self) -> Node:
         return Node(node_id=self.node_id)
 
-    def pull(self) -> tuple[str, ObjectTree]:
-        """The next message for this site: its name, and the tree of its objects."""
-        answer = self.stub.PullMessages(PullMessagesRequest(node=self.node))
-        return answer.messages_list[0].metadata.message_id, answer.message_object_trees[0]
+    def sign_on(self, interval_s: float = INTERVAL_S, **options: Any) -> int:
+        request = ActivateNodeRequest(public_key=self.key, heartbeat_interval=interval_s)
+        return int(self.stub.ActivateNode(request, **options).node_id)
+
+    def beat(self, interval_s: float = INTERVAL_S, **options: Any) -> bool:
+        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=interval_s)
+        return bool(self.stub.SendNodeHeartbeat(request, **options).success)
+
+    def pull(self, **options: Any) -> list[str]:
+        """Return the names of the messages that this site is handed."""
+        answer = self.stub.PullMessages(PullMessagesRequest(node=self.node), **options)
+        return [proto.metadata.message_id for proto in answer.messages_list]
+
+    def pull_object(self, name: str) -> Any:
+        return self.stub.PullObject(PullObjectRequest(node=self.node, run_id=self.link.run, object_id=name))
+
+    def confirm(self, name: str) -> None:
+        request = ConfirmMessageReceivedRequest(node=self.node, run_id=self.link.run, message_object_id=name)
+        self.stub.ConfirmMessageReceived(request)
 
     def reply_to(
         self, message_id: str, words: str = "trained", source: int = 0, to: int = SUPERLINK, run: int = 0
     ) -> Message:
-        """A reply in this site's name, or in that of ``source``."""
-        metadata = Metadata(
+        """Make a reply in this site's name, or in that of ``source``."""
+        request = self.link.sent.get(message_id)
+        return message(
+            words,
             run_id=run or self.link.run,
-            message_id="",
             src_node_id=source or self.node_id,
             dst_node_id=to,
             reply_to_message_id=message_id,
-            group_id="1",
-            created_at=self.link.sent[message_id].metadata.created_at if message_id in self.link.sent else time.time(),
+            created_at=request.metadata.created_at if request else time.time(),
             ttl=500.0,
-            message_type="train",
         )
-        reply = make_message(metadata=metadata, content=RecordDict({"fields": ConfigRecord({"words": words})}))
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        return reply
 
     def announce(self, reply: Message, node: int = 0) -> Any:
         """Push a reply without its objects."""
@@ -149,7 +175,7 @@ class Hospital:
             if name in answer.objects_to_push:
                 assert self.push(name, part.deflate(), answer.session_id)
 
-    def push(self, name: str, content: bytes, session: str) -> bool:
+    def push(self, name: str, content: bytes, session: str = "") -> bool:
         request = PushObjectRequest(
             node=self.node, run_id=self.link.run, session_id=session, object_id=name, object_content=content
         )
@@ -166,86 +192,78 @@ class Port:
     channels: list[grpc.Channel] = field(default_factory=list)
 
     def hospital(self, name: str) -> Hospital:
-        """An admitted site."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        public = pem(key.public_key())
-        return Hospital(self.link, name, self.stub(key), public, self.link.storage.sites.register(name, public))
+        """Admit a site."""
+        site = self.stranger()
+        site.node_id = self.link.storage.sites.register(name, site.key)
+        return site
 
     def stranger(self) -> Hospital:
-        """A fresh key that nobody admitted."""
+        """Make a fresh key that nobody admitted."""
         key = ec.generate_private_key(ec.SECP256R1())
-        return Hospital(self.link, "stranger", self.stub(key), pem(key.public_key()), 7)
+        return Hospital(self.link, self.channel(key), pem(key.public_key()), 7)
 
-    def stub(self, *signing: ec.EllipticCurvePrivateKey) -> FleetStub:
-        """Flower's own stub over TLS, which signs with this key, or does not sign."""
-        channel = self.channel()
-        signed = [SignsCalls(key, key.public_key()) for key in signing]
-        return FleetStub(grpc.intercept_channel(channel, *signed))
-
-    def channel(self) -> grpc.Channel:
-        """A connection of its own."""
+    def channel(self, *signing: ec.EllipticCurvePrivateKey) -> grpc.Channel:
+        """Open a connection of its own over TLS, whose calls are signed with this key, or are not signed."""
         credentials = grpc.ssl_channel_credentials(self.authority)
         self.channels.append(grpc.secure_channel(self.address, credentials, [("grpc.use_local_subchannel_pool", 1)]))
-        return self.channels[-1]
+        return grpc.intercept_channel(self.channels[-1], *(SignsCalls(key, key.public_key()) for key in signing))
 
     def ask(self, hospital: Hospital, words: str = "train") -> str:
         """Send a site a message, as the coordinator's run does; return the message's name."""
-        metadata = Metadata(
-            run_id=self.link.run,
-            message_id="",
-            src_node_id=SUPERLINK,
-            dst_node_id=hospital.node_id,
-            reply_to_message_id="",
-            group_id="1",
-            created_at=time.time(),
-            ttl=600.0,
-            message_type="train",
-        )
-        message = make_message(metadata=metadata, content=RecordDict({"fields": ConfigRecord({"words": words})}))
-        message.metadata.__dict__["_message_id"] = name = message.object_id
-        objects = get_all_nested_objects(message)
-        for part, content in objects.items():
+        to = {"src_node_id": SUPERLINK, "dst_node_id": hospital.node_id, "reply_to_message_id": ""}
+        new = message(words, run_id=self.link.run, **to, created_at=time.time(), ttl=600.0)
+        for part, content in get_all_nested_objects(new).items():
             self.link.files.write(part, content.deflate())
-        self.link.storage.sites.activate(hospital.node_id, 30.0)  # only a site that is there is sent a message
-        proto = message_to_proto(remove_content_from_message(message))
-        taken, missing = self.link.storage.messages.push([StoredMessage.request(proto, get_object_tree(message))])
-        assert (taken, missing) == ([name], [])
-        self.link.sent[name] = message
-        return name
+        self.link.storage.sites.activate(hospital.node_id, INTERVAL_S)  # only a site that is there is sent a message
+        request = StoredMessage.request(message_to_proto(remove_content_from_message(new)), get_object_tree(new))
+        assert self.link.storage.messages.push([request]) == ([new.object_id], [])
+        self.link.sent[new.object_id] = new
+        return new.object_id
 
     def hand(self, hospital: Hospital, words: str = "train") -> str:
         """Send a site a message, which the site pulls; return the message's name."""
         name = self.ask(hospital, words)
-        hospital.pull()
+        assert name in hospital.pull()
         return name
+
+
+HOSTS = ("fl.example", "fl-2.example", "192.0.2.7", "2001:db8::7")
+
+
+def coordinator_in(folder: Path) -> Coordinator:
+    """Make a coordinator's folder with an authority and a server certificate."""
+    make_folder(folder, "trial", HOSTS, listen="0.0.0.0", port=9092)
+    return read_coordinator(folder)
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Coordinator:
+    """A coordinator's folder; nothing runs, and nobody is admitted."""
+    return coordinator_in(tmp_path / "trial")
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes]:
     """An authority's certificate, a server's, and its key."""
-    folder = tmp_path_factory.mktemp("authority")
-    made = Coordinator(folder, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092))
-    make_authority(made)
-    issue_server_certificate(made)
-    first, second, third = (folder / "authority" / name for name in ("ca.crt", "server.crt", "server.key"))
+    authority = coordinator_in(tmp_path_factory.mktemp("authority") / "trial").authority
+    first, second, third = (authority / name for name in ("ca.crt", "server.crt", "server.key"))
     return first.read_bytes(), second.read_bytes(), third.read_bytes()
-
-
-@pytest.fixture
-def port(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Port]:
-    """The port for hospitals, as the SuperLink's program opens it."""
-    with opened(link, certificates) as found:
-        yield found
 
 
 @contextmanager
 def opened(link: Link, certificates: tuple[bytes, bytes, bytes], connections: int = 1000) -> Iterator[Port]:
-    """Open the port for hospitals."""
+    """Open the port for hospitals, as the SuperLink's program opens it."""
     server, number = serve_hospitals("127.0.0.1:0", link.storage, certificates, link.folder, connections)
-    found = Port(link, f"127.0.0.1:{number}", certificates[0])
+    port = Port(link, f"127.0.0.1:{number}", certificates[0])
     try:
-        yield found
+        yield port
     finally:
-        for channel in found.channels:
+        for channel in port.channels:
             channel.close()
         server.stop(None).wait()
+
+
+@pytest.fixture
+def port(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Port]:
+    with opened(link, certificates) as port:
+        yield port

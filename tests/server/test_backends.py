@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from common.errors import BadInput
 from server.simulation.backends.ray_grid import RayGrid
 from strategies.engine.events import RunStopped
 from tests.federations import DIGITS, federation, finished
+from tests.network.real import eventually, lines_of
 from tests.processes import command_line, kill
+from tests.server.commands import PROGRAM, rounds_of
 from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
-from tests.server.ray_kills import PROGRAM, rounds_of
 
 ALONE = "evaluation.compare_local=true"
 ON_RAY = 'simulation.backend="ray"'
+LONG = ("run.rounds=30", "evaluation.checkpoint=last")
 WITHIN_S = 240
 
 
@@ -32,30 +34,46 @@ def needs_machines(test: Any) -> Any:
     return pytest.mark.long(pytest.mark.skipif(not POSSIBLE, reason="network namespaces need root")(test))
 
 
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
 def events_of(run: Path, name: str) -> list[dict[str, Any]]:
-    every = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    return [event for event in every if event["event"] == name]
+    return [event for event in lines_of(run / "events.jsonl") if event["event"] == name]
 
 
-def a_site_worker() -> psutil.Process:
-    """One of the processes that serve sites; Ray changes their titles, so that one look may find none."""
-    until = time.monotonic() + 10
-    while True:
-        children = psutil.Process().children(recursive=True)
-        if found := [child for child in children if "SiteWorker" in command_line(child)]:
-            return found[0]
-        assert time.monotonic() < until, "no worker of Ray's has come"
+def sha256_of(run: Path) -> str:
+    return str(json.loads((run / "summary.json").read_text())["model_sha256"])
+
+
+def absences(run: Path) -> list[dict[str, str]]:
+    return [line["absent"] for line in rounds_of(run) if line["absent"]]
+
+
+def after_push(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
+    """Do this when the coordinator has sent so many times; the first is the roll call."""
+    push, pushes = RayGrid.push_messages, list[int]()
+
+    def acting(grid: RayGrid, messages: Any) -> Any:
+        identifiers = push(grid, messages)
+        pushes.append(len(identifiers))
+        if len(pushes) == number:
+            action()
+        return identifiers
+
+    monkeypatch.setattr(RayGrid, "push_messages", acting)
 
 
 def listening(others: Collection[psutil.Process]) -> set[str]:
-    """Addresses on which this process's children listen, but for those that other tests have started."""
-    found = set()
-    for process in set(psutil.Process().children(recursive=True)) - set(others):
+    """Return the addresses on which this process's children listen, but for those that other tests have started."""
+    addresses = set()
+    for process in set(children()) - set(others):
         try:
-            found |= {one.laddr.ip for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+            connections = process.net_connections()
         except psutil.Error:
             continue
-    return found
+        addresses |= {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
+    return addresses
 
 
 ASK = """
@@ -68,18 +86,18 @@ except Exception as error:
 """
 
 
-def asked_by_a_stranger(home: Path) -> str:
-    """What another user of this machine hears from the Ray that is running."""
-    words = [word for child in psutil.Process().children(recursive=True) for word in command_line(child).split()]
+def answer_to_a_stranger(home: Path) -> str:
+    """Return what another user of this machine hears from the Ray that is running."""
+    words = [word for child in children() for word in command_line(child).split()]
     address = next(word.partition("=")[2] for word in words if word.startswith("--gcs-address="))
     outside = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     command, pipe = [sys.executable, "-c", ASK, address], subprocess.PIPE
     alone = {**outside, "HOME": str(home)}
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=alone) as stranger:
         assert stranger.stdout is not None
-        said = stranger.stdout.readline()  # it would ask again and again
+        answer = stranger.stdout.readline()  # it would ask again and again
         stranger.kill()
-    return said
+    return answer
 
 
 @pytest.mark.slow
@@ -88,12 +106,12 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_answers_nobody_else(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses, push, modes, answers = set[str](), RayGrid.push_messages, set[int](), list[str]()
-    others = psutil.Process().children(recursive=True)
+    others = children()
 
     def looking(grid: RayGrid, messages: Any) -> Any:
         addresses.update(listening(others))
         if not answers:
-            answers.append(asked_by_a_stranger(tmp_path))
+            answers.append(answer_to_a_stranger(tmp_path))
         modes.add(Path(grid._process.settings.scratch).parent.stat().st_mode & 0o777)
         return push(grid, messages)
 
@@ -102,57 +120,42 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_answers_nobody_else(
     _, inline = finished(ALONE)
     on_ray = federation(tmp_path, ON_RAY, ALONE, f"simulation.workers={workers}", out="ray")
     assert (inline["backend"], on_ray["backend"]) == ("inline", "ray")
-    assert inline["model_sha256"] == on_ray["model_sha256"]
-    assert inline["test"] == on_ray["test"]
-    assert inline["benefit"] == on_ray["benefit"]
-    assert all(found["benefit"] for found in on_ray["benefit"].values())
+    for key in ("model_sha256", "test", "benefit"):
+        assert inline[key] == on_ray[key]
+    assert all(site["benefit"] for site in on_ray["benefit"].values())
     assert "Unauthenticated" in answers[0]
     assert modes == {0o700}  # sites' memory and Ray's logs lie there
     assert len(events_of(tmp_path / "ray", "worker_ready")) == workers
     assert addresses <= {"::ffff:127.0.0.1", "127.0.0.1"}
     assert addresses
-    assert [child.name() for child in psutil.Process().children(recursive=True) if "ray" in child.name()] == []
+    assert [child.name() for child in children() if "ray" in child.name()] == []
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_at_work_is_replaced_and_its_site_is_not_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pushes, push = list[int](), RayGrid.push_messages
+def test_a_killed_worker_is_replaced_and_no_site_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill_a_worker() -> None:  # Ray changes their titles, so that one look may find none
+        workers = lambda: [child for child in children() if "SiteWorker" in command_line(child)]  # noqa: E731
+        eventually(workers, "a worker of Ray's has come", 10)[0].kill()
 
-    def killing(grid: RayGrid, messages: Any) -> Any:
-        asked = push(grid, messages)
-        pushes.append(len(asked))
-        if len(pushes) == 2:  # the first is the roll call
-            a_site_worker().kill()
-        return asked
-
-    monkeypatch.setattr(RayGrid, "push_messages", killing)
+    after_push(monkeypatch, 2, kill_a_worker)
     summary = federation(tmp_path, ON_RAY, "simulation.workers=2")
     assert summary["model_sha256"] == finished()[1]["model_sha256"]
     assert len(events_of(tmp_path / "run", "worker_lost")) == 1
-    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
+    assert absences(tmp_path / "run") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["raylet", "gcs_server"])
-def test_a_ray_whose_server_is_killed_stops_the_run_with_the_remedy_and_resume_ends_in_the_same_model(
+def test_a_ray_whose_server_is_killed_stops_the_run_and_resume_ends_in_the_same_model(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    push, pushes, settings = RayGrid.push_messages, list[int](), ("run.rounds=40", "evaluation.checkpoint=last")
-
-    def killing(grid: RayGrid, messages: Any) -> Any:
-        pushes.append(len(identifiers := push(grid, messages)))
-        if len(pushes) == 3:  # the roll call, and the first round
-            kill(child for child in psutil.Process().children(recursive=True) if child.name() == server)
-        return identifiers
-
+    settings = ("run.rounds=40", "evaluation.checkpoint=last")
     with monkeypatch.context() as patch:
-        patch.setattr(RayGrid, "push_messages", killing)
+        after_push(patch, 3, lambda: kill(child for child in children() if child.name() == server))
         with pytest.raises(RunStopped, match=r"ended.*; --resume goes on"):
             federation(tmp_path, ON_RAY, "simulation.workers=1", *settings)
     assert 0 < len(rounds_of(tmp_path / "run")) < 40
-    assert [child for child in psutil.Process().children(recursive=True) if "ray" in child.name()] == []
+    assert [child for child in children() if "ray" in child.name()] == []
     assert federation(tmp_path, *settings, resume=True)["model_sha256"] == finished(*settings)[1]["model_sha256"]
 
 
@@ -162,9 +165,6 @@ def test_a_cluster_that_is_not_there_is_a_fault_of_the_experiment(tmp_path: Path
         port = bound.getsockname()[1]
         with pytest.raises(BadInput, match=r'simulation\.address: "127\.0\.0\.1:\d+" cannot be joined'):
             federation(tmp_path, ON_RAY, f"simulation.address=127.0.0.1:{port}")
-
-
-# ---------------------------------------------------------------------- a cluster
 
 
 Cluster = tuple[Machine, Machine, str, Path]
@@ -180,9 +180,25 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def typed(folder: Path, out: str, *settings: str) -> list[str]:
-    """The command line of a run on Ray."""
+    """Return the command line of a run on Ray."""
     run = [sys.executable, "-c", PROGRAM, "run", str(folder / "experiment.toml"), "--out", str(folder / out)]
-    return [*run, "--backend", "ray", *(part for one in settings for part in ("--set", one))]
+    return [*run, "--backend", "ray", *(part for setting in settings for part in ("--set", setting))]
+
+
+def wait_in_run(program: subprocess.Popen[str], condition: Callable[[], object]) -> None:
+    """Wait until a run has come so far, or has ended."""
+    until = time.monotonic() + WITHIN_S
+    while not condition() and program.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def check_end(program: subprocess.Popen[str], run: Path) -> list[dict[str, Any]]:
+    """Wait for the end of a long run: no site was ever absent, and the model is the inline one; return lost workers."""
+    _, err = program.communicate(timeout=2 * WITHIN_S)
+    assert program.returncode == 0, err
+    assert absences(run) == []
+    assert sha256_of(run) == finished(*LONG)[1]["model_sha256"]
+    return events_of(run, "worker_lost")
 
 
 @needs_machines
@@ -191,16 +207,15 @@ def test_two_sites_share_a_gpu_of_a_node_that_shares_no_folder_with_the_coordina
     long_enough = "run.rounds=60"  # for both workers to start
     done = east.run(*typed(folder, "shared", f"simulation.address={address}", long_enough))
     assert done.returncode == 0, done.stderr
-    summary = json.loads((folder / "shared" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished(long_enough)[1]["model_sha256"]
+    assert sha256_of(folder / "shared") == finished(long_enough)[1]["model_sha256"]
     ready = events_of(folder / "shared", "worker_ready")
     # One GPU and two cores: two sites of half a GPU each, none on the head.
     assert [event["gpus"] for event in ready] == [1, 1]
     assert len({event["node"] for event in ready}) == 1
     assert sorted(path.name for path in (folder / "shared" / "sites").iterdir()) == ["site-1", "site-2", "site-3"]
-    left = west.run("ls", str(folder), "/tmp").stdout
-    assert "shared" not in left
-    assert "polyclinic" not in left
+    files = west.run("ls", str(folder), "/tmp").stdout
+    assert "shared" not in files
+    assert "polyclinic" not in files
 
 
 @needs_machines
@@ -210,46 +225,32 @@ def test_both_nodes_train_where_no_gpu_is_asked_for_and_auto_finds_the_cluster(t
     settings = ("simulation.gpus_per_site=0", "simulation.workers=3", *trained)
     done = east.run(*typed(folder, "both", "simulation.address=auto", *settings))
     assert done.returncode == 0, done.stderr
-    summary = json.loads((folder / "both" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished(*trained)[1]["model_sha256"]
+    assert sha256_of(folder / "both") == finished(*trained)[1]["model_sha256"]
     assert len({event["node"] for event in events_of(folder / "both", "worker_ready")}) == 2
 
 
 @needs_machines
 def test_a_site_that_takes_more_cores_than_any_node_has_is_refused(two_nodes: Cluster) -> None:
     east, _, address, folder = two_nodes
-    done = east.run(
-        *typed(folder, "refused", f"simulation.address={address}", "simulation.gpus_per_site=0", "training.threads=5")
-    )
+    settings = (f"simulation.address={address}", "simulation.gpus_per_site=0", "training.threads=5")
+    done = east.run(*typed(folder, "refused", *settings))
     assert done.returncode == 2
-    assert "a site takes 5 cores, and no node of the cluster has that" in " ".join(done.stderr.split())
+    assert "a site takes 5 cores" in " ".join(done.stderr.split())
 
 
 @needs_machines
 def test_a_node_that_is_lost_loses_no_site(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "run.rounds=30", "evaluation.checkpoint=last")
+    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", *LONG)
     with two_machines(tmp_path) as (east, west), ray_on(east, west) as address:
-        run = east.start(*typed(tmp_path, "run", f"simulation.address={address}", *settings))
-        until = time.monotonic() + WITHIN_S
-        while len(rounds_of(tmp_path / "run")) < 2 and run.poll() is None and time.monotonic() < until:
-            time.sleep(0.1)
+        program = east.start(*typed(tmp_path, "run", f"simulation.address={address}", *settings))
+        wait_in_run(program, lambda: len(rounds_of(tmp_path / "run")) >= 2)
         west.kill_all("raylet/raylet")
-        said = run.communicate(timeout=WITHIN_S)[1]
-    assert run.returncode == 0, said
-    assert "worker_lost" in (tmp_path / "run" / "events.jsonl").read_text()
-    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.checkpoint=last")[1]["model_sha256"]
-
-
-# ---------------------------------------------------------------------- memory
+        assert check_end(program, tmp_path / "run")
 
 
 @pytest.mark.long
-def test_a_node_that_stays_without_memory_stops_the_run_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_without_memory_stops_the_run_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "50")
     with pytest.raises(Exception, match="memory"):
@@ -260,27 +261,18 @@ def test_a_node_that_stays_without_memory_stops_the_run_with_the_reason(
 def test_the_memory_killer_takes_workers_and_no_site(tmp_path: Path) -> None:
     """Ray reads what the kernel says of a container's memory: here it reads files of this test."""
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    memory = tmp_path / "memory"
+    memory, run = tmp_path / "memory", tmp_path / "run"
     memory.mkdir()
     for name, text in (("max", "8000000000"), ("current", "1000000000"), ("stat", "inactive_file 0\nactive_file 0\n")):
         (memory / f"memory.{name}").write_text(text)
-    more = {"RAY_memory_monitor_refresh_ms": "50"}
-    settings = ("simulation.workers=2", "run.rounds=30", "evaluation.checkpoint=last")
     with two_machines(tmp_path) as (east, _):
         assert east.run("mount", "--bind", str(memory), "/sys/fs/cgroup").returncode == 0
-        run = east.start(*typed(tmp_path, "run", *settings), more=more)
-        until = time.monotonic() + WITHIN_S
-        while len(rounds_of(tmp_path / "run")) < 2 and run.poll() is None and time.monotonic() < until:
-            time.sleep(0.1)
+        more = {"RAY_memory_monitor_refresh_ms": "50"}
+        program = east.start(*typed(tmp_path, "run", "simulation.workers=2", *LONG), more=more)
+        wait_in_run(program, lambda: len(rounds_of(run)) >= 2)
         (memory / "memory.current").write_text("7900000000")
-        while not events_of(tmp_path / "run", "worker_lost") and run.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_in_run(program, lambda: (run / "events.jsonl").exists() and events_of(run, "worker_lost"))
         (memory / "memory.current").write_text("1000000000")
-        said = run.communicate(timeout=2 * WITHIN_S)[1]
-    assert run.returncode == 0, said
-    lost = events_of(tmp_path / "run", "worker_lost")
+        lost = check_end(program, run)
     assert lost
     assert all("memory" in event["reason"] for event in lost)
-    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.checkpoint=last")[1]["model_sha256"]

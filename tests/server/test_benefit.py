@@ -1,22 +1,34 @@
-"""A run whose sites say whether they are better off alone: what it costs, what it changes, what its report says."""
+"""Sites that train alone: whether they are better off, and the ensemble of their models."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
+from sklearn.metrics import roc_auc_score
 
 import client.app
 from client.benefit.compare import compare
 from client.site.site import Site
+from common.config import read_experiment
+from common.contract import LabelContract
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import channels_first
 from common.errors import BadInput
-from common.models.saved import read_description
+from common.metrics.benefit import Benefit
+from common.models.network import build, compute_scores
+from common.models.saved import load_model, read_description, save_model
+from common.models.zoo.spec import ModelSpec
 from common.system.plain_text import number
 from common.wire.records import BenefitReply, BenefitRequest
 from server.federation.benefit import benefit_deadline_s
+from server.federation.ensemble import ensemble_result, local_model_folders
 from server.reporting.run_claims import WITHHELD_BY_SITE, further_limits, prominent_limits, site_comparisons
 from server.reporting.run_report import write_run_report
 from server.runs.reader import Run, SiteBenefit, read_run
+from server.simulation.simulate import simulate
 from strategies.registry import STRATEGIES
 from tests.federations import federation, finished, needs_of
 from tests.server.reports import body_text
@@ -45,11 +57,17 @@ def run(folder: Path) -> Run:
     return read_run(folder)
 
 
+def benefit_of(run: Run, site: str) -> Benefit:
+    benefit = run.summary.benefit[site].benefit
+    assert benefit is not None
+    return benefit
+
+
 def test_the_models_figures_and_bits_are_those_of_a_run_without(run: Run) -> None:
     _, without = finished()
     assert run.summary.model_sha256 == without["model_sha256"]
-    assert {site: one.mean_auroc for site, one in run.summary.per_site.items()} == {
-        site: one["mean_auroc"] for site, one in without["per_site"].items()
+    assert {site: result.mean_auroc for site, result in run.summary.per_site.items()} == {
+        site: result["mean_auroc"] for site, result in without["per_site"].items()
     }
     assert without["benefit"] == {}
 
@@ -58,14 +76,13 @@ def test_the_model_trained_alone_is_that_of_the_method_individual_bit_for_bit(fo
     individual, summary = finished("run.method=individual")
     for site in ("site-1", "site-2"):
         models = (folder / "sites" / site / "alone" / "model", individual / "sites" / site / "model")
-        assert len({read_description(one).model_sha256 for one in models}) == 1
-        found = run.summary.benefit[site].benefit
-        assert found is not None
-        assert found.mean["alone"].value == pytest.approx(summary["per_site"][site]["mean_auroc"])
-        assert found.mean["federated"].value == pytest.approx(run.summary.per_site[site].mean_auroc)
+        assert len({read_description(model).model_sha256 for model in models}) == 1
+        mean = benefit_of(run, site).mean
+        assert mean["alone"].value == pytest.approx(summary["per_site"][site]["mean_auroc"])
+        assert mean["federated"].value == pytest.approx(run.summary.per_site[site].mean_auroc)
 
 
-def test_a_site_that_fails_at_it_is_tested_all_the_same_and_the_reason_is_told(run: Run) -> None:
+def test_a_site_that_fails_at_it_is_tested_all_the_same_and_has_its_reason(run: Run) -> None:
     assert set(run.summary.per_site) == {"site-1", "site-2", "site-3"}
     assert run.summary.benefit["site-3"].benefit is None
     assert "training diverged" in run.summary.benefit["site-3"].reason
@@ -74,30 +91,27 @@ def test_a_site_that_fails_at_it_is_tested_all_the_same_and_the_reason_is_told(r
 def test_the_report_has_a_sentence_for_every_site_with_its_figures(folder: Path, run: Run) -> None:
     text = body_text(write_run_report(folder).read_text(encoding="utf-8"))
     choices = site_comparisons(run)
-    assert [one.site for one in choices] == ["site-1", "site-2", "site-3"]
-    assert all(one.sentence in text for one in choices)
-    for one in choices[:2]:
-        assert one.benefit is not None
-        assert number(one.benefit.gain["ensemble"].value)[-4:] in one.sentence
+    assert [choice.site for choice in choices] == ["site-1", "site-2", "site-3"]
+    assert all(choice.sentence in text for choice in choices)
+    for choice in choices[:2]:
+        assert number(benefit_of(run, choice.site).gain["ensemble"].value)[-4:] in choice.sentence
     assert "training diverged" in choices[2].sentence
     assert any("one site in 40" in limit for limit in further_limits(run))
 
 
 def test_the_sites_that_lose_stand_beside_the_runs_result(run: Run) -> None:
-    found = run.summary.benefit["site-1"].benefit
-    assert found is not None
-    worse = {model: replace(gain, interval=(-0.02, -0.01)) for model, gain in found.gain.items()}
-    told = {"site-1": SiteBenefit(benefit=replace(found, gain=worse)), "site-2": SiteBenefit()}
-    losing = replace(run, summary=run.summary.model_copy(update={"benefit": told}))
-    sentence = "1 of 1 site that compared is better off alone than with this model: site-1."
-    assert sentence in prominent_limits(losing)
+    benefit = benefit_of(run, "site-1")
+    worse = {model: replace(gain, interval=(-0.02, -0.01)) for model, gain in benefit.gain.items()}
+    sites = {"site-1": SiteBenefit(benefit=replace(benefit, gain=worse)), "site-2": SiteBenefit()}
+    losing = replace(run, summary=run.summary.model_copy(update={"benefit": sites}))
+    assert any("1 of 1 site that compared is better off alone" in limit for limit in prominent_limits(losing))
     assert WITHHELD_BY_SITE in site_comparisons(losing)[1].sentence
 
 
-def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(tmp_path: Path) -> None:
-    for method in ("individual", "centralised"):
-        with pytest.raises(BadInput, match=r"evaluation\.compare_local"):
-            federation(tmp_path, ALONE, f"run.method={method}")
+@pytest.mark.parametrize("method", ["individual", "centralised"])
+def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(method: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"evaluation\.compare_local"):
+        federation(tmp_path, ALONE, f"run.method={method}")
 
 
 def test_a_site_has_twice_the_time_of_all_rounds_and_a_rounds_deadline_more() -> None:
@@ -107,16 +121,75 @@ def test_a_site_has_twice_the_time_of_all_rounds_and_a_rounds_deadline_more() ->
 
 def test_sites_that_hold_rows_of_all_classes_compare_too(tmp_path: Path) -> None:
     summary = federation(tmp_path, ALONE, "run.method=partial_loss", "run.rounds=1")
-    assert all(one["benefit"] for one in summary["benefit"].values())
+    assert all(site["benefit"] for site in summary["benefit"].values())
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", [one for one in STRATEGIES if one not in ("individual", "centralised")])
+@pytest.mark.parametrize("method", [name for name in STRATEGIES if name not in ("individual", "centralised")])
 def test_every_method_compares(method: str, tmp_path: Path) -> None:
     summary: dict[str, Any] = federation(tmp_path, ALONE, f"run.method={method}", *needs_of(method))
-    compared = {site: one["benefit"] for site, one in summary["benefit"].items()}
+    compared = {site: facts["benefit"] for site, facts in summary["benefit"].items()}
     trains = {site for site, record in summary["sites"].items() if record["epochs"]}
-    assert {site for site, one in compared.items() if one} == trains
+    assert {site for site, benefit in compared.items() if benefit} == trains
     for site in trains:
         federated = compared[site]["mean"]["federated"]["value"]
         assert federated == pytest.approx(summary["per_site"][site]["mean_auroc"])
+
+
+CONTRACT = LabelContract(("a", "b", "c"), {"north": ("b", "a"), "south": ("c", "b")})
+SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
+
+
+def images(count: int, seed: int) -> ImageSet:
+    generator = np.random.default_rng(seed)
+    names = np.array([""] * count)
+    pixels = generator.integers(0, 256, (count, 16, 16), dtype=np.uint8)
+    return ImageSet(pixels, generator.integers(0, 2, (count, 3)).astype(np.float32), CONTRACT.class_names, names, names)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    for seed, (site, names) in enumerate(CONTRACT.sites.items()):
+        (tmp_path / "sites" / site / "model").mkdir(parents=True)
+        network = build(SPEC, names, seed)
+        save_model(tmp_path / "sites" / site / "model", network, label_contract_sha256="")
+    return local_model_folders(tmp_path, CONTRACT)
+
+
+def own_scores(folders: list[Path], test: ImageSet) -> list[np.ndarray]:
+    return [compute_scores(load_model(folder), channels_first(test.images)) for folder in folders]
+
+
+def test_a_class_is_averaged_over_its_owners_and_nobody_else(folders: list[Path]) -> None:
+    test = images(60, 5)
+    north, south = own_scores(folders, test)
+    classes = ensemble_result(folders, CONTRACT, test, {})["test"]["per_class"]
+    assert classes["a"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 0], north[:, 1]))
+    assert classes["b"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 1], north[:, 0] + south[:, 1]))
+    assert classes["c"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 2], south[:, 0]))
+
+
+def test_a_site_with_test_images_of_its_own_is_tested_on_them_for_its_classes(folders: list[Path]) -> None:
+    test, own = images(60, 5), images(30, 6)
+    result = ensemble_result(folders, CONTRACT, test, {"south": own})
+    _, south = own_scores(folders, own)
+    of_south = result["per_site"]["south"]["per_class"]
+    assert of_south["c"]["auroc"] == pytest.approx(roc_auc_score(own.labels[:, 2], south[:, 0]))
+    assert list(of_south) == ["c", "b"]
+    assert result["per_site"]["north"]["per_class"]["a"] == result["test"]["per_class"]["a"]
+
+
+def test_without_every_sites_model_there_is_none(tmp_path: Path, folders: list[Path]) -> None:
+    (folders[0] / "model.json").unlink()
+    assert local_model_folders(tmp_path, CONTRACT) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "has"), [("individual", True), ("pfl", False), ("surgical", False)])
+def test_a_run_has_an_ensemble_where_sites_share_nothing(tmp_path: Path, method: str, has: bool) -> None:
+    changes = [f'run.method="{method}"', "run.rounds=1", 'simulation.backend="inline"']
+    experiment = Path(__file__).parents[2] / "experiments" / "digits_surgical.toml"
+    simulate(read_experiment(experiment, changes), tmp_path / "run", Console(quiet=True))
+    summary = read_run(tmp_path / "run").summary
+    assert (summary.ensemble is not None) is has
+    assert ("AUROC, ensemble" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")) is has

@@ -26,7 +26,6 @@ PRINTED = 0.0005 + 1e-9  # three decimals
 OF_SITES = "mean over the sites' own test parts"
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SOME = settings(MANY, max_examples=MANY.max_examples // 5)  # each writes a whole report
-
 AUROCS = st.sampled_from([0.2, 0.5, 0.7, 0.7, 0.9, 1.0]) | st.floats(0, 1)  # with ties
 
 
@@ -44,15 +43,15 @@ def class_results(draw: st.DrawFn) -> ClassMetrics:
 @st.composite
 def decisions(draw: st.DrawFn, result: ClassMetrics) -> Decisions:
     positives, negatives = result.positives or 0, result.negatives or 0
-    found = draw(st.sampled_from(sorted({0, min(1, positives), positives})))
+    hits = draw(st.sampled_from(sorted({0, min(1, positives), positives})))
     alarms = draw(st.sampled_from(sorted({0, negatives})))
-    return Decisions(found, positives - found, alarms, negatives - alarms)
+    return Decisions(hits, positives - hits, alarms, negatives - alarms)
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     """A run as simulations and networks write them: with sites lost, classes untested, unknown patients, no rounds."""
-    names = draw(st.permutations(CLASSES).map(lambda found: tuple(found[: draw(st.integers(1, 6))])))
+    names = draw(st.permutations(CLASSES).map(lambda order: tuple(order[: draw(st.integers(1, 6))])))
     sites = SITES[: draw(st.integers(1, 4))]
     classes = {site: tuple(n for n in names if draw(st.booleans())) or names[:1] for site in sites}
     owned = {name: [site for site in sites if name in classes[site]] for name in names}
@@ -62,15 +61,13 @@ def runs(draw: st.DrawFn) -> Run:
     note = draw(st.sampled_from([GLOBAL_MODEL, OF_SITES]))
     test = asdict(summarise(tested, shared, unique, note))
     if note == GLOBAL_MODEL and draw(st.booleans()):
-        ends = {name: tuple(sorted((draw(AUROCS), draw(AUROCS)))) for name, one in tested.items() if one.auroc}
-        test["intervals"] = asdict(
-            Intervals((0.1, 0.9) if ends else None, ends, over=draw(st.sampled_from(["images"])))
-        )
-        test["quality"] = asdict(ScoreQuality({}, {name: draw(decisions(one)) for name, one in tested.items()}))
-    asked = draw(st.none() | st.sets(st.sampled_from(sites), min_size=1).map(sorted))
-    if asked is not None:
+        ends = {name: tuple(sorted((draw(AUROCS), draw(AUROCS)))) for name, each in tested.items() if each.auroc}
+        test["intervals"] = asdict(Intervals((0.1, 0.9) if ends else None, ends, over="images"))
+        test["quality"] = asdict(ScoreQuality({}, {name: draw(decisions(each)) for name, each in tested.items()}))
+    drawn = draw(st.none() | st.sets(st.sampled_from(sites), min_size=1).map(sorted))
+    if drawn is not None:
         mean_auroc = (0.1, 0.9) if note != GLOBAL_MODEL and draw(st.booleans()) else None
-        test["sampled"] = asdict(SiteSample(len(asked), len(sites), mean_auroc))
+        test["sampled"] = asdict(SiteSample(len(drawn), len(sites), mean_auroc))
     count, tells = draw(st.integers(0, 4)), draw(st.booleans())
     rounds = []
     for number in range(1, count + 1):
@@ -78,6 +75,7 @@ def runs(draw: st.DrawFn) -> Run:
         taking = tuple(site for site in sites if site not in absent and draw(st.integers(0, 5)))
         long = {site: "its trunk was 9 times" for site in taking if not draw(st.integers(0, 5))}
         rounds.append(RoundLine(round=number, sites=taking, absent=absent, shortened=long))
+    by_validation = {"evaluation": {"checkpoint": draw(st.sampled_from(["best", "last"]))}}
     content = {
         "method": "surgical",
         "rounds": count,
@@ -96,13 +94,11 @@ def runs(draw: st.DrawFn) -> Run:
         "excluded": {sites[0]: "its trunk moves too far"} if draw(st.booleans()) and len(sites) > 1 else {},
         "per_site": {
             site: {"per_class": {n: asdict(tested[n]) for n in classes[site] if n in tested and draw(st.booleans())}}
-            for site in asked or sites
+            for site in drawn or sites
             if draw(st.booleans())
         },
-        "drawn_to_test": asked,
-        "experiment": {"evaluation": {"checkpoint": draw(st.sampled_from(["best", "last"]))}}
-        if draw(st.booleans())
-        else {},
+        "drawn_to_test": drawn,
+        "experiment": by_validation if draw(st.booleans()) else {},
         "test": test,
     }
     return Run(Path("run"), RunSummary.model_validate(content), tuple(rounds))
@@ -112,28 +108,36 @@ def every_limit(run: Run) -> list[str]:
     return [*prominent_limits(run), *further_limits(run)]
 
 
-def quoted_names(sentence: str) -> list[str]:
-    return re.findall("“([^”]+)”", sentence)
+def names_in(sentences: Iterable[str], words: str = "") -> list[str]:
+    """Return the quoted names of the sentences that hold these words, sorted."""
+    return sorted(name for sentence in sentences if words in sentence for name in re.findall("“([^”]+)”", sentence))
 
 
 def aurocs(run: Run, names: Iterable[str] | None = None) -> list[float]:
-    """AUROCs of the tested classes, from the record itself."""
+    """Return the AUROCs of the tested classes, from the record itself."""
     per_class = run.summary.test.per_class
-    found = [per_class[name].auroc for name in (per_class if names is None else names) if name in per_class]
-    return [value for value in found if value is not None]
+    values = [per_class[name].auroc for name in (per_class if names is None else names) if name in per_class]
+    return [value for value in values if value is not None]
+
+
+def owners(run: Run, name: str) -> list[str]:
+    return [site for site, record in run.summary.sites.items() if name in record.classes]
+
+
+def took_part(run: Run) -> set[str]:
+    return {site for line in run.rounds for site in line.sites}
 
 
 @MANY
 @given(runs())
 def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) -> None:
-    sentence, tested = run_result(run), aurocs(run)
-    enough = {name for name, each in run.summary.test.per_class.items() if (each.positives or 0) >= FEW}
-    every = aurocs(run, enough)
-    taking = {site for each in run.rounds for site in each.sites}
-    some = f"{len(taking)} of " if run.rounds and len(taking) < len(run.summary.sites) else ""
-    assert re.match(rf"After {len(run.rounds)} rounds? with {some}{len(run.summary.sites)} site", sentence)
+    sentence, tested, summary = run_result(run), aurocs(run), run.summary
+    enough = {name for name, each in summary.test.per_class.items() if (each.positives or 0) >= FEW}
+    every, taking = aurocs(run, enough), took_part(run)
+    some = f"{len(taking)} of " if run.rounds and len(taking) < len(summary.sites) else ""
+    assert re.match(rf"After {len(run.rounds)} rounds? with {some}{len(summary.sites)} site", sentence)
     if not tested:
-        assert f"none of {len(run.summary.classes)} class" in sentence
+        assert f"none of {len(summary.classes)} class" in sentence
         return
     if not every:
         assert "no mean AUROC can be given: at most" in sentence
@@ -142,20 +146,21 @@ def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) 
     whole = re.search(r"is (\d\.\d{3})(?: \(95 % interval [^)]*\))? over (?:(\d+) of )?(\d+) class", sentence)
     assert whole is not None, sentence
     assert float(whole[1]) == pytest.approx(mean(every), abs=PRINTED)
-    assert int(whole[2] or whole[3]) == len(every)
-    assert int(whole[3]) == len(run.summary.classes)
-    few = {name: each.positives for name, each in run.summary.test.per_class.items() if each.auroc is not None}
-    few = {name: count for name, count in few.items() if name not in enough}
+    assert (int(whole[2] or whole[3]), int(whole[3])) == (len(every), len(summary.classes))
+    few = {
+        name: each.positives
+        for name, each in summary.test.per_class.items()
+        if each.auroc is not None and name not in enough
+    }
     assert all(f"{name} ({count})" in sentence for name, count in few.items())
     assert not few or "95 % interval" not in sentence
     parts = re.findall(r"(\d\.\d{3}) on (?:(\d+) of )?the (\d+) class(?:es)? that (every|only one) site", sentence)
     for value, counts, of_all, who in parts:
-        owners = {n: sum(n in s.classes for s in run.summary.sites.values()) for n in run.summary.classes}
-        wanted = len(run.summary.sites) if who == "every" else 1
-        names = [name for name, count in owners.items() if count == wanted]
+        sites = len(summary.sites) if who == "every" else 1
+        names = {name for name in summary.classes if len(owners(run, name)) == sites}
         assert int(of_all) == len(names)
-        assert int(counts or of_all) == len(aurocs(run, enough & set(names)))
-        assert float(value) == pytest.approx(mean(aurocs(run, enough & set(names))), abs=PRINTED)
+        assert int(counts or of_all) == len(aurocs(run, enough & names))
+        assert float(value) == pytest.approx(mean(aurocs(run, enough & names)), abs=PRINTED)
 
 
 @MANY
@@ -163,24 +168,21 @@ def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) 
 def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run) -> None:
     summary, prominent = run.summary, prominent_limits(run)
     per_class = summary.test.per_class
-    untested = [s for s in prominent if "not tested:" in s]
-    without = [n for n in summary.classes if n not in per_class or per_class[n].auroc is None]
-    assert sorted(name for s in untested for name in quoted_names(s)) == sorted(without)
-    for sentence in untested:
-        count = re.match(r"(\d+) of (\d+) class", sentence)
-        assert count is not None
-        assert (int(count[1]), int(count[2])) == (len(quoted_names(sentence)), len(summary.classes))
-    blind = [n for s in prominent if "finds none of the positive" in s for n in quoted_names(s)]
+    untested = [n for n in summary.classes if n not in per_class or per_class[n].auroc is None]
+    assert names_in(prominent, "not tested:") == sorted(untested)
+    for sentence in prominent:
+        if "not tested:" in sentence:
+            count = re.match(r"(\d+) of (\d+) class", sentence)
+            assert count is not None
+            assert (int(count[1]), int(count[2])) == (len(names_in([sentence])), len(summary.classes))
     made = summary.test.quality.decisions if summary.test.quality else {}
-    assert sorted(blind) == sorted(n for n, d in made.items() if d.sensitivity == 0)
+    assert names_in(prominent, "finds none of the positive") == sorted(n for n, d in made.items() if d.sensitivity == 0)
     ends = summary.test.intervals.per_class if summary.test.intervals else {}
-    chance = [n for s in prominent if "includes an AUROC of 0.5" in s for n in quoted_names(s)]
-    assert sorted(chance) == sorted(n for n, (low, high) in ends.items() if low <= 0.5 <= high)
-    worse = [n for s in prominent if "lies below an AUROC of 0.5" in s for n in quoted_names(s)]
-    assert sorted(worse) == sorted(n for n, (_, high) in ends.items() if high < 0.5)
-    unfit = [n for s in prominent if s.startswith("A threshold of 0.5") for n in quoted_names(s)]
-    badly = [n for n, one in per_class.items() if one.auroc and one.auroc >= 0.8 and one.balanced_accuracy <= 0.6]
-    assert sorted(unfit) == sorted(badly)
+    chance = sorted(n for n, (low, high) in ends.items() if low <= 0.5 <= high)
+    assert names_in(prominent, "includes an AUROC of 0.5") == chance
+    assert names_in(prominent, "lies below an AUROC of 0.5") == sorted(n for n, (_, end) in ends.items() if end < 0.5)
+    unfit = [n for n, each in per_class.items() if (each.auroc or 0) >= 0.8 and each.balanced_accuracy <= 0.6]
+    assert names_in(prominent, "A threshold of 0.5") == sorted(unfit)
     assert any("which images belong to one patient" in s for s in prominent) == (summary.patients_known is False)
     untrained = any("Validation was best before the first" in s for s in prominent)
     assert untrained == (summary.best_round == 0 and summary.rounds > 0)
@@ -197,22 +199,20 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
     lost = {s.split(" took part ")[0]: s for s in prominent if " took part " in s and not s.startswith("No site")}
     assert set(lost) == at_end
     for site, sentence in lost.items():
-        taken = [each.round for each in run.rounds if site in each.sites]
-        assert (
-            (f"last in round {taken[-1]} of {len(run.rounds)}," in sentence) if taken else ("in no round" in sentence)
-        )
+        rounds = [line.round for line in run.rounds if site in line.sites]
+        assert (f"last in round {rounds[-1]} of {len(run.rounds)}," if rounds else "in no round") in sentence
     testing = [s for s in prominent if s.split(";")[0].endswith(" tested the model")]
-    asked, kind = (summary.sites, "") if summary.drawn_to_test is None else (summary.drawn_to_test, "drawn ")
-    silent = set(asked) - set(summary.per_site)
+    testers, kind = (summary.sites, "") if summary.drawn_to_test is None else (summary.drawn_to_test, "drawn ")
+    silent = set(testers) - set(summary.per_site)
     assert bool(testing) == (summary.test.note != GLOBAL_MODEL and bool(silent))
     if testing:
-        assert set(quoted_names(testing[0])) == silent
-        assert testing[0].startswith(f"{len(summary.per_site)} of {len(asked)} {kind}site")
+        assert names_in(testing) == sorted(silent)
+        assert testing[0].startswith(f"{len(summary.per_site)} of {len(testers)} {kind}site")
     harmed = [s.split(" harmed ")[0] for s in prominent if " harmed the model" in s]
     assert harmed == list(summary.excluded)
     long = [re.findall(r"update of (\S+) was too long in (\d+) of", s)[0] for s in every_limit(run) if "too long" in s]
-    rounds = [site for each in run.rounds for site in each.shortened]
-    assert long == [(site, str(rounds.count(site))) for site in sorted(set(rounds))]
+    shortened = [site for line in run.rounds for site in line.shortened]
+    assert long == [(site, str(shortened.count(site))) for site in sorted(set(shortened))]
 
 
 @MANY
@@ -226,72 +226,65 @@ def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(
     tested = bool(aurocs(run)) and not summary.test.headline().left_out
     assert bool(for_all) == bool(tested and not summary.test.intervals and sampled and sampled.mean_auroc)
     if counts:
-        told = sum(bool(one.per_class) for one in summary.per_site.values())
-        assert (int(counts[1]), int(counts[2])) == (told, len(summary.sites))
-        assert int(counts[3] or 0) == len(summary.drawn_to_test or ()) - told
+        answers = sum(bool(site.per_class) for site in summary.per_site.values())
+        assert (int(counts[1]), int(counts[2])) == (answers, len(summary.sites))
+        assert int(counts[3] or 0) == len(summary.drawn_to_test or ()) - answers
         assert ("On the sites’ own images" in sentence) == (summary.test.note == GLOBAL_MODEL)
     covered = {name for site in summary.drawn_to_test or summary.sites for name in summary.sites[site].classes}
-    annotated = {name for one in summary.sites.values() for name in one.classes}
     missed = [s for s in every_limit(run) if "was drawn to test the model" in s]
-    named = {name for s in missed if "No site that annotates" in s or "not tested" in s for name in quoted_names(s)}
-    of_mean = summary.test.note != GLOBAL_MODEL
-    without = {n for n in summary.classes if n not in covered and n in annotated}
+    named = {*names_in(missed, "No site that annotates"), *names_in(missed, "not tested")}
+    without = {n for n in summary.classes if n not in covered and owners(run, n)}
     untested = {n for n in without if n not in summary.test.per_class or summary.test.per_class[n].auroc is None}
-    assert named == (untested if of_mean else without)
+    assert named == (without if summary.test.note == GLOBAL_MODEL else untested)
 
 
 @MANY
 @given(runs())
 def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: Run) -> None:
-    summary = run.summary
-    end, expected = len(run.rounds) if summary.best_round is None else summary.best_round, {}
+    summary, expected = run.summary, {}
+    end = len(run.rounds) if summary.best_round is None else summary.best_round
     for name in summary.classes:
-        sites = [site for site, one in summary.sites.items() if name in one.classes]
-        present = [each.round for each in run.rounds[:end] if any(site in each.sites for site in sites)]
+        sites = owners(run, name)
+        present = [line.round for line in run.rounds[:end] if any(site in line.sites for site in sites)]
         later = run.rounds[present[-1] if present else 0 : end]
-        if any(site in each.absent for each in later for site in sites):
+        if any(site in line.absent for line in later for site in sites):
             expected[name] = present[-1] if present else 0
-    found = {}
+    named = dict.fromkeys(names_in(prominent_limits(run), "never trained: no site that annotates"), 0)
     for sentence in prominent_limits(run):
         if sentence.startswith("No site that annotates"):
             last = re.search(rf"took part after round (\d+); the model is that of round {end}\.", sentence)
             assert last is not None
-            found |= dict.fromkeys(quoted_names(sentence), int(last[1]))
-        elif "never trained: no site that annotates" in sentence:
-            found |= dict.fromkeys(quoted_names(sentence), 0)
-    assert found == expected
+            named |= dict.fromkeys(names_in([sentence]), int(last[1]))
+    assert named == expected
 
 
 @MANY
 @given(runs())
 def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run) -> None:
-    further = further_limits(run)
-    rest = {quoted_names(s)[0]: s for s in further if " rest on " in s}
-    for name, one in run.summary.test.per_class.items():
-        known = one.auroc is not None and one.positives is not None and one.negatives is not None
-        assert (name in rest) == (known and min(one.positives or 0, one.negatives or 0) < FEW)
-        if name in rest:
-            assert f"rest on {min(one.positives or 0, one.negatives or 0)} " in rest[name]
-    assert sum(f"one run, with seed {run.summary.seed}:" in s for s in further) == 1
-    alone = [n for s in further if " alone: " in s for n in quoted_names(s)]
-    owners = {n: [k for k, s in run.summary.sites.items() if n in s.classes] for n in run.summary.classes}
-    taking = {site for each in run.rounds for site in each.sites}
-    single = [n for n, sites in owners.items() if len(sites) == 1 and sites[0] in taking]
-    chosen_on = {site: one.validation_samples for site, one in run.summary.sites.items()}
+    summary, further, first = run.summary, further_limits(run), prominent_limits(run)
+    rest = {names_in([s])[0]: s for s in further if " rest on " in s}
+    for name, each in summary.test.per_class.items():
+        fewest = min(each.positives or 0, each.negatives or 0)
+        counted = None not in (each.auroc, each.positives, each.negatives)
+        assert (name in rest) == (counted and fewest < FEW)
+        assert name not in rest or f"rest on {fewest} " in rest[name]
+    assert sum(f"one run, with seed {summary.seed}:" in s for s in further) == 1
+    chosen_on = {site: record.validation_samples for site, record in summary.sites.items()}
     few = {f"{site} ({count})" for site, count in chosen_on.items() if count is not None and count < FEW}
-    said_few = [s for s in further if s.startswith("Few validation images")]
-    assert bool(said_few) == (bool(few) and run.summary.best_round is not None)
-    assert all(one in said_few[0] for one in few if said_few and len(few) <= MOST_NAMED)
+    sentences = [s for s in further if s.startswith("Few validation images")]
+    assert bool(sentences) == (bool(few) and summary.best_round is not None)
+    assert all(text in sentences[0] for text in few if sentences and len(few) <= MOST_NAMED)
+    sites_of = {name: owners(run, name) for name in summary.classes}
     untold = {
         name
-        for name, sites in owners.items()
-        if sites and all(run.summary.sites[site].positives.get(name, 0) is None for site in sites)
+        for name, sites in sites_of.items()
+        if sites and all(summary.sites[site].positives.get(name, 0) is None for site in sites)
     }
-    first = prominent_limits(run)
-    assert {n for s in first if "to tell a count:" in s for n in quoted_names(s)} <= untold
+    assert set(names_in(first, "to tell a count:")) <= untold
     assert any("to tell a count:" in s for s in first) == bool(untold)
-    expected = [name for name in single if name not in untold] if len(run.summary.sites) > 1 else []
-    assert sorted(alone) == ([] if run.summary.untrained else sorted(expected))
+    single = {name for name, sites in sites_of.items() if len(sites) == 1 and sites[0] in took_part(run)}
+    expected = sorted(single - untold) if len(summary.sites) > 1 and not summary.untrained else []
+    assert names_in(further, " alone: ") == expected
 
 
 VERDICT_WORDS = re.compile(
@@ -311,17 +304,13 @@ def test_one_run_is_never_called_better_than_anything(run: Run) -> None:
 
 @SOME
 @given(run=runs())
-def test_the_page_opens_with_the_result_and_all_grave_limits(
-    run: Run, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_page_opens_with_the_result_and_grave_limits(run: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("run")
     (folder / "summary.json").write_text(run.summary.model_dump_json())
-    (folder / "rounds.jsonl").write_text("".join(each.model_dump_json() + "\n" for each in run.rounds))
-    html = write_run_report(folder).read_text(encoding="utf-8")
-    page = body_text(html)
+    (folder / "rounds.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in run.rounds))
+    page = body_text(write_run_report(folder).read_text(encoding="utf-8"))
     head = page[: page.index("Who annotates what")]
-    for sentence in (run_result(run), *prominent_limits(run)):
-        assert sentence in head
+    assert all(sentence in head for sentence in (run_result(run), *prominent_limits(run)))
     assert all(sentence in page for sentence in every_limit(run))
 
 

@@ -16,8 +16,9 @@ from jsonschema import Draft202012Validator
 
 from common.system.stopping import STOPPED_ON_REQUEST
 from tests.federations import DIGITS, finished
+from tests.network.real import lines_of
+from tests.server.commands import rounds_of
 from tests.server.machines import POSSIBLE, Machine, inside, two_machines
-from tests.server.ray_kills import rounds_of
 
 WITHIN_S = 300
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ SCONTROL = """#!/bin/bash
 
 
 def slurm(folder: Path, *arguments: str, machines: tuple[Machine, Machine] | None = None) -> subprocess.Popen[str]:
-    """The job on the first of two machines; without them, here."""
+    """Start the job on the first of two machines, or here."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -65,44 +66,40 @@ def calls_of(folder: Path) -> list[str]:
 
 def test_a_slurm_job_without_its_arguments_says_how_it_is_called(tmp_path: Path) -> None:
     done = slurm(tmp_path)
-    said = done.communicate(timeout=60)[1]
+    _, err = done.communicate(timeout=60)
     assert (done.returncode, calls_of(tmp_path)) == (2, [])
-    assert said.startswith("usage: sbatch slurm.sh EXPERIMENT.toml RUN_FOLDER")
+    assert err.startswith("usage: sbatch slurm.sh")
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not POSSIBLE, reason="network namespaces need root")
-def test_a_slurm_job_that_reaches_its_time_limit_goes_on_on_all_its_nodes_when_it_is_submitted_again(
+def test_a_slurm_job_past_its_time_limit_goes_on_when_submitted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    settings = ("run.rounds=40", "evaluation.checkpoint=last", "simulation.workers=2")
-    arguments = ["experiment.toml", "run", *(part for one in settings for part in ("--set", one))]
+    run, settings = tmp_path / "run", ("run.rounds=40", "evaluation.checkpoint=last", "simulation.workers=2")
+    arguments = ["experiment.toml", "run", *(part for setting in settings for part in ("--set", setting))]
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place, two_machines(tmp_path) as machines:
         monkeypatch.setenv("RAY_TMPDIR", place)
         first = slurm(tmp_path, *arguments, machines=machines)
         until = time.monotonic() + WITHIN_S
-        while len(rounds_of(tmp_path / "run")) < 2 and first.poll() is None and time.monotonic() < until:
+        while len(rounds_of(run)) < 2 and first.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
         os.kill(first.pid, signal.SIGTERM)
-        said = first.communicate(timeout=WITHIN_S)[1]
-        assert first.returncode == STOPPED_ON_REQUEST, said
-        assert "stopped on request; to go on" in said
+        _, err = first.communicate(timeout=WITHIN_S)
+        assert first.returncode == STOPPED_ON_REQUEST, err
         again = slurm(tmp_path, *arguments, machines=machines)
-        said = again.communicate(timeout=WITHIN_S)[1]
-        assert again.returncode == 0, said
+        _, err = again.communicate(timeout=WITHIN_S)
+        assert again.returncode == 0, err
         assert [process.pid for machine in machines for process in inside(machine) if process.name() == "raylet"] == []
     calls = calls_of(tmp_path)
     assert ["--resume" in call for call in calls if "flwr-sim" in call] == [False, True]
     assert [call.split()[0] for call in calls if "ray start" in call] == ["node1", "node2"] * 2
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    events = lines_of(run / "events.jsonl")
     resumed = max(place for place, event in enumerate(events) if event["event"] == "resumed")
     assert len({event["node"] for event in events[resumed:] if event["event"] == "worker_ready"}) == 2
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((run / "summary.json").read_text())
     assert summary["model_sha256"] == finished(*settings[:2])[1]["model_sha256"]
-
-
-# ---------------------------------------------------------------------- KubeRay
 
 
 def only(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
@@ -170,10 +167,10 @@ def test_every_node_of_the_manifest_has_the_same_image_and_the_version_of_ray_th
     job, policy = manifests()
     cluster = job["spec"]["rayClusterSpec"]
     templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
-    assert len({container["image"] for one in templates for container in one["spec"]["containers"]}) == 1
+    assert len({container["image"] for template in templates for container in template["spec"]["containers"]}) == 1
     assert f"ray>={cluster['rayVersion']}" in (ROOT / "pyproject.toml").read_text()
     chosen = policy["spec"]["podSelector"]["matchLabels"].items()
-    assert all(chosen <= one["metadata"]["labels"].items() for one in templates)
+    assert all(chosen <= template["metadata"]["labels"].items() for template in templates)
     head = templates[0]["spec"]
     mounted = {mount["name"] for container in head["containers"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in head["volumes"]}
@@ -184,13 +181,12 @@ def test_the_jobs_entry_point_is_a_shell_line_that_goes_on_where_a_run_has_begun
     (tmp_path / "flwr-sim").chmod(0o755)
     line = manifests()[0]["spec"]["entrypoint"].replace("/runs/first", str(tmp_path / "run"))
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    said = []
+    calls = []
     for _ in range(2):
-        said.append(
-            subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, check=True).stdout
-        )
+        done = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, check=True)
+        calls.append(done.stdout.split())
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / "events.jsonl").touch()
-    assert "--resume" not in said[0]
-    assert said[1].split() == [*said[0].split(), "--resume"]
-    assert said[0].startswith("run /experiment/experiment.toml --out")
+    assert calls[0][:3] == ["run", "/experiment/experiment.toml", "--out"]
+    assert calls[1] == [*calls[0], "--resume"]
+    assert "--resume" not in calls[0]

@@ -1,24 +1,29 @@
-"""What a researcher types, typed: run, predict, evaluate, compare, demo."""
+"""What a researcher types, typed: run, predict, evaluate, compare, demo; and that each experiment can be run."""
 
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from common.config import read_experiment
 from common.data.base.spec import DigitsSpec
 from common.data.load import load
+from common.errors import Fault
 from server.reporting.run_claims import prominent_limits
 from server.runs.reader import read_run
+from server.simulation import simulate
+from server.simulation.simulate import check_experiment
 from tests.common.data.dicom_files import dicom
 from tests.common.data.nifti_files import write
 from tests.federations import DIGITS
-from tests.server.commands import flwr_sim, needs_real_data
+from tests.network.real import flwr_sim
+from tests.server.commands import ROOT, needs_real_data
 
-ROOT = Path(__file__).parents[2]
-Capture = pytest.CaptureFixture[str]
+TEST = load(DigitsSpec(kind="digits"), Path()).test
 
 
 @pytest.fixture(scope="module")
@@ -26,22 +31,32 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on digits, made by the command."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "digits.toml").write_text(DIGITS, encoding="utf-8")
-    from studies.cli import main
-
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", str(folder / "digits.toml"), "--out", str(folder / "run"), "--set", "run.rounds=3"])
+    ended = flwr_sim("run", folder / "digits.toml", "--out", folder / "run", "--set", "run.rounds=3")
+    assert ended.code == 0, ended.err
     return folder
 
 
-def test_predict_names_every_image_and_says_which_cannot_be_read(
-    finished: Path, capsys: Capture, tmp_path: Path
-) -> None:
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
+    return tmp_path / "a.toml"
+
+
+def summary_test(finished: Path) -> dict:  # type: ignore[type-arg]
+    return json.loads((finished / "run" / "summary.json").read_text(encoding="utf-8"))["test"]  # type: ignore[no-any-return]
+
+
+def predicted(tmp_path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()))
+
+
+def test_predict_names_every_image_and_says_which_cannot_be_read(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
-    for row, pixels in enumerate(load(DigitsSpec(kind="digits"), Path()).test.images[:3]):
+    for row, pixels in enumerate(TEST.images[:3]):
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{row}.png")
     (tmp_path / "pictures" / "broken.png").write_bytes(b"\x89PNG and no more")
-    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "pictures", "--out", tmp_path / "p.csv")
-    rows = list(csv.DictReader((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()))
+    ended = flwr_sim("predict", finished / "run", tmp_path / "pictures", "--out", tmp_path / "p.csv")
+    rows = predicted(tmp_path)
     assert ended.code == 0
     assert "3 images -> " in ended.out
     assert "1 could not be read" in ended.out
@@ -51,148 +66,155 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(
     assert rows[3]["unreadable"]
 
 
-def test_predict_says_what_limits_a_runs_model_and_nothing_of_a_model_alone(
-    finished: Path, capsys: Capture, tmp_path: Path
-) -> None:
-    told = prominent_limits(read_run(finished / "run"))
-    assert told
-    Image.fromarray(load(DigitsSpec(kind="digits"), Path()).test.images[0]).save(tmp_path / "0.png")
-    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "0.png", "--out", tmp_path / "p.csv")
-    assert all(text in " ".join(ended.out.split()) for text in told)
+def test_predict_says_what_limits_a_runs_model_and_nothing_of_a_model_alone(finished: Path, tmp_path: Path) -> None:
+    limits = prominent_limits(read_run(finished / "run"))
+    assert limits
+    Image.fromarray(TEST.images[0]).save(tmp_path / "0.png")
+    ended = flwr_sim("predict", finished / "run", tmp_path / "0.png", "--out", tmp_path / "p.csv")
+    assert all(text in " ".join(ended.out.split()) for text in limits)
     (tmp_path / "model").mkdir()
     for name in ("model.json", "model.safetensors"):
         (tmp_path / "model" / name).write_bytes((finished / "run" / name).read_bytes())
-    alone = flwr_sim(capsys, "predict", tmp_path / "model", tmp_path / "0.png", "--out", tmp_path / "q.csv")
+    alone = flwr_sim("predict", tmp_path / "model", tmp_path / "0.png", "--out", tmp_path / "q.csv")
     assert (alone.code, "!" in alone.out) == (0, False)
 
 
-def test_predict_takes_the_frame_and_the_slice_that_are_named(finished: Path, capsys: Capture, tmp_path: Path) -> None:
-    digits = load(DigitsSpec(kind="digits"), Path()).test.images[:3]  # (3, 8, 8)
+def test_predict_takes_the_frame_and_the_slice_that_are_named(finished: Path, tmp_path: Path) -> None:
+    digits = TEST.images[:3]  # (3, 8, 8)
     (tmp_path / "scans").mkdir()
     elements = {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "WindowCenter": 128, "WindowWidth": 256}
     (tmp_path / "scans" / "frames.dcm").write_bytes(dicom(digits, NumberOfFrames=3, **elements))
     write(tmp_path / "scans" / "volume.nii.gz", np.stack([digit[::-1, ::-1].T for digit in digits], axis=2))
     Image.fromarray(digits[1]).save(tmp_path / "scans" / "second.png")
     options = ("--frame", "2", "--window", "128,256")
-    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "scans", "--out", tmp_path / "p.csv", *options)
+    ended = flwr_sim("predict", finished / "run", tmp_path / "scans", "--out", tmp_path / "p.csv", *options)
     assert ended.code == 0, ended.out
-    rows = list(csv.DictReader((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()))
+    rows = predicted(tmp_path)
     assert [row["image"] for row in rows] == ["frames.dcm", "second.png", "volume.nii.gz"]
     assert [row["unreadable"] for row in rows] == [""] * 3
     assert len({row["7"] for row in rows}) == 1
 
 
-def test_options_of_predict_that_cannot_be_understood_are_all_named(finished: Path, capsys: Capture) -> None:
+def test_options_of_predict_that_cannot_be_understood_are_all_named(finished: Path) -> None:
     options = ("--frame", "first", "--axis", "up", "--window", "40")
-    ended = flwr_sim(capsys, "predict", finished / "run", finished, "--out", finished / "no.csv", *options)
+    ended = flwr_sim("predict", finished / "run", finished, "--out", finished / "no.csv", *options)
     assert ended.code == 2
-    for words in (
-        '--frame first: expected a number from 1, or "middle"',
-        "--axis up: expected axial",
-        "--window 40: exp",
-    ):
-        assert words in ended.out + ended.err
+    assert all(fault in ended.out + ended.err for fault in ("--frame first: ", "--axis up: ", "--window 40: "))
 
 
-def test_predict_writes_nothing_over(finished: Path, capsys: Capture, tmp_path: Path) -> None:
+def test_predict_writes_nothing_over(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text("mine", encoding="utf-8")
-    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path, "--out", tmp_path / "p.csv")
-    assert ended.code == 2
-    assert (tmp_path / "p.csv").read_text(encoding="utf-8") == "mine"
+    ended = flwr_sim("predict", finished / "run", tmp_path, "--out", tmp_path / "p.csv")
+    assert (ended.code, (tmp_path / "p.csv").read_text(encoding="utf-8")) == (2, "mine")
 
 
-def test_evaluate_on_the_experiments_own_test_part_gives_the_runs_own_figures(finished: Path, capsys: Capture) -> None:
-    ended = flwr_sim(capsys, "evaluate", finished / "run", finished / "digits.toml")
-    summary = json.loads((finished / "run" / "summary.json").read_text(encoding="utf-8"))
+def test_evaluate_gives_the_runs_own_figures_on_its_own_test_part(finished: Path) -> None:
+    ended = flwr_sim("evaluate", finished / "run", finished / "digits.toml")
     assert ended.code == 0
-    assert f"{summary['test']['mean_auroc']:.3f}" in ended.out
+    assert f"{summary_test(finished)['mean_auroc']:.3f}" in ended.out
 
 
-def test_evaluate_on_an_npz_and_on_a_csv_needs_only_the_model_and_the_files(
-    finished: Path, capsys: Capture, tmp_path: Path
-) -> None:
-    test = load(DigitsSpec(kind="digits"), Path()).test
-    labels = test.labels.argmax(1)[:, None].astype(np.uint8)
-    arrays = {f"{part}_images": test.images for part in ("train", "val", "test")}
+def test_evaluate_on_an_npz_and_on_a_csv_needs_only_the_model_and_the_files(finished: Path, tmp_path: Path) -> None:
+    labels = TEST.labels.argmax(1)[:, None].astype(np.uint8)
+    arrays = {f"{part}_images": TEST.images for part in ("train", "val", "test")}
     np.savez(tmp_path / "d.npz", **arrays, train_labels=labels, val_labels=labels, test_labels=labels)
-    by_npz = flwr_sim(capsys, "evaluate", finished / "run", tmp_path / "d.npz", "--classes", ",".join("0123456789"))
+    by_npz = flwr_sim("evaluate", finished / "run", tmp_path / "d.npz", "--classes", ",".join("0123456789"))
     lines = ["image,3"]
-    for row, pixels in enumerate(test.images):
+    for row, pixels in enumerate(TEST.images):
         Image.fromarray(pixels).save(tmp_path / f"{row}.png")
         lines.append(f"{row}.png,{int(labels[row, 0] == 3)}")
     (tmp_path / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
-    by_csv = flwr_sim(capsys, "evaluate", finished / "run", tmp_path / "labels.csv")
-    auroc = json.loads((finished / "run" / "summary.json").read_text(encoding="utf-8"))["test"]["per_class"]["3"][
-        "auroc"
-    ]
-    assert (by_npz.code, by_csv.code) == (0, 0)
-    assert f"{auroc:.3f}" in by_npz.out
-    assert f"{auroc:.3f}" in by_csv.out
+    by_csv = flwr_sim("evaluate", finished / "run", tmp_path / "labels.csv")
+    auroc = f"{summary_test(finished)['per_class']['3']['auroc']:.3f}"
+    assert [(ended.code, auroc in ended.out) for ended in (by_npz, by_csv)] == [(0, True)] * 2
 
 
-def test_compare_runs_all_keeps_what_is_there_and_tests_in_pairs(
-    finished: Path, capsys: Capture, tmp_path: Path
-) -> None:
-    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
-    (tmp_path / "b.toml").write_text('extends = "a.toml"\n[run]\nmethod = "vanilla"\n', encoding="utf-8")
-    command = (
-        "compare",
-        tmp_path / "a.toml",
-        tmp_path / "b.toml",
-        "--seeds",
-        2,
-        "--jobs",
-        2,
-        "--out",
-        tmp_path / "out",
-    )
-    first = flwr_sim(capsys, *command)
-    again = flwr_sim(capsys, *command)
+def test_compare_runs_all_and_tests_in_pairs_and_does_no_run_twice(experiment: Path, tmp_path: Path) -> None:
+    other, out = tmp_path / "b.toml", tmp_path / "out"
+    other.write_text('extends = "a.toml"\n[run]\nmethod = "vanilla"\n', encoding="utf-8")
+    command = ("compare", experiment, other, "--seeds", 2, "--jobs", 2, "--out", out)
+    first, again = flwr_sim(*command), flwr_sim(*command)
     assert (first.code, again.code) == (0, 0), first.err
     assert "4 of 4 runs are there already." in again.out
-    comparison = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+    comparison = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
     assert [method["label"] for method in comparison["methods"]] == ["surgical", "vanilla"]
-    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    assert (out / "report.html").stat().st_size > 10_000
 
 
-def test_compare_refuses_a_folder_of_another_experiment(finished: Path, capsys: Capture, tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
+def test_compare_refuses_a_folder_of_another_experiment(experiment: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "a-seed0").mkdir(parents=True)
     (tmp_path / "out" / "a-seed0" / "mine.txt").write_text("mine", encoding="utf-8")
-    ended = flwr_sim(capsys, "compare", tmp_path / "a.toml", "--seeds", 1, "--out", tmp_path / "out")
+    ended = flwr_sim("compare", experiment, "--seeds", 1, "--out", tmp_path / "out")
     assert ended.code == 2
-    assert "holds another experiment, and nothing is written over" in ended.err
+    assert "holds another experiment" in ended.err
 
 
-def test_compare_refuses_experiments_that_tables_could_not_tell_apart(capsys: Capture, tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
+def test_compare_refuses_two_of_one_name_and_a_seed_of_ones_own(experiment: Path, tmp_path: Path) -> None:
     (tmp_path / "b.toml").write_text('extends = "a.toml"\n[method]\nwarm_up_epochs = 1\n', encoding="utf-8")
-    ended = flwr_sim(capsys, "compare", tmp_path / "a.toml", tmp_path / "b.toml", "--out", tmp_path / "out")
-    assert ended.code == 2
-    assert 'run.name: "surgical" is the name of "a.toml", "b.toml". Give each its own [run] name.' in ended.err
-
-
-def test_compare_refuses_a_seed_that_it_would_overrule(capsys: Capture, tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
-    ended = flwr_sim(capsys, "compare", tmp_path / "a.toml", "--out", tmp_path / "out", "--set", "run.seed=7")
-    assert ended.code == 2
-    assert "--set run.seed: is settled by --seeds." in ended.err
+    for arguments, fault in (
+        ((tmp_path / "b.toml",), 'run.name: "surgical" is the name of "a.toml", "b.toml"'),
+        (("--set", "run.seed=7"), "--set run.seed: is settled by --seeds."),
+    ):
+        ended = flwr_sim("compare", experiment, *arguments, "--out", tmp_path / "out")
+        assert ended.code == 2
+        assert fault in ended.err
 
 
 @needs_real_data
 @pytest.mark.parametrize("name", ["nih_surgical", "nih_folder", "ham10000_surgical", "mnist_surgical"])
-def test_the_projects_experiments_run_on_real_images(name: str, capsys: Capture, tmp_path: Path) -> None:
+def test_the_projects_experiments_run_on_real_images(name: str, tmp_path: Path) -> None:
     small = ("--set", "run.rounds=1", "--set", "model.architecture=tiny_cnn", "--set", "model.image_size=16")
     file = ROOT / "experiments" / f"{name}.toml"
-    ended = flwr_sim(capsys, "run", file, "--backend", "inline", "--out", tmp_path / "run", *small)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    ended = flwr_sim("run", file, "--backend", "inline", "--out", tmp_path / "run", *small)
     assert ended.code == 0, ended.err
-    assert summary["test"]["mean_auroc"] is not None
+    assert summary_test(tmp_path)["mean_auroc"] is not None
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "surgical", "report.html"])
-def test_the_demo_removes_no_folder_but_a_demos(name: str, capsys: Capture, tmp_path: Path) -> None:
+def test_the_demo_removes_no_folder_but_a_demos(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine", encoding="utf-8")
-    ended = flwr_sim(capsys, "demo", "--out", tmp_path)
-    assert ended.code == 2
+    assert flwr_sim("demo", "--out", tmp_path).code == 2
     assert (tmp_path / name).exists()
+
+
+EXPERIMENTS = ROOT / "experiments"
+AFTER_A_PAPER = sorted(
+    path
+    for path in EXPERIMENTS.glob("*/*.toml")
+    if path.name != "pyproject.toml" and path.parent.name not in ("benchmark", "ablation")
+)
+
+
+FEWEST_SITES = {"surgical": 4}
+WITHOUT = ("model.weights=none", "model.weights_sha256=none")
+NO_WEIGHTS = {"surgical": (*WITHOUT, "method.trunk=fedavg"), "fedmlp": WITHOUT}
+"""The data are the same without the weights, which are not in the repository."""
+
+
+@needs_real_data
+@pytest.mark.parametrize("scale", ["small", pytest.param("full", marks=pytest.mark.long)])
+@pytest.mark.parametrize("folder", sorted({path.parent.name for path in AFTER_A_PAPER}))
+def test_every_row_of_a_papers_table_fits_its_data(folder: str, scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A table of a hundred thousand rows takes seconds to check, and many experiments have the same.
+    faults, data_faults = dict[tuple[str, Path], list[Fault]](), simulate.data_faults
+
+    def checked_once(spec: Any, base: Path) -> list[Fault]:
+        key = spec.model_dump_json(), base
+        if key not in faults:
+            faults[key] = data_faults(spec, base)
+        return faults[key]
+
+    monkeypatch.setattr(simulate, "data_faults", checked_once)
+    sites = {}
+    for path in sorted((EXPERIMENTS / folder).glob("*.toml"), key=lambda path: same_data_together(path, scale)):
+        _, data = check_experiment(read_experiment(path, [f"scale={scale}", *NO_WEIGHTS.get(folder, ())]))
+        sites[path.stem] = len(data.parts)
+    assert min(sites.values()) >= FEWEST_SITES.get(folder, 5)
+
+
+def same_data_together(path: Path, scale: str) -> str:
+    """Return a sort key: the loaded data of the last experiment stay, so those of one data set follow one another."""
+    experiment = read_experiment(path, [f"scale={scale}"]).experiment
+    assert experiment.data is not None
+    assert experiment.partition is not None
+    return experiment.data.model_dump_json() + experiment.partition.model_dump_json() + str(experiment.run.seed)

@@ -1,21 +1,31 @@
-"""A coordinator's folder: its file as a person may write it, locks, the port that is checked early, and modes."""
+"""A coordinator's folder: its file, locks, port, modes and registrations, and the socket for its own programs."""
 
 import ipaddress
+import os
+import shutil
 import socket
 import string
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
+import grpc
+import psutil
 import pytest
 from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
-from common.security.identity import split_address
+from common.security.identity import SiteRequest, create_key, public_key_line, split_address
 from common.system.files import make_private_folder
+from server.coordinator.admission import admit, revoke
 from server.coordinator.folder import (
     Coordinator,
     CoordinatorFile,
@@ -26,15 +36,20 @@ from server.coordinator.folder import (
     read_coordinator,
     write_coordinator,
 )
-from server.coordinator.preflight import hospital_port_faults
-from tests.network.real import flwr_client, flwr_server
-
-GOOD = """
-name = "trial"
-hosts = ["fl.hospital.example", "192.0.2.7"]
-listen = "0.0.0.0"
-port = 9092
-"""
+from server.coordinator.preflight import hospital_port_faults, no_superlink_faults
+from server.coordinator.state import SOCKET, ControlSocket, accepts_connections
+from server.deployment.serve import synchronize_registrations
+from server.deployment.superlink.control_client import (
+    SERVICE,
+    ControlClient,
+    RegisteredNode,
+    is_superlink_answering,
+    openssh_key_to_pem,
+)
+from server.deployment.superlink.process import SuperLink
+from server.deployment.superlink.registrations import Presence
+from tests.network.real import flwr_client, flwr_server, free_ports
+from tests.processes import command_line
 
 labels = st.text(string.ascii_letters + string.digits + "-_", min_size=1, max_size=20).filter(
     lambda text: text.strip("-") == text
@@ -44,13 +59,8 @@ addresses = st.ip_addresses().map(str)
 ports = st.integers(1, 65535)
 
 
-def written(folder: Path, text: str) -> Path:
-    (folder / "coordinator.toml").write_text(text, encoding="utf-8")
-    return folder
-
-
 @given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports)
-def test_what_is_written_is_read_again(
+def test_a_written_file_is_read(
     hosts: list[str], listen: str, port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=port)
@@ -58,33 +68,17 @@ def test_what_is_written_is_read_again(
     assert write_coordinator(folder, file) == read_coordinator(folder)
 
 
-def test_all_faults_come_at_once(tmp_path: Path) -> None:
-    text = GOOD.replace("9092", "0").replace('"0.0.0.0"', '"everywhere"').replace("trial", "")
-    with pytest.raises(BadInput) as refused:
-        read_coordinator(written(tmp_path, text))
-    keys = {fault.where.removeprefix("coordinator.toml: ") for fault in refused.value.faults}
-    assert keys == {"name", "listen", "port"}
-
-
 @pytest.mark.parametrize(
     "host",
     [
         *("", " ", ".", "-fl.example", "fl-.example", "fl..example", "fl.example.", "fl.example:9092"),
-        *(
-            "https://fl.example",
-            "fl.example/",
-            "fl example",
-            "192.0.2",
-            "192.0.2.300",
-            "1.2.3.4.5",
-            "[2001:db8::7]",
-            "fe80::1%eth0",
-        ),
-        *("münchen.example", "*.example", "a" * 64 + ".example", ".".join(["a" * 50] * 6), "fl.example\n"),
+        *("https://fl.example", "fl.example/", "fl example", "192.0.2", "192.0.2.300", "1.2.3.4.5", "[2001:db8::7]"),
+        *("fe80::1%eth0", "münchen.example", "*.example", "a" * 64 + ".example", ".".join(["a" * 50] * 6)),
+        "fl.example\n",
     ],
 )
 def test_what_is_no_host_is_refused(host: str) -> None:
-    with pytest.raises(ValueError, match="is neither a host name nor an address; give it without https:// and port"):
+    with pytest.raises(ValueError, match="is neither a host name nor an address"):
         checked_host(host)
 
 
@@ -109,18 +103,8 @@ def test_an_ipv6_address_to_listen_on_stands_in_brackets() -> None:
     assert Coordinator(Path(), file).fleet_address == "[::]:9092"
 
 
-# ---------------------------------------------------------------------- locks
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Coordinator:
-    return read_coordinator(written(tmp_path, GOOD))
-
-
 @pytest.mark.parametrize("what", ["start", "run"])
-def test_what_one_process_does_in_a_folder_no_other_does(
-    what: Literal["start", "run"], coordinator: Coordinator
-) -> None:
+def test_two_processes_do_not_do_the_same_in_a_folder(what: Literal["start", "run"], coordinator: Coordinator) -> None:
     with (
         lock_coordinator(coordinator, what),
         pytest.raises(BadInput, match=f"another flwr-server {what} is at work in this folder"),
@@ -129,15 +113,14 @@ def test_what_one_process_does_in_a_folder_no_other_does(
         pytest.fail("two at a time")
 
 
-def test_a_run_goes_beside_the_start_that_it_needs(coordinator: Coordinator) -> None:
-    with lock_coordinator(coordinator, "start"), lock_coordinator(coordinator, "run"):
-        assert (coordinator.state / "run.lock").exists()
-
-
-def test_two_folders_do_not_lock_one_another(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_start_run_and_other_folders_do_not_lock_one_another(coordinator: Coordinator, tmp_path: Path) -> None:
+    """Nor may anybody else look into its state then."""
     other = Coordinator(tmp_path / "other", coordinator.file)
-    with lock_coordinator(coordinator, "start"), lock_coordinator(other, "start"):
-        assert (other.state / "start.lock").exists()
+    coordinator.state.mkdir(mode=0o755)
+    with lock_coordinator(coordinator, "start"), lock_coordinator(coordinator, "run"), lock_coordinator(other, "start"):
+        locks = (coordinator.state / "start.lock", coordinator.state / "run.lock", other.state / "start.lock")
+        assert all(lock.exists() for lock in locks)
+        assert mode(coordinator.state) == 0o700
 
 
 def test_a_lock_is_free_again_after_an_error(coordinator: Coordinator) -> None:
@@ -179,15 +162,6 @@ def test_of_many_at_once_exactly_one_gets_in(coordinator: Coordinator) -> None:
     assert not inside.acquire(blocking=False)
 
 
-def test_nobody_else_may_look_into_the_state_of_a_folder(coordinator: Coordinator) -> None:
-    coordinator.state.mkdir(mode=0o755)
-    with lock_coordinator(coordinator, "start"):
-        assert coordinator.state.stat().st_mode & 0o777 == 0o700
-
-
-# ---------------------------------------------------------------------- the port
-
-
 def test_a_port_in_use_is_named_within_two_seconds(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
@@ -197,35 +171,28 @@ def test_a_port_in_use_is_named_within_two_seconds(tmp_path: Path) -> None:
         began = time.monotonic()
         ended = flwr_server("start", tmp_path / "trial")
         assert time.monotonic() - began < 2
-        said = " ".join(ended.err.split())
         assert ended.code == 2
-        assert f"coordinator.toml: port: {port} of 127.0.0.1 cannot be opened: address already in use." in said
-        assert "set another port in coordinator.toml" in said
+        assert f"coordinator.toml: port: {port} of 127.0.0.1 cannot be opened" in " ".join(ended.err.split())
         assert "Traceback" not in ended.out + ended.err
     assert hospital_port_faults(read_coordinator(tmp_path / "trial")) == []
 
 
-def test_an_address_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None:
-    assert (
-        flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "a.example", "--listen", "192.0.2.1").code
-        == 0
-    )
-    (fault,) = hospital_port_faults(read_coordinator(tmp_path / "trial"))
-    assert "of 192.0.2.1 cannot be opened: cannot assign requested address." in str(fault)
+def test_an_address_that_is_not_of_this_machine_is_named(coordinator: Coordinator) -> None:
+    elsewhere = Coordinator(coordinator.folder, coordinator.file.model_copy(update={"listen": "192.0.2.1"}))
+    (fault,) = hospital_port_faults(elsewhere)
+    assert "of 192.0.2.1 cannot be opened: cannot assign requested address" in str(fault)
 
 
-def test_a_start_at_work_is_seen_from_outside(tmp_path: Path) -> None:
-    assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "a.example").code == 0
-    coordinator = read_coordinator(tmp_path / "trial")
+def test_a_start_at_work_is_seen_from_outside(coordinator: Coordinator) -> None:
+    def superlink() -> str:
+        return " ".join(flwr_server("status", coordinator.folder).out.split())
+
     assert not is_running(coordinator, "start")
     with lock_coordinator(coordinator, "start"):
         assert is_running(coordinator, "start")
-        assert "starting: it takes up to a minute" in " ".join(flwr_server("status", tmp_path / "trial").out.split())
+        assert "starting: " in superlink()
     assert not is_running(coordinator, "start")
-    assert "down: start it" in " ".join(flwr_server("status", tmp_path / "trial").out.split())
-
-
-# ---------------------------------------------------------------------- private folders
+    assert "down: " in superlink()
 
 
 def mode(path: Path) -> int:
@@ -239,15 +206,14 @@ def test_init_makes_folders_that_only_their_owner_can_look_into(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("before", [0o755, 0o750, 0o711, 0o777, 0o705])
-def test_a_folder_that_others_can_look_into_is_closed_and_that_is_said_once(before: int, tmp_path: Path) -> None:
-    folder = tmp_path / "trial"
-    assert flwr_server("init", folder, "--name", "trial", "--host", "127.0.0.1").code == 0
-    folder.chmod(before)
-    said = list[str]()
+def test_a_folder_open_to_others_is_closed_and_that_is_said_once(before: int, coordinator: Coordinator) -> None:
+    coordinator.folder.chmod(before)
+    lines = list[str]()
     for _ in range(2):
-        make_private(read_coordinator(folder), said.append)
-    assert said == [f"other accounts could look into {folder}; now only this one can (mode 700)"]
-    assert mode(folder) == 0o700
+        make_private(read_coordinator(coordinator.folder), lines.append)
+    assert len(lines) == 1
+    assert str(coordinator.folder) in lines[0]
+    assert mode(coordinator.folder) == 0o700
 
 
 def test_a_folder_of_another_account_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,3 +224,181 @@ def test_a_folder_of_another_account_stays_as_it_is(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "chmod", refused)
     assert not make_private_folder(tmp_path)
     assert mode(tmp_path) == 0o755
+
+
+@dataclass
+class Registrations:
+    """The SuperLink's list of nodes; like the real one it lets no key be registered again."""
+
+    there: list[RegisteredNode] = field(default_factory=list)
+    ever: set[bytes] = field(default_factory=set)
+
+    def nodes(self) -> list[RegisteredNode]:
+        return list(self.there)
+
+    def register(self, name: str, public_key: str) -> None:
+        key = openssh_key_to_pem(public_key)
+        assert key not in self.ever
+        self.ever.add(key)
+        self.there.append(RegisteredNode(len(self.ever), name, Presence.NEVER, key))
+
+    def unregister(self, node: RegisteredNode) -> None:
+        self.there.remove(node)
+
+
+@dataclass
+class Link:
+    coordinator: Coordinator
+    registrations: Registrations
+    keys: list[str]
+
+    def settled(self) -> dict[str, bytes]:
+        """Synchronize; return name -> key."""
+        nodes = synchronize_registrations(self.coordinator, cast(ControlClient, self.registrations))
+        return {node.name: node.public_key for node in nodes}
+
+    def admit(self, name: str, key: int) -> None:
+        admit(self.coordinator, SiteRequest(site=name, public_key=self.keys[key]))
+
+
+@pytest.fixture
+def link(coordinator: Coordinator, tmp_path: Path) -> Link:
+    """A coordinator with one site, which is registered."""
+    keys = [public_key_line(create_key(tmp_path / f"{number}.key"), "comment") for number in range(2)]
+    link = Link(coordinator, Registrations(), keys)
+    link.admit("north", 0)
+    assert link.settled() == {"north": openssh_key_to_pem(keys[0])}
+    return link
+
+
+def test_whoever_is_admitted_is_registered_once(link: Link) -> None:
+    link.admit("south", 1)
+    registered = {name: openssh_key_to_pem(key) for name, key in zip(("north", "south"), link.keys, strict=True)}
+    assert link.settled() == link.settled() == registered
+
+
+def test_whoever_is_revoked_or_whose_file_was_removed_is_turned_out(link: Link) -> None:
+    link.admit("south", 1)
+    link.settled()
+    revoke(link.coordinator, "north")
+    (link.coordinator.sites / "south.toml").unlink()
+    assert link.settled() == link.settled() == {}
+
+
+def test_a_key_that_was_revoked_and_replaced_between_two_looks_is_turned_out(link: Link) -> None:
+    revoke(link.coordinator, "north")
+    link.admit("north", 1)
+    assert link.settled() == {"north": openssh_key_to_pem(link.keys[1])}
+
+
+def test_a_connection_is_reported_as_the_superlink_sees_it(link: Link) -> None:
+    link.registrations.there = [replace(node, state=Presence.CONNECTED) for node in link.registrations.there]
+    (node,) = synchronize_registrations(link.coordinator, cast(ControlClient, link.registrations))
+    assert node.online
+
+
+SOMEBODY_ELSE = 65534
+"""The account ``nobody``."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """A SuperLink that runs, in a folder whose path is longer than that of a socket may be."""
+    folder = tmp_path_factory.mktemp("control") / ("long" * 20) / ("path" * 20) / "trial"
+    folder.parent.mkdir(parents=True)
+    words = ("--name", "trial", "--host", "127.0.0.1", "--port", free_ports(1)[0])
+    assert flwr_server("init", folder, *words).code == 0
+    made = read_coordinator(folder)
+    link = SuperLink(made)
+    with lock_coordinator(made, "start"):  # closes the folder, as flwr-server start does
+        pass
+    link.start()
+    yield made
+    link.stop()
+
+
+@pytest.mark.slow
+def test_who_can_open_the_folder_is_answered(running: Coordinator) -> None:
+    assert is_superlink_answering(running)
+    assert accepts_connections(running.state)
+    with closing(ControlClient(running)) as control:
+        assert control.nodes() == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+def test_another_account_of_the_machine_cannot_connect(running: Coordinator) -> None:
+    code = (
+        "import os, socket, sys\n"
+        f"os.setgroups([]); os.setgid({SOMEBODY_ELSE}); os.setuid({SOMEBODY_ELSE})\n"
+        "os.chdir('/')\n"
+        "with socket.socket(socket.AF_UNIX) as connection:\n"
+        "    try: connection.connect(sys.argv[1])\n"
+        "    except PermissionError: print('refused')\n"
+    )
+    short = Path("/tmp") / f"control-{os.getpid()}"  # every folder above is open, so that only the mode of state counts
+    shutil.rmtree(short, ignore_errors=True)
+    short.mkdir()
+    short.chmod(0o755)
+    try:
+        state = short / "state"
+        state.mkdir()
+        state.chmod(0o755)
+        with closing(ControlSocket(state)) as place, socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(place.path)
+            listening.listen()
+            (state / SOCKET).chmod(0o777)
+            call = [sys.executable, "-P", "-c", code, str(state / SOCKET)]
+            assert subprocess.run(call, capture_output=True, text=True, check=True).stdout == ""
+            state.chmod(running.state.stat().st_mode & 0o777)  # as flwr-server start leaves it
+            assert subprocess.run(call, capture_output=True, text=True, check=True).stdout == "refused\n"
+    finally:
+        shutil.rmtree(short)
+
+
+@pytest.mark.slow
+def test_the_superlink_listens_on_the_port_for_hospitals_and_no_other(running: Coordinator) -> None:
+    (process,) = [child for child in psutil.Process().children() if "superlink.program" in command_line(child)]
+    ports = {link.laddr.port for link in process.net_connections("inet") if link.status == psutil.CONN_LISTEN}
+    assert ports == {running.file.port}
+
+
+@pytest.mark.slow
+def test_a_call_that_is_not_there_is_refused_as_such(running: Coordinator) -> None:
+    with closing(ControlSocket(running.state)) as place, grpc.insecure_channel(place.grpc_address) as channel:
+        with pytest.raises(grpc.RpcError) as error:
+            channel.unary_unary(f"/{SERVICE}/None")(b"", timeout=20)
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.slow
+def test_the_socket_that_a_killed_superlink_left_takes_no_connections(tmp_path: Path) -> None:
+    assert not accepts_connections(tmp_path)
+    with closing(ControlSocket(tmp_path)) as place, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(place.path)
+    assert (tmp_path / SOCKET).is_socket()
+    assert not accepts_connections(tmp_path)
+    assert not accepts_connections(tmp_path / "absent")
+
+
+@pytest.mark.slow
+def test_a_superlink_that_takes_seconds_to_answer_is_there(running: Coordinator) -> None:
+    """As on a machine that has much to do."""
+    (process,) = [child for child in psutil.Process().children() if "superlink.program" in command_line(child)]
+    process.suspend()
+    later = threading.Timer(4, process.resume)
+    later.start()
+    try:
+        assert is_superlink_answering(running)
+    finally:
+        later.cancel()
+        process.resume()
+
+
+@pytest.mark.slow
+def test_a_run_that_comes_too_early_is_told_that_start_is_at_work(running: Coordinator) -> None:
+    with lock_coordinator(running, "start"):
+        fault = no_superlink_faults(running)
+    assert fault.problem == "flwr-server start is at work on this folder, but its SuperLink does not answer."
+    assert str(running.log) in fault.remedy
+    assert no_superlink_faults(running).problem == "flwr-server start does not run on this folder."

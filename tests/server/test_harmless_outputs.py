@@ -1,12 +1,15 @@
-"""The second line of defence: text that was not made harmless where it came in acts on no terminal, page or file."""
+"""The second line of defence: no text acts on a terminal, a page or a file, and none is a formula in a table."""
 
 import csv
 import io
-import json
+import os
+import unicodedata
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -15,8 +18,11 @@ import server.runs.progress
 from client.connection import status as site_status
 from client.gate import audit_report
 from client.gate.gate import LISTED_BYTES, list_audit_fields
+from common.data.tables.csv import read_columns
 from common.errors import BadInput, Fault
-from common.metrics.auroc import summarise
+from common.metrics.auroc import ClassMetrics, summarise
+from common.metrics.bootstrap import Intervals
+from common.metrics.calibration import Decisions
 from common.models.network import build
 from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
@@ -25,7 +31,8 @@ from common.system.plain_text import json_text
 from common.system.terminal import PlainConsole, event_printer, run_program
 from common.wire.canonical_bytes import RecordField
 from server.deployment import status
-from server.export.prediction import predict_to_csv
+from server.export.evaluation import Evaluation, as_csv
+from server.export.prediction import predict_to_csv, rows_to_csv
 from server.federation.recorder import RunTotals
 from server.reporting import model_card
 from server.reporting.live.files import RunSnapshot, SiteStatus, event_text
@@ -33,22 +40,20 @@ from server.reporting.live.page import render_changing_part, render_page
 from server.runs.audit_log import shorten_reasons
 from server.runs.folder import RunFolder
 from server.runs.live_status import PresentRun
-from server.runs.reader import RoundLine as RoundLine
+from server.runs.reader import RoundLine
 from server.runs.reporter import RunReporter
 from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
 from strategies.engine.state import FederationState
+from tests.network.real import lines_of
 from tests.strategies.states import ONE
 from tests.words import HOSTILE_TEXTS, raw_in
 
 TEXTS = [text for text in HOSTILE_TEXTS.values() if len(text) < 1000]
 ALL = "".join(TEXTS)
 STATE = FederationState(1, ONE)
-
-
-def record(reason: str) -> RoundRecord:
-    return RoundRecord(
-        1, ("east",), {"north": reason}, {}, FederationValidation(), {}, {}, {}, 1.0, 0.1, shortened={"east": reason}
-    )
+RECORD = RoundRecord(
+    1, ("east",), {"north": ALL}, {}, FederationValidation(), {}, {}, {}, 1.0, 0.1, shortened={"east": ALL}
+)
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def console(screen: io.StringIO) -> Console:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_a_program_tells_holds_no_control_character_and_forges_no_line(
+def test_a_printed_line_holds_no_control_character_nor_another(
     text: str, console: Console, screen: io.StringIO
 ) -> None:
     event_printer(console)(f"round 1 went without north: {text}")
@@ -71,8 +76,7 @@ def test_what_a_program_tells_holds_no_control_character_and_forges_no_line(
     assert not any(line.startswith("12:00:00") for line in screen.getvalue().splitlines()[1:])
 
 
-def test_at_a_terminal_only_our_own_styles_are_escape_sequences() -> None:
-    screen = io.StringIO()
+def test_at_a_terminal_only_our_own_styles_are_escape_sequences(screen: io.StringIO) -> None:
     coloured = PlainConsole(file=screen, force_terminal=True, color_system="truecolor", width=100)
     coloured.print(f"[bold red]error[/] {'x' + chr(27)}]0;PWNED{chr(7)}", highlight=False)
     assert "\x1b[1;31merror\x1b[0m" in screen.getvalue()
@@ -83,20 +87,10 @@ def test_at_a_terminal_only_our_own_styles_are_escape_sequences() -> None:
 def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, screen: io.StringIO) -> None:
     table = Table(ALL, title=ALL)
     table.add_row(ALL.replace("[", "("))
-    run = PresentRun(
-        "/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL, last_error_time="now"
-    )
-    present = {**vars(run), "sites": ["north"]}
-    found = {
-        "name": ALL,
-        "address": "a:1",
-        "superlink": "up",
-        "certificate_days": 3,
-        "sites": {},
-        "run": present,
-        "release": ALL,
-    }
-    for shown in (table, ALL, status.status_tables({**found, "time": 0.0})):
+    run = PresentRun("/run", ALL, left_out={"north": ALL}, shortened={"east": ALL}, last_error=ALL)
+    present = {**vars(run), "last_error_time": "now", "sites": ["north"]}
+    facts = {"name": ALL, "address": "a:1", "superlink": "up", "certificate_days": 3, "release": ALL, "time": 0.0}
+    for shown in (table, ALL, status.status_tables({**facts, "sites": {}, "run": present})):
         console.print(shown, markup=False)
     assert raw_in(screen.getvalue()) == set()
 
@@ -111,45 +105,41 @@ def test_a_program_that_ends_with_hostile_words_says_them_harmlessly(capsys: pyt
     assert raw_in(capsys.readouterr().err) == set()
 
 
-def test_the_progress_bar_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
+def test_the_progress_bar_holds_none(screen: io.StringIO) -> None:
     console = PlainConsole(file=screen, force_terminal=True, color_system=None, width=120)
     with server.runs.progress.ProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
         bar.began(["east"], 2)
-        bar.round_done(record(ALL), STATE)
+        bar.round_done(RECORD, STATE)
     assert "\x1b]" not in screen.getvalue()
     assert raw_in(screen.getvalue()) <= {"\x1b", "\r"}  # by which rich itself moves the bar
 
 
-def test_what_a_run_says_and_writes_down_holds_none(tmp_path: Path, console: Console, screen: io.StringIO) -> None:
-    reporter = RunReporter(PresentRun("/run", "run"), tmp_path, event_printer(console))
-    with reporter:
+def test_lines_and_present_state_of_a_run_hold_none(tmp_path: Path, console: Console, screen: io.StringIO) -> None:
+    with RunReporter(PresentRun("/run", "run"), tmp_path, event_printer(console)) as reporter:
         reporter.waiting(WaitingStatus("roll call", 0, (ALL,), (), 3.0))
         reporter.began([ALL], 2)
         reporter.joined(1, ALL)
         reporter.left_out("north", ALL)
-        reporter.round_done(record(ALL), STATE)
+        reporter.round_done(RECORD, STATE)
     assert raw_in(screen.getvalue()) == set()
     assert raw_in((tmp_path / "present.json").read_text(encoding="utf-8"), "") == set()
 
 
 def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
     folder, audit = RunFolder(tmp_path), Audit(tmp_path, durable=False)
-    books = RunTotals(folder, 1)
-    books.note(record(ALL), STATE, {ALL: 1.0})
-    books.finalize(FederationValidation(), STATE)
+    totals = RunTotals(folder, 1)
+    totals.note(RECORD, STATE, {ALL: 1.0})
+    totals.finalize(FederationValidation(), STATE)
     folder.summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise({}, (), (), ALL))})
     audit.append(reason=ALL)
     for name in ("events.jsonl", "rounds.jsonl", "summary.json", "audit.jsonl"):
         assert raw_in((tmp_path / name).read_text(encoding="utf-8")) == set(), name
-    events = (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    words = [entry.get("reason") or entry["done"] for entry in map(json.loads, events)]
-    assert words == [ALL] * len(words)
-    assert len(words) == 2
+    words = [event.get("reason") or event["done"] for event in lines_of(tmp_path / "events.jsonl")]
+    assert words == [ALL, ALL]
 
 
 def test_pages_hold_none() -> None:
-    seen = RunSnapshot(
+    snapshot = RunSnapshot(
         ALL,
         ALL,
         replace(PresentRun("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
@@ -157,8 +147,8 @@ def test_pages_hold_none() -> None:
         (RoundLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
         (event_text({"event": "absent", "round": 1, "site": ALL, "reason": ALL}), event_text({"event": ALL, ALL: ALL})),
     )
-    assert raw_in(render_page(seen), "\n\t") == set()
-    assert raw_in(render_changing_part(seen), "\n\t") == set()
+    assert raw_in(render_page(snapshot), "\n\t") == set()
+    assert raw_in(render_changing_part(snapshot), "\n\t") == set()
     assert raw_in(model_card.escaped(ALL), "") == set()
 
 
@@ -197,3 +187,81 @@ def test_a_csv_of_predictions_names_its_columns_and_files_harmlessly(tmp_path: P
     text = (tmp_path / "p.csv").read_text(encoding="utf-8")
     assert raw_in(text) == set()
     assert next(csv.reader(text.splitlines())) == ["image", r"\x1b[2J", r"gnp.\u202e", "unreadable"]
+
+
+FORMULAS = (
+    *("=1+1", "+1+1", "-1+1", "@SUM(1;1)", '=HYPERLINK("http:evil.example","Effusion")', "=cmd|' C'!A0"),
+    *("\t=1+1", "\r=1+1", "\n=1+1", " =1+1", "\u00a0\u3000=1+1", '"=1+1', "'=1+1", '" "=1+1'),
+    *("\uff1d1+1", "\uff0b1+1", "\uff0d1+1", "\uff20SUM(1)", "\ufe661+1", "\u22121+1"),
+    *("scan;=1+1", "scan,=1+1", "scan\t=1+1", "scan| =1+1", 'scan","=1+1', 'scan";"=1+1', "scan\n=1+1"),
+    *("\x00=1+1", "--1", "-1.2.3", "-1"),
+)
+
+
+def cells(text: str) -> list[str]:
+    """Return every cell that any spreadsheet makes of a table, whatever its separator, by quotes and without."""
+    by_quotes = [row for mark in ",;\t|" for row in csv.reader(io.StringIO(text, newline=""), delimiter=mark)]
+    bare = [line.split(mark) for mark in ",;\t|" for line in text.splitlines()]
+    return [cell for row in (*by_quotes, *bare) for cell in row]
+
+
+def formulas(text: str) -> list[str]:
+    """Return the cells that a spreadsheet would calculate or refuse to take as text."""
+    bare = [unicodedata.normalize("NFKC", cell).lstrip(' \t\r\n"\x00') for cell in cells(text)]
+    return [cell for cell in bare if cell.startswith(("=", "+", "-", "@", "\u2212")) and not is_number(cell)]
+
+
+def is_number(cell: str) -> bool:
+    try:
+        float(cell.rstrip('"'))
+    except ValueError:
+        return False
+    return True
+
+
+def figures(names: list[str]) -> str:
+    results = dict.fromkeys(names, ClassMetrics(0.25, 0.5, None, 3, 4))
+    decisions = dict.fromkeys(names, Decisions(1, 2, 3, 1))
+    return as_csv(Evaluation(7, None, results, decisions, Intervals(None, {}), (), "all")).decode()
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_name_of_a_class_is_no_formula_in_a_table_of_figures(name: str) -> None:
+    assert formulas(figures([name, "Effusion"])) == []
+
+
+@given(st.text(alphabet="=+-@\uff1d\"';,|\t\r\n a1", max_size=8))
+def test_no_name_of_any_characters_is_a_formula(name: str) -> None:
+    assert formulas(figures([name])) == []
+
+
+def test_the_names_of_images_and_classes_are_no_formulas_in_a_table_of_predictions(tmp_path: Path) -> None:
+    spec = ModelSpec.model_validate({"architecture": "tiny_cnn", "channels": 1, "image_size": 16})
+    save_model(tmp_path / "model", build(spec, FORMULAS, seed=0), label_contract_sha256="")
+    (tmp_path / "images").mkdir()
+    for name in FORMULAS:
+        file = tmp_path / "images" / f"{name}.png".replace("\0", "")  # the one character here that no file's name has
+        file.write_bytes(b"no picture") if "SUM" in name else Image.new("L", (16, 16)).save(file)
+    Image.new("L", (16, 16)).save(os.fsencode(tmp_path / "images") + b"/=\xff.png")
+    predict_to_csv(tmp_path / "model", tmp_path / "images", tmp_path / "p.csv")
+    assert formulas((tmp_path / "p.csv").read_text(encoding="utf-8")) == []
+
+
+def test_numbers_stay_numbers_and_harmless_names_stay_as_they_are(tmp_path: Path) -> None:
+    numbers = [-0.25, 1e-3, float("nan"), float("-inf"), 7, None]
+    names = ["scan-2.png", "a = b", "Lung (left) + right", "\u00e4", "'", 'a "b"', "a;b,c", ""]
+    (tmp_path / "t.csv").write_bytes(rows_to_csv([names, [*numbers, "", ""]]))
+    with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
+        header, row = csv.reader(file, quoting=csv.QUOTE_NONNUMERIC)  # which reads what is not quoted as a number
+    assert header == names
+    assert row[:5] == pytest.approx(numbers[:5], nan_ok=True)
+    assert row[5:] == ["", "", ""]
+
+
+def test_a_table_with_formulas_in_its_names_is_read_by_our_own_reader(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(rows_to_csv([["image", "=Effusion"], ["=1+1.png", 1], ['a,"b";-2.png', 0]]))
+    columns = read_columns(tmp_path / "t.csv", "labels")
+    assert {name: list(cells) for name, cells in columns.items()} == {
+        "image": ["'=1+1.png", 'a,"b";\'-2.png'],
+        "'=Effusion": ["1", "0"],
+    }

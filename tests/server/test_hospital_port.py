@@ -1,29 +1,37 @@
-"""The limits of the hospitals' port, seen from the other end of a socket: gRPC's options, and the calls of one site."""
+"""The hospitals' port from the other end of a socket: its limits, requests that are none, and its answer to anyone."""
 
 import base64
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub
 
+from client.connection.fleet_client import FleetClient
+from common import __version__
 from common.security.call_signatures import key_bytes
 from common.security.call_signatures import signed_headers as signed
+from common.wire.fleet_protocol import HELLO_METHOD, HELLO_SERVICE, SERVICE, WIRE_VERSION, Hello
 from server.deployment.superlink import fleet_server
 from server.deployment.superlink.authentication import CALLS_PER_SITE, CallLimit
 from server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
 from server.deployment.superlink.object_store import LARGEST_CALL
+from tests.client.check.servers import grpc_server
 from tests.network.flood import DATA, END_HEADERS, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, announced, frame
 from tests.network.flood import headers as header_block
 from tests.network.real import eventually
-from tests.server.superlinks import Link, Port, opened
+from tests.server.superlinks import Hospital, Link, Port, opened, refused
+from tests.signing import SignsCalls, pem
 
 Start = Callable[..., AbstractContextManager[Port]]
 WITHIN_S = 20.0
@@ -42,7 +50,7 @@ def address_of(port: Port) -> tuple[str, int]:
 
 @contextmanager
 def handshaken(port: Port) -> Iterator[ssl.SSLSocket]:
-    """A connection whose TLS handshake is done, which has sent HTTP/2's preface."""
+    """Connect, shake hands by TLS and send HTTP/2's preface."""
     context = ssl.create_default_context(cadata=port.authority.decode())
     context.set_alpn_protocols(["h2"])
     with (
@@ -65,7 +73,7 @@ def begin_call(connection: ssl.SSLSocket, key: ec.EllipticCurvePrivateKey | None
 
 
 def closed(connection: socket.socket, within_s: float = WITHIN_S) -> bool:
-    """Whether the other side closes this connection in time."""
+    """Return whether the other side closes this connection in time."""
     connection.settimeout(within_s)
     try:
         while connection.recv(65_536):
@@ -78,14 +86,14 @@ def closed(connection: socket.socket, within_s: float = WITHIN_S) -> bool:
 
 
 def frames(connection: ssl.SSLSocket) -> Iterator[tuple[int, bytes]]:
-    """The kinds and contents of the frames that come."""
+    """Yield the kinds and contents of the frames that arrive."""
     data = connection.makefile("rb")
     while head := data.read(9):
         yield head[3], data.read(int.from_bytes(head[:3]))
 
 
 def call_ended(connection: ssl.SSLSocket) -> bool:
-    """Whether the server ends the call on this connection in time."""
+    """Return whether the server ends the call on this connection in time."""
     return any(kind in (HEADERS, RST_STREAM) for kind, _ in frames(connection))
 
 
@@ -95,15 +103,20 @@ def test_a_tls_handshake_that_is_not_finished_is_ended(start: Start, monkeypatch
         assert closed(plain)
 
 
-def test_a_connection_without_calls_is_closed_and_the_next_call_opens_another(
+def test_an_idle_connection_is_closed_and_the_next_call_opens_another(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_server, "IDLE_S", 1.0)
     with start() as port, handshaken(port) as stranger:
         north = port.hospital("north")
-        assert not north.stub.PullMessages(PullMessagesRequest(node=north.node)).messages_list
+        assert north.pull() == []
         assert closed(stranger)
-        assert not north.stub.PullMessages(PullMessagesRequest(node=north.node)).messages_list
+        assert north.pull() == []
+
+
+def is_accepted(port: Port) -> bool:
+    with socket.create_connection(address_of(port)) as plain:
+        return not closed(plain, within_s=0.2)
 
 
 def test_connections_beyond_the_limit_are_closed_at_once(start: Start) -> None:
@@ -116,13 +129,8 @@ def test_connections_beyond_the_limit_are_closed_at_once(start: Start) -> None:
         eventually(lambda: is_accepted(port), "a place is free again")
 
 
-def is_accepted(port: Port) -> bool:
-    with socket.create_connection(address_of(port)) as plain:
-        return not closed(plain, within_s=0.2)
-
-
-def test_a_connection_may_carry_a_few_calls_at_once(start: Start) -> None:
-    with start() as port, handshaken(port) as connection:
+def test_a_connection_may_carry_a_few_calls_at_once(port: Port) -> None:
+    with handshaken(port) as connection:
         content = next(content for kind, content in frames(connection) if kind == SETTINGS)
         settings = dict(struct.unpack(">HI", content[place : place + 6]) for place in range(0, len(content), 6))
         assert settings[3] == CALLS_PER_CONNECTION  # SETTINGS_MAX_CONCURRENT_STREAMS
@@ -135,59 +143,45 @@ def test_a_connection_may_carry_a_few_calls_at_once(start: Start) -> None:
         (LARGEST_METADATA, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],
 )
-def test_metadata_is_bounded(size: int, code: grpc.StatusCode, start: Start) -> None:
-    with start() as port, pytest.raises(grpc.RpcError) as refused:
-        port.stub().PullMessages(PullMessagesRequest(), metadata=(("more", "x" * size),), timeout=WITHIN_S)
-    assert refused.value.code() == code
+def test_metadata_is_bounded(size: int, code: grpc.StatusCode, port: Port) -> None:
+    pull = FleetStub(port.channel()).PullMessages
+    assert refused(pull, PullMessagesRequest(), metadata=(("more", "x" * size),), timeout=WITHIN_S)[0] == code
 
 
-def test_no_second_server_can_listen_on_the_port(start: Start) -> None:
+def test_no_second_server_can_listen_on_the_port(port: Port) -> None:
     other = grpc.server(None, options=[("grpc.so_reuseport", 1)])
-    with start() as port, pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError):
         other.add_insecure_port(port.address)
 
 
-def test_a_call_without_a_signature_is_ended_before_its_body_has_arrived(start: Start) -> None:
-    with start() as port, handshaken(port) as stranger:
+def test_a_call_without_a_signature_is_ended_before_its_body_has_arrived(port: Port) -> None:
+    with handshaken(port) as stranger:
         begin_call(stranger)
         assert call_ended(stranger)
 
 
-def test_a_method_that_does_not_exist_is_refused(start: Start) -> None:
-    with start() as port, pytest.raises(grpc.RpcError) as refused:
-        port.channel().unary_unary("/flwr.proto.Fleet/Another")(b"", timeout=WITHIN_S)
-    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_a_message_larger_than_a_chunk_of_an_array_is_refused_unread(start: Start) -> None:
-    with start() as port:
-        north = port.hospital("north")
-        with pytest.raises(grpc.RpcError) as refused:
-            north.push("a" * 64, bytes(LARGEST_CALL + 1), "")
-    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def test_a_call_without_a_request_is_refused(start: Start) -> None:
+def test_a_call_that_cannot_be_served_is_refused_with_its_reason(port: Port) -> None:
+    """A method that does not exist, a message larger than a chunk of an array, a call without a request."""
     key = ec.generate_private_key(ec.SECP256R1())
-    with start() as port:
-        port.link.storage.sites.register("north", key_bytes(key.public_key()))
-        call, headers = port.channel().stream_unary(PULL), signed(key, key_bytes(key.public_key()), "one")
-        with pytest.raises(grpc.RpcError) as refused:
-            call(iter(()), metadata=headers, timeout=WITHIN_S)
-    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    port.link.storage.sites.register("south", key_bytes(key.public_key()))
+    north = port.hospital("north")
+    another = port.channel().unary_unary("/flwr.proto.Fleet/Another")
+    assert refused(another, b"", timeout=WITHIN_S)[0] == grpc.StatusCode.UNIMPLEMENTED
+    assert refused(north.push, "a" * 64, bytes(LARGEST_CALL + 1))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+    pull, headers = port.channel().stream_unary(PULL), signed(key, key_bytes(key.public_key()), "one")
+    assert refused(pull, iter(()), metadata=headers, timeout=WITHIN_S)[0] == grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_site_with_too_many_calls_loses_its_oldest_and_no_other_site_any(start: Start) -> None:
+def test_a_site_with_too_many_calls_loses_its_oldest_and_no_other_site_any(port: Port) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    with start() as port, ExitStack() as stack:
-        port.link.storage.sites.register("north", key_bytes(key.public_key()))
+    port.link.storage.sites.register("north", key_bytes(key.public_key()))
+    with ExitStack() as stack:
         calls = [stack.enter_context(handshaken(port)) for _ in range(CALLS_PER_SITE + 1)]
         for connection in calls:
             begin_call(connection, key)
             time.sleep(0.02)  # so that they arrive in this order
         assert call_ended(calls[0])
-        south = port.hospital("south")
-        assert not south.stub.PullMessages(PullMessagesRequest(node=south.node)).messages_list
+        assert port.hospital("south").pull() == []
         assert not any(closed(connection, within_s=0.01) for connection in calls[1:])
 
 
@@ -228,3 +222,97 @@ def test_a_call_that_is_over_counts_no_more() -> None:
         context.end()
     assert not any(context.cancelled for context in contexts)
     assert limit.calls_in_progress("north") == 0
+
+
+METHODS = (
+    *("ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "RegisterNode", "UnregisterNode", "PullMessages"),
+    *("PushMessages", "ConfirmMessageReceived", "GetRun", "GetFab", "PushObject", "PullObject"),
+)
+BODIES = {
+    "no protobuf": b"\xff" * 40,
+    "a field that ends too late": b"\x0a\xff\xff\xff\xff\x0f",
+    "a varint without an end": b"\x08" + b"\x80" * 30,
+    "groups in groups": b"\x0b" * 5000,
+    "a message cut off": b"\x0a\x10\x0a",
+}
+
+
+@pytest.fixture
+def attacker(port: Port) -> Hospital:
+    """An admitted hospital that sends what it likes; honest calls go over the same connection."""
+    return port.hospital("north")
+
+
+def status(site: Hospital, method: str, body: bytes, **options: Any) -> grpc.StatusCode:
+    """Make one signed call; return how it ends."""
+    return refused(site.channel.unary_unary(f"/{SERVICE}/{method}"), body, timeout=20, **options)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_request_that_cannot_be_read_is_refused_as_such(method: str, attacker: Hospital) -> None:
+    ends = {name: status(attacker, method, body) for name, body in BODIES.items()}
+    assert ends == dict.fromkeys(BODIES, grpc.StatusCode.INVALID_ARGUMENT)
+    assert attacker.beat(timeout=20)
+
+
+@pytest.mark.slow
+def test_a_hundred_of_them_leave_the_connection_usable_and_no_thread_or_memory_behind(attacker: Hospital) -> None:
+    process = psutil.Process()
+    for _ in range(100):  # threads and buffers that stay in any case
+        status(attacker, "SendNodeHeartbeat", BODIES["no protobuf"])
+    threads, memory = threading.active_count(), process.memory_info().rss
+    for _ in range(200):
+        assert status(attacker, "SendNodeHeartbeat", BODIES["no protobuf"]) == grpc.StatusCode.INVALID_ARGUMENT
+    assert attacker.beat(timeout=20)
+    assert threading.active_count() <= threads + 2
+    assert process.memory_info().rss - memory < 20e6  # 200 times 0.65 MB were 130 MB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_text_that_is_no_utf8_is_refused_and_fails_nothing(method: str, attacker: Hospital) -> None:
+    body = b"".join(bytes((field << 3 | 2, 2)) + b"\xff\xfe" for field in range(1, 8))
+    refusals = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+    assert status(attacker, method, body) in refusals
+    assert attacker.beat(timeout=20)
+
+
+@pytest.mark.slow
+def test_a_small_body_that_unpacks_to_a_large_one_is_refused_by_its_size(attacker: Hospital) -> None:
+    code = status(attacker, "PushMessages", bytes(500_000_000), compression=grpc.Compression.Gzip)
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert attacker.beat(timeout=20)
+
+
+OURS, OTHERS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+
+
+def answer(port: Port, *signing: SignsCalls) -> Hello:
+    """Ask, where only the key ``OURS`` is admitted."""
+    port.link.storage.sites.register("north", pem(OURS.public_key()))
+    channel = grpc.intercept_channel(port.channel(), *signing)
+    return Hello.model_validate_json(channel.unary_unary(f"/{HELLO_SERVICE}/{HELLO_METHOD}")(b"", timeout=20))
+
+
+def test_an_admitted_site_learns_that_it_is_and_time_and_release(port: Port) -> None:
+    hello = answer(port, SignsCalls(OURS, OURS.public_key()))
+    assert (hello.key, hello.release, hello.wire) == ("admitted", __version__, WIRE_VERSION)
+    assert hello.time == pytest.approx(time.time(), abs=20)
+
+
+@pytest.mark.parametrize(
+    "signing",
+    [(SignsCalls(OTHERS, OURS.public_key()),), (SignsCalls(OTHERS, OTHERS.public_key()),), ()],
+    ids=["an admitted key that did not sign", "a key that was never admitted", "no key"],
+)
+def test_everybody_else_is_unknown(signing: tuple[SignsCalls, ...], port: Port) -> None:
+    assert answer(port, *signing).key == "unknown"
+
+
+def test_a_coordinator_without_the_service_is_reachable(certificates: tuple[bytes, bytes, bytes]) -> None:
+    authority, certificate, key = certificates
+    nothing = grpc.method_handlers_generic_handler("another.Service", {})
+    credentials = grpc.ssl_server_credentials([(key, certificate)])
+    with grpc_server(nothing, credentials) as port, FleetClient(f"127.0.0.1:{port}", authority, OURS) as client:
+        assert client.hello() is None

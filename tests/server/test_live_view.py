@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,9 +29,19 @@ from rich.console import Console
 
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
-from server.coordinator.folder import Coordinator, read_coordinator
+from common.security.identity import SiteRequest, create_key, public_key_line
+from server.coordinator.admission import admit, revoke
+from server.coordinator.folder import Coordinator
 from server.coordinator.state import write_connections
-from server.reporting.live.files import SENTENCES, FileWatcher, LineReader, RunSource, event_text, source_of_current_run
+from server.reporting.live.files import (
+    SENTENCES,
+    FileWatcher,
+    LineReader,
+    RunSnapshot,
+    RunSource,
+    event_text,
+    source_of_current_run,
+)
 from server.reporting.live.page import draw_curves, render_page
 from server.reporting.live.server import (
     MOST_CONNECTIONS,
@@ -44,12 +54,10 @@ from server.reporting.live.server import (
 from server.runs.live_status import FILE, PresentRun
 from server.simulation.simulate import simulate
 from tests.federations import experiment
-from tests.network.real import eventually, flwr_client, flwr_server
-from tests.server.chromium import View, layout, needs_browser
-from tests.server.open_page import open_page
+from tests.network.real import ROOT, eventually
+from tests.server.chromium import View, layout, needs_browser, open_page
 
 TOKEN = "a-token"
-ROOT = Path(__file__).parents[2]
 
 
 def appended(path: Path, *lines: dict[str, Any]) -> None:
@@ -57,43 +65,37 @@ def appended(path: Path, *lines: dict[str, Any]) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def a_round(number: int, *, absent: dict[str, str] | None = None, loss: float = 0.5) -> dict[str, Any]:
-    return {
-        "round": number,
-        "sites": ["east", "north"],
-        "absent": absent or {},
-        "train_loss": loss,
-        "validation_loss": loss + 0.125,
-        "validation_auroc": 0.75,
-        "site_seconds": {"east": 61.0, "north": 7.5},
-        "seconds": 62.0,
-    }
-
-
 @pytest.fixture
 def running(tmp_path: Path) -> PresentRun:
     """A run in its third round, written as a run writes: its present state lies beside its folder."""
     folder = tmp_path / "run"
     folder.mkdir()
-    present = PresentRun(
-        str(folder), "chest <b>x-rays</b>", pid=os.getpid(), phase="train", round=3, rounds=5, sites=("east", "north")
-    )
-    present = replace(present, waiting_for=("east", "north"), lost=("north",), deadline=time.time() + 600)
-    noted(tmp_path, present)
-    appended(folder / "rounds.jsonl", a_round(1, loss=0.9), a_round(2, absent={"west": "no reply within 60 s"}))
-    appended(
-        folder / "events.jsonl", {"time": "2026-01-02T03:04:05.678+00:00", "event": "joined", "round": 2, "site": "<i>"}
-    )
+    sites = ("east", "north")
+    present = PresentRun(str(folder), "chest <b>x-rays</b>", phase="train", round=3, rounds=5, sites=sites)
+    present = replace(present, pid=os.getpid(), waiting_for=sites, lost=("north",), deadline=time.time() + 600)
+    write_present(tmp_path, present)
+    figures = {"validation_auroc": 0.75, "site_seconds": {"east": 61.0, "north": 7.5}, "seconds": 62.0}
+    for number, loss, absent in ((1, 0.9, {}), (2, 0.5, {"west": "no reply within 60 s"})):
+        losses = {"train_loss": loss, "validation_loss": loss + 0.125}
+        line = {"round": number, "sites": sites, "absent": absent, **losses, **figures}
+        appended(folder / "rounds.jsonl", line)
+    joined = {"time": "2026-01-02T03:04:05.678+00:00", "event": "joined", "round": 2, "site": "<i>"}
+    appended(folder / "events.jsonl", joined)
     return present
 
 
-def noted(state: Path, present: PresentRun) -> None:
+def write_present(state: Path, present: PresentRun) -> None:
     (state / FILE).write_text(json.dumps(asdict(present)), encoding="utf-8")
+
+
+def look(state: Path, links: Mapping[str, str] | None = None) -> RunSnapshot:
+    """Return what the view finds in the files."""
+    return FileWatcher(RunSource("trial", state, lambda: links or {})).look()
 
 
 @contextmanager
 def served(source: RunSource, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[str]:
-    """The view as its own process has it, in a thread; its address."""
+    """Serve the view as its own process does, in a thread; yield its address."""
     with open_listening_socket("127.0.0.1", port) as listener:
         server = ViewServer(listener, source, TOKEN, tls)
         thread = threading.Thread(target=server.serve)
@@ -106,7 +108,14 @@ def served(source: RunSource, tls: ssl.SSLContext | None = None, port: int = 0) 
             assert not thread.is_alive()
 
 
-# ---------------------------------------------------------------------- files
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+@pytest.fixture
+def address(tmp_path: Path, running: PresentRun) -> Iterator[str]:
+    with served(RunSource("trial", tmp_path)) as address:
+        yield address
 
 
 def test_lines_are_read_as_they_come_and_a_line_half_written_waits_for_its_end(tmp_path: Path) -> None:
@@ -133,43 +142,27 @@ def test_a_file_that_a_resumed_run_has_replaced_is_read_from_its_beginning(tmp_p
     assert [line["round"] for line in lines.all] == [1, 9, 10]
 
 
-def test_each_site_has_its_part_its_rounds_its_seconds_and_when_it_was_last_missed(
-    tmp_path: Path, running: PresentRun
-) -> None:
-    links = {"east": "connected", "west": "not connected"}
-    seen = FileWatcher(RunSource("trial", tmp_path, lambda: links)).look()
-    assert [(site.name, site.link, site.part, site.rounds, site.seconds) for site in seen.sites] == [
+def test_each_site_has_its_part_rounds_seconds_and_last_absence(tmp_path: Path, running: PresentRun) -> None:
+    sites = look(tmp_path, {"east": "connected", "west": "not connected"}).sites
+    assert [(site.name, site.link, site.part, site.rounds, site.seconds) for site in sites] == [
         ("east", "connected", "at work (training)", 2, 61.0),
         ("north", "", "lost, may come back", 2, 7.5),
         ("west", "not connected", "", 0, None),
     ]
-    assert seen.sites[2].missed == "round 2: no reply within 60 s"
+    assert sites[2].missed == "round 2: no reply within 60 s"
 
 
-def test_who_is_connected_is_read_from_a_file_and_not_known_where_flwr_server_start_is_gone(
-    coordinator: Coordinator,
-) -> None:
-    where = source_of_current_run(coordinator)
-    assert where.links() == {"east": "not known", "west": "revoked"}
-    assert "down" in where.link()
-    write_connections(coordinator.state, {"east": True})
-    assert where.links() == {"east": "connected", "west": "revoked"}
-    assert where.link() == f"open at {coordinator.public_address}"
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Coordinator:
-    """A folder with a certificate, a site and one that was revoked; nothing runs."""
-    assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "fl.example").code == 0
-    found = read_coordinator(tmp_path / "trial")
+def test_connections_are_unknown_where_flwr_server_start_is_gone(coordinator: Coordinator, tmp_path: Path) -> None:
     for name in ("east", "west"):
-        assert flwr_client("init", tmp_path / name, "--name", name).code == 0
-        assert flwr_server("admit", found.folder, tmp_path / name / f"{name}.request", "--yes").code == 0
-    assert flwr_server("revoke", found.folder, "west", "--yes").code == 0
-    return found
-
-
-# ---------------------------------------------------------------------- words and figures
+        key = public_key_line(create_key(tmp_path / f"{name}.key"), "comment")
+        admit(coordinator, SiteRequest(site=name, public_key=key))
+    revoke(coordinator, "west")
+    source = source_of_current_run(coordinator)
+    assert source.links() == {"east": "not known", "west": "revoked"}
+    assert "down" in source.link()
+    write_connections(coordinator.state, {"east": True})
+    assert source.links() == {"east": "connected", "west": "revoked"}
+    assert source.link() == f"open at {coordinator.public_address}"
 
 
 @pytest.mark.parametrize(
@@ -186,23 +179,18 @@ def coordinator(tmp_path: Path) -> Coordinator:
         ({"event": "something_new", "how": {"much": 1}}, "something new, how {'much': 1}"),
     ],
 )
-def test_events_are_told_as_sentences_and_those_without_one_by_their_fields(event: dict[str, Any], text: str) -> None:
+def test_events_are_sentences_and_those_without_one_their_fields(event: dict[str, Any], text: str) -> None:
     assert event_text(event) == ("", text)
 
 
-def events_written() -> set[str]:
-    """Names of all events that our source writes: the first argument of each call of ``event``."""
+def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> None:
     calls = [
         node
         for file in (ROOT / "server").rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "event"
     ]
-    return {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
-
-
-def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> None:
-    assert events_written() == set(SENTENCES)
+    assert {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)} == set(SENTENCES)
     page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
     assert [name for name in SENTENCES if f"| `{name}` |" not in page] == []
 
@@ -212,9 +200,8 @@ def test_an_event_of_today_has_its_time_of_day_an_older_one_its_date_and_a_long_
     when, text = event_text({"time": now.isoformat(), "event": "stopped", "reason": "x" * 1000})
     assert when == now.astimezone().strftime("%H:%M:%S %Z")
     assert len(text) < 300
-    assert event_text({"time": past.isoformat(), "event": "begun"})[0] == past.astimezone().strftime(
-        "%Y-%m-%d %H:%M %Z"
-    )
+    when, _ = event_text({"time": past.isoformat(), "event": "begun"})
+    assert when == past.astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def test_a_curve_lies_where_its_values_are_and_a_value_that_is_none_is_left_out() -> None:
@@ -235,67 +222,55 @@ def test_ten_thousand_rounds_are_a_few_hundred_points_and_the_last_is_among_them
     assert points.split()[-1].startswith("468.0,")
 
 
-def test_whatever_a_run_or_a_site_is_called_stays_text(tmp_path: Path, running: PresentRun) -> None:
-    text = render_page(FileWatcher(RunSource("trial", tmp_path)).look())
+def test_the_names_of_runs_and_sites_stay_text(tmp_path: Path, running: PresentRun) -> None:
+    text = render_page(look(tmp_path))
     assert "chest &lt;b&gt;x-rays&lt;/b&gt;" in text
-    assert "<b>" not in text
-    assert "<i>" not in text
+    assert not {"<b>", "<i>"} & set(re.findall("<.>", text))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, ["running", "2 of 5", "Waiting for east, north", "sites take part, 1 lost"]),
+        ({}, ["running", "2 of 5", "Waiting for east, north", "1 lost"]),
         ({"state": "stopped", "last_error": "1 of 2 sites"}, ["stopped", "2 of 5", "1 of 2 sites"]),
         ({"pid": 2**22 + 1}, ["interrupted: --resume goes on"]),
-        (
-            {"state": "done", "phase": "test", "round": 5, "last_error": "by-gone"},
-            ["done", "5 of 5", "0.812", "1 of 2 classes"],
-        ),
+        ({"state": "done", "phase": "test", "round": 5, "last_error": "by-gone"}, ["done", "5 of 5", "1 of 2 classes"]),
     ],
+    ids=["running", "stopped", "killed", "done"],
 )
-def test_the_page_says_how_the_run_goes(
+def test_the_page_shows_the_state_of_the_run(
     tmp_path: Path, running: PresentRun, change: dict[str, Any], words: list[str]
 ) -> None:
-    noted(tmp_path, replace(running, **change))
+    write_present(tmp_path, replace(running, **change))
     results = {"edema": ClassMetrics(0.8123, 0.5, 0.5, 40, 60), "mass": ClassMetrics(0.2, 0.5, 0.5, 9, 60)}
     summary = {"test": asdict(summarise(results, (), ()))}
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    text = render_page(FileWatcher(RunSource("trial", tmp_path)).look())
+    text = render_page(look(tmp_path))
     assert [word for word in words if word not in text] == []
     assert ("0.812" in text) == (change.get("state") == "done")
     assert "by-gone" not in text
 
 
 def test_before_the_first_run_the_page_says_so_and_lists_the_sites(tmp_path: Path) -> None:
-    text = render_page(FileWatcher(RunSource("trial", tmp_path, lambda: {"east": "connected"})).look())
+    text = render_page(look(tmp_path, {"east": "connected"}))
     assert "No run yet" in text
     assert '<td class="wordy link good">connected</td>' in text
 
 
-# ---------------------------------------------------------------------- over HTTP
-
-
-def test_without_the_right_token_nothing_is_told_whatever_is_asked_for(tmp_path: Path, running: PresentRun) -> None:
-    with served(RunSource("trial", tmp_path)) as address:
-        for path in ("/", "/view", "/nothing"):
-            for query in ("", "?token=", "?token=a-toke", "?token=a-token2", "?token=%C3%A4&token=a-token"):
-                answer = httpx.get(address + path + query)
-                assert (answer.status_code, "east" in answer.text) == (403, False)
-        assert httpx.get(f"{address}/?token={TOKEN}").status_code == 200
-        assert httpx.get(f"{address}/nothing?token={TOKEN}").status_code == 404
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
-def test_nothing_but_get_is_answered(tmp_path: Path, running: PresentRun, method: str) -> None:
-    with served(RunSource("trial", tmp_path)) as address:
+def test_without_the_right_token_nothing_is_shown_and_nothing_but_get_is_answered(address: str) -> None:
+    for path in ("/", "/view", "/nothing"):
+        for query in ("", "?token=", "?token=a-toke", "?token=a-token2", "?token=%C3%A4&token=a-token"):
+            answer = httpx.get(address + path + query)
+            assert (answer.status_code, "east" in answer.text) == (403, False)
+    assert httpx.get(f"{address}/?token={TOKEN}").status_code == 200
+    assert httpx.get(f"{address}/nothing?token={TOKEN}").status_code == 404
+    for method in ("POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"):
         for path in ("/", "/view"):
             assert httpx.request(method, f"{address}{path}?token={TOKEN}").status_code == 405
 
 
-def test_the_page_allows_no_style_script_or_connection_but_its_own(tmp_path: Path, running: PresentRun) -> None:
-    with served(RunSource("trial", tmp_path)) as address:
-        answer = httpx.get(f"{address}/?token={TOKEN}")
+def test_the_page_allows_no_style_script_or_connection_but_its_own(address: str) -> None:
+    answer = httpx.get(f"{address}/?token={TOKEN}")
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"
@@ -306,35 +281,32 @@ def test_the_page_allows_no_style_script_or_connection_but_its_own(tmp_path: Pat
     assert not re.search(r" (style|on[a-z]+)=", answer.text)
 
 
-def test_each_look_tells_the_present_state(tmp_path: Path, running: PresentRun) -> None:
-    with served(RunSource("trial", tmp_path)) as address:
-        assert "round 2 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text
-        noted(tmp_path, replace(running, round=4))
-        eventually(lambda: "round 3 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text, "it is shown", 10)
+def test_each_look_shows_the_present_state(tmp_path: Path, running: PresentRun, address: str) -> None:
+    assert "round 2 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text
+    write_present(tmp_path, replace(running, round=4))
+    eventually(lambda: "round 3 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text, "it is shown", 10)
 
 
 def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: PresentRun) -> None:
     began = time.monotonic()
     with served(RunSource("trial", tmp_path)) as address, contextlib.ExitStack() as stack:
         for _ in range(2 * MOST_CONNECTIONS):
-            hanging = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
-            stack.enter_context(hanging)
+            hanging = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(address))))
             hanging.sendall(f"GET /view?token={TOKEN} HTTP/1.1\r\nX: ".encode())
         assert httpx.get(f"{address}/?token={TOKEN}").status_code == 200
     assert time.monotonic() - began < REQUEST_S
 
 
-def test_a_connection_without_a_whole_request_is_closed_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_without_a_whole_request_is_closed_in_time(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.reporting.live.server.REQUEST_S", 0.5)
-    with served(RunSource("trial", tmp_path)) as address:
-        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as slow:
-            slow.settimeout(10)
-            began = time.monotonic()
-            slow.sendall(b"GET / HTTP/1.1\r\n")
-            assert slow.recv(1) == b""  # closed without an answer
-        assert time.monotonic() - began < 5
+    with socket.create_connection(("127.0.0.1", port_of(address)), timeout=5) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        assert slow.recv(1) == b""  # closed without an answer
+
+
+def trusting(coordinator: Coordinator) -> ssl.SSLContext:
+    """Trust the authority's certificate, as a program that was given it does."""
+    return ssl.create_default_context(cafile=coordinator.ca_certificate)
 
 
 @pytest.mark.parametrize(
@@ -344,38 +316,32 @@ def test_a_connection_without_a_whole_request_is_closed_in_time(
 def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_nothing(
     tls: bool, connections: int, seconds: float, coordinator: Coordinator
 ) -> None:
-    context = make_tls_context(coordinator) if tls else None
     kinds = "silent,hello,request-in-tls" if tls else "silent,request"
     with (
-        served(source_of_current_run(coordinator), context) as address,
+        served(source_of_current_run(coordinator), make_tls_context(coordinator) if tls else None) as address,
         httpx.Client(verify=trusting(coordinator)) as client,
     ):
         assert client.get(f"{address}/?token={TOKEN}", headers={"Connection": "close"}).status_code == 200
         before, answers_s = psutil.Process().num_fds(), list[float]()
-        words = (address.rpartition(":")[2], connections, seconds, "--kinds", kinds)
-        with started(sys.executable, "-m", "tests.network.flood", *words) as flood:
-            assert flood.stdout is not None
-            assert flood.stdout.readline() == "begun\n"
-            while flood.poll() is None:
-                with httpx.Client(verify=trusting(coordinator), timeout=20) as viewer:
-                    began = time.monotonic()
-                    assert viewer.get(f"{address}/?token={TOKEN}").status_code == 200
-                    answers_s.append(time.monotonic() - began)
-                assert psutil.Process().num_fds() < before + 2 * MOST_CONNECTIONS  # open, and about to close
-                time.sleep(0.2)
-            figures = json.loads(flood.stdout.readlines()[-1])
+        options = [str(word) for word in (port_of(address), connections, seconds, "--kinds", kinds)]
+        command = [sys.executable, "-m", "tests.network.flood", *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as flood:
+            try:
+                assert flood.stdout is not None
+                assert flood.stdout.readline() == "begun\n"
+                while flood.poll() is None:
+                    with httpx.Client(verify=trusting(coordinator), timeout=20) as viewer:
+                        began = time.monotonic()
+                        assert viewer.get(f"{address}/?token={TOKEN}").status_code == 200
+                        answers_s.append(time.monotonic() - began)
+                    assert psutil.Process().num_fds() < before + 2 * MOST_CONNECTIONS  # open, and about to close
+                    time.sleep(0.2)
+                figures = json.loads(flood.stdout.readlines()[-1])
+            finally:
+                flood.kill()
         assert sum(figures["opened"].values()) >= connections
         assert sorted(answers_s)[len(answers_s) // 2] < 2
         eventually(lambda: psutil.Process().num_fds() <= before + 2, "the descriptors are back", 30)
-
-
-@contextmanager
-def started(*words: object) -> Iterator["subprocess.Popen[str]"]:
-    with subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(coordinator: Coordinator) -> None:
@@ -384,11 +350,6 @@ def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain
             assert "No run yet" in client.get(f"{address}/?token={TOKEN}").text
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"{address.replace('https', 'http')}/?token={TOKEN}")
-
-
-def trusting(coordinator: Coordinator) -> ssl.SSLContext:
-    """As a program that has been given the authority's certificate."""
-    return ssl.create_default_context(cafile=coordinator.ca_certificate)
 
 
 @pytest.mark.torture
@@ -401,88 +362,74 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
         children.append(psutil.Process().children())  # Python's own tracker of resources, where anything has begun it
     assert hashes[0] == hashes[1]
     assert children[0] == children[1]
-    seen = FileWatcher(RunSource("flwr-sim", tmp_path / "shown")).look()
-    assert seen.present is not None
-    assert (seen.present.state, seen.present.round, len(seen.sites)) == ("done", 1, 3)
+    snapshot = FileWatcher(RunSource("flwr-sim", tmp_path / "shown")).look()
+    assert snapshot.present is not None
+    assert (snapshot.present.state, snapshot.present.round, len(snapshot.sites)) == ("done", 1, 3)
     assert not (tmp_path / "plain" / FILE).exists()
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_trained(tmp_path: Path) -> None:
-    with open_listening_socket("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(BadInput, match=f"--port {port}: cannot be listened on at 127.0.0.1"):
+def test_a_port_in_use_is_a_fault_before_anything_is_trained(tmp_path: Path) -> None:
+    with open_listening_socket("127.0.0.1", 0) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(BadInput, match=f"--port {port}: cannot be listened on"):
             simulate(experiment(tmp_path), tmp_path / "run", Console(quiet=True), web_port=port)
     assert not (tmp_path / "run" / "rounds.jsonl").exists()
 
 
 def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running: PresentRun) -> None:
-    said: list[str] = []
-    with view_beside_run(tmp_path, 0, said.append):
-        url = said[0].removeprefix("live view: ")
+    lines, looks = list[str](), [""]
+
+    def follow(url: str) -> None:
+        """Look each second, as a page does, until nobody answers."""
+        with contextlib.suppress(httpx.HTTPError):
+            while True:
+                looks.append(httpx.get(url, timeout=20).text)
+                time.sleep(1)
+
+    with view_beside_run(tmp_path, 0, lines.append):
+        url = lines[0].removeprefix("live view: ")
         view = url.replace("/?", "/view?")
         assert "round 2 of 5 done" in httpx.get(view, timeout=60).text
         assert httpx.get(url.partition("?")[0]).status_code == 403
-        looks = [""]
-        follower = threading.Thread(target=follow, args=(view, looks))
+        follower = threading.Thread(target=follow, args=(view,))
         follower.start()
         eventually(lambda: bool(looks[-1]), "somebody looks on", 20)
-        noted(tmp_path, replace(running, round=5, phase="test", state="done"))
+        write_present(tmp_path, replace(running, round=5, phase="test", state="done"))
     follower.join(20)
     assert "round 5 of 5 done" in looks[-1]
 
 
-def follow(url: str, looks: list[str]) -> None:
-    """Look each second, as a page does, until nobody answers."""
-    with contextlib.suppress(httpx.HTTPError):
-        while True:
-            looks.append(httpx.get(url, timeout=20).text)
-            time.sleep(1)
-
-
-# ---------------------------------------------------------------------- in a browser
-
-
-def spki_sha256(certificate: Path) -> str:
-    """What Chromium calls a public key by."""
-    key = load_pem_x509_certificate(certificate.read_bytes()).public_key()
-    digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
-    return base64.b64encode(digest).decode()
-
-
 @pytest.mark.slow
 @needs_browser
-def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
+def test_an_open_page_follows_the_run_and_finds_back(
     tmp_path: Path, running: PresentRun, coordinator: Coordinator
 ) -> None:
     tls = make_tls_context(coordinator)
-    where = replace(source_of_current_run(coordinator), state=tmp_path)
+    source = replace(source_of_current_run(coordinator), state=tmp_path)
+    key = load_pem_x509_certificate((coordinator.authority / "server.crt").read_bytes()).public_key()
+    digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
     with contextlib.ExitStack() as stack:
-        with served(where, tls) as address:
+        with served(source, tls) as address:
             url = f"{address}/?token={TOKEN}"
-            shown = stack.enter_context(
-                open_page(url, View(400, dark=True), spki_sha256(coordinator.authority / "server.crt"))
-            )
-            assert shown.value("document.title").startswith("2/5")
-            noted(tmp_path, replace(running, round=5))
-            shown.until("document.title.startsWith('4/5')")
-            assert shown.value("document.getElementById('announcement').textContent") == "running. round 4 of 5 done"
-            assert shown.value("document.getElementById('link').hidden")
-            width = shown.value("[document.documentElement.scrollWidth, innerWidth]")
-            assert width == [400, 400]
-        shown.until("!document.getElementById('link').hidden")
-        assert "Round 5 of 5: training" in shown.value("document.body.innerText")
-        noted(tmp_path, replace(running, round=5, state="done"))
-        with served(where, tls, port=int(address.rpartition(":")[2])):
-            shown.until("document.title.startsWith('5/5')")
-            assert shown.value("document.getElementById('link').hidden")
+            page = stack.enter_context(open_page(url, View(400, dark=True), base64.b64encode(digest).decode()))
+            assert page.value("document.title").startswith("2/5")
+            write_present(tmp_path, replace(running, round=5))
+            page.until("document.title.startsWith('4/5')")
+            assert page.value("document.getElementById('announcement').textContent") == "running. round 4 of 5 done"
+            assert page.value("document.getElementById('link').hidden")
+            assert page.value("[document.documentElement.scrollWidth, innerWidth]") == [400, 400]
+        page.until("!document.getElementById('link').hidden")
+        assert "Round 5 of 5: training" in page.value("document.body.innerText")
+        write_present(tmp_path, replace(running, round=5, state="done"))
+        with served(source, tls, port=port_of(address)):
+            page.until("document.title.startsWith('5/5')")
+            assert page.value("document.getElementById('link').hidden")
 
 
 @needs_browser
 @pytest.mark.parametrize("view", [View(1400), View(500, dark=True)], ids=["desk by day", "phone by night"])
-def test_nothing_of_the_page_overlaps_is_cut_too_pale_or_beyond_the_edge(
-    tmp_path: Path, running: PresentRun, view: View
-) -> None:
-    (tmp_path / "page.html").write_text(render_page(FileWatcher(RunSource("trial", tmp_path)).look()), encoding="utf-8")
-    found = layout(tmp_path / "page.html", view)
-    assert found["page"][0] <= found["page"][1]
-    assert (found["beyond"], found["overlapping"], found["cut"], found["pale"]) == ([], [], [], [])
+def test_nothing_overlaps_is_cut_too_pale_or_beyond_the_edge(tmp_path: Path, running: PresentRun, view: View) -> None:
+    (tmp_path / "page.html").write_text(render_page(look(tmp_path)), encoding="utf-8")
+    measured = layout(tmp_path / "page.html", view)
+    assert measured["page"][0] <= measured["page"][1]
+    assert [measured[name] for name in ("beyond", "overlapping", "cut", "pale")] == [[], [], [], []]

@@ -1,6 +1,5 @@
 """Contents as files named by their hash, our own reading and writing of protobuf's wire format, and reply bounds."""
 
-import hashlib
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +23,7 @@ from server.deployment.superlink.object_store import (
     ReplyBound,
     masked_update_bytes,
 )
-
-
-def named(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+from tests.server.superlinks import named
 
 
 @pytest.fixture
@@ -36,9 +32,7 @@ def files(tmp_path: Path) -> ObjectFiles:
 
 
 @given(contents=st.lists(st.binary(max_size=200), max_size=5))
-def test_what_was_written_is_there_after_a_restart(
-    contents: list[bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_contents_are_there_after_a_restart(contents: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("objects")
     for content in contents:
         ObjectFiles(folder).write(named(content), memoryview(content))
@@ -50,15 +44,15 @@ def test_what_was_written_is_there_after_a_restart(
 
 
 def test_a_file_is_not_there_until_it_is_whole(files: ObjectFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, seen, rename = named(b"abc"), [], Path.replace
+    name, looks, rename = named(b"abc"), [], Path.replace
 
     def watched(part: Path, target: Path) -> Path:
-        seen.append((part.read_bytes(), files.has(name), files.read(name), files.names()))
+        looks.append((part.read_bytes(), files.has(name), files.read(name), files.names()))
         return rename(part, target)
 
     monkeypatch.setattr(Path, "replace", watched)
     files.write(name, b"abc")
-    assert seen == [(b"abc", False, None, set())]
+    assert looks == [(b"abc", False, None, set())]
     assert (files.has(name), files.read(name), files.names()) == (True, b"abc", {name})
 
 
@@ -83,35 +77,27 @@ def test_a_write_that_was_cut_off_leaves_nothing_that_counts_and_can_be_made_aga
 
 
 @given(content=st.binary(min_size=1, max_size=200), data=st.data())
-def test_a_file_whose_content_is_not_what_its_name_says_is_found_whatever_is_wrong_with_it(
+def test_a_file_whose_content_has_another_hash_than_its_name_is_removed(
     content: bytes, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("objects")
-    files, whole = ObjectFiles(folder), named(b"whole")
-    cut = content[: data.draw(st.integers(0, len(content) - 1), label="cut off after")]
-    for name, stored in ((named(content), cut), (whole, b"whole")):
-        files.write(name, stored)
+    files, whole = ObjectFiles(tmp_path_factory.mktemp("objects")), named(b"whole")
+    files.write(named(content), content[: data.draw(st.integers(0, len(content) - 1), label="cut off after")])
+    files.write(whole, b"whole")
     files.keep_only({named(content), whole})
     assert files.names() == {whole}
 
 
-def test_an_object_that_is_there_is_not_written_again(files: ObjectFiles, tmp_path: Path) -> None:
-    name = named(b"abc")
+def test_an_object_is_written_once_and_may_be_removed_twice(files: ObjectFiles, tmp_path: Path) -> None:
+    name, other = named(b"abc"), named(b"other")
+    files.write(other, b"other")
     files.write(name, b"abc")
     before = (tmp_path / "objects" / name).stat()
     files.write(name, b"abc")
     after = (tmp_path / "objects" / name).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-def test_what_is_removed_is_gone_and_may_be_removed_again(files: ObjectFiles) -> None:
-    kept, removed = named(b"kept"), named(b"removed")
-    files.write(kept, b"kept")
-    files.write(removed, b"removed")
-    files.remove(removed)
-    files.remove(removed)
-    assert files.read(removed) is None
-    assert files.names() == {kept}
+    for _ in range(2):
+        files.remove(name)
+        assert (files.read(name), files.names()) == (None, {other})
 
 
 def test_nobody_else_may_look_into_the_folder(tmp_path: Path) -> None:
@@ -123,11 +109,10 @@ def test_nobody_else_may_look_into_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../ca.key", "{folder}/ca.key"])
 def test_no_name_leads_to_a_file_outside_the_folder(name: str, files: ObjectFiles, tmp_path: Path) -> None:
     (tmp_path / "ca.key").write_bytes(b"secret")
-    asked = name.format(folder=tmp_path)
-    files.remove(asked)
+    path = name.format(folder=tmp_path)
+    files.remove(path)
     assert (tmp_path / "ca.key").exists()
-    assert files.read(asked) is None
-    assert not files.has(asked)
+    assert (files.read(path), files.has(path)) == (None, False)
 
 
 @pytest.mark.parametrize("name", ["../ca.key", "", "a" * 63, "A" * 64, "a" * 64 + "\n"])
@@ -135,9 +120,6 @@ def test_nothing_is_written_under_what_is_no_name(name: str, files: ObjectFiles)
     with pytest.raises(ValueError, match="does not name an object"):
         files.write(name, b"abc")
     assert files.names() == set()
-
-
-# ---------------------------------------------------------------------- through gRPC
 
 
 pushes = st.builds(
@@ -153,7 +135,7 @@ BIG = b"\x22" * 2**21
 
 
 def pull_response(content: bytes) -> bytes:
-    """The serialized response with this content, as a site gets it."""
+    """Return the serialized response with this content, as a site gets it."""
     with tempfile.TemporaryDirectory() as folder:
         files, name = ObjectFiles(Path(folder)), "a" * 64
         files.write(name, content)
@@ -167,13 +149,23 @@ def without_content(request: PushObjectRequest) -> PushObjectRequest:
     return rest
 
 
-@given(pushes)
-@example(PushObjectRequest())
-@example(PushObjectRequest(object_content=BIG, session_id="after it"))
-def test_a_request_is_read_as_protobuf_reads_it_and_its_content_is_apart(request: PushObjectRequest) -> None:
-    push = ObjectPush.parse(request.SerializeToString())
-    assert push.request == without_content(request)
-    assert bytes(push.content) == request.object_content
+def agree(data: bytes) -> None:
+    """Check that what we take for a request, protobuf takes for the same one; we may refuse more, never take more."""
+    try:
+        push = ObjectPush.parse(data)
+    except (ValueError, DecodeError):
+        return
+    whole = PushObjectRequest.FromString(data)
+    assert (push.request, bytes(push.content)) == (without_content(whole), whole.object_content)
+
+
+@given(st.lists(pushes, max_size=3))
+@example([PushObjectRequest()])
+@example([PushObjectRequest(object_content=BIG, session_id="after it")])
+def test_fields_in_any_order_and_again_are_read_as_protobuf_does(requests: list[PushObjectRequest]) -> None:
+    data = b"".join(request.SerializeToString() for request in requests)  # protobuf: the last one of a field counts
+    push, whole = ObjectPush.parse(data), PushObjectRequest.FromString(data)
+    assert (push.request, bytes(push.content)) == (without_content(whole), whole.object_content)
 
 
 def test_the_content_is_not_copied() -> None:
@@ -181,28 +173,12 @@ def test_the_content_is_not_copied() -> None:
     assert ObjectPush.parse(data).content.obj is data
 
 
-@given(st.lists(pushes, max_size=3))
-def test_fields_in_any_order_and_more_than_once_are_read_as_protobuf_reads_them(
-    requests: list[PushObjectRequest],
-) -> None:
-    data = b"".join(request.SerializeToString() for request in requests)  # protobuf: the last one of a field counts
-    push, whole = ObjectPush.parse(data), PushObjectRequest.FromString(data)
-    assert (push.request, bytes(push.content)) == (without_content(whole), whole.object_content)
-
-
-@given(request=pushes, data=st.data())
-def test_a_request_that_was_cut_off_anywhere_is_refused_or_read_as_protobuf_reads_it(
-    request: PushObjectRequest, data: st.DataObject
-) -> None:
-    whole = request.SerializeToString()
-    agree(whole[: data.draw(st.integers(0, len(whole)), label="cut off after")])
-
-
 @given(request=pushes, place=st.integers(0, 10**6), byte=st.integers(0, 255))
-def test_a_request_with_one_wrong_byte_is_refused_or_read_as_protobuf_reads_it(
+def test_a_request_cut_off_or_with_one_wrong_byte_is_refused_or_read_as_protobuf_reads_it(
     request: PushObjectRequest, place: int, byte: int
 ) -> None:
     data = bytearray(request.SerializeToString() or b"\x00")
+    agree(bytes(data[: place % (len(data) + 1)]))
     data[place % len(data)] = byte
     agree(bytes(data))
 
@@ -212,18 +188,8 @@ def test_any_bytes_are_refused_or_read_as_protobuf_reads_them(data: bytes) -> No
     agree(data)
 
 
-def agree(data: bytes) -> None:
-    """What we take for a request, protobuf takes for the same one; we may refuse more, and never take more."""
-    try:
-        push = ObjectPush.parse(data)
-    except (ValueError, DecodeError):
-        return
-    whole = PushObjectRequest.FromString(data)
-    assert (push.request, bytes(push.content)) == (without_content(whole), whole.object_content)
-
-
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "fault"),
     [
         (b"\x22", "the message is cut off"),  # the content's tag alone
         (b"\x22\x05abcd", "the message is cut off"),  # five bytes announced, four there
@@ -235,8 +201,8 @@ def agree(data: bytes) -> None:
         (b"\x0b\x0c", "field 1 is of an unexpected kind"),  # a group
     ],
 )
-def test_bytes_that_are_no_request_are_refused(data: bytes, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_bytes_that_are_no_request_are_refused(data: bytes, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
         ObjectPush.parse(data)
 
 
@@ -252,10 +218,9 @@ def test_a_field_that_a_newer_flower_may_add_does_not_disturb(content: bytes) ->
 def test_flowers_request_has_only_fields_that_we_can_step_over() -> None:
     numbers = {FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_BOOL}
     sized = {FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE}
-    strange = [field.name for field in PushObjectRequest.DESCRIPTOR.fields if field.type not in numbers | sized]
-    assert strange == []
-    content = PushObjectRequest.DESCRIPTOR.fields_by_name["object_content"]
-    assert content.type == FieldDescriptor.TYPE_BYTES
+    types = {field.name: field.type for field in PushObjectRequest.DESCRIPTOR.fields}
+    assert set(types.values()) <= numbers | sized
+    assert types["object_content"] == FieldDescriptor.TYPE_BYTES
 
 
 @given(st.binary(max_size=300))
@@ -301,9 +266,6 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pyt
     assert answers.size == 2 * len(pull_response(b"a" * 1200))
 
 
-# ---------------------------------------------------------------------- how large a reply may be
-
-
 def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     numbers = 11_000_000
     request = encode(MaskedRequest("run", 1, ("south",), (b"letter",), numbers))
@@ -313,20 +275,19 @@ def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     assert bound == ReplyBound(2 + 11 + SPARE_OBJECTS, 200 + 4 * numbers + SPARE_BYTES, 150 + 4 * numbers + SPARE_BYTES)
     assert not bound.fault(8, 4 * numbers + 1000)
     assert "weighs more" in bound.fault(8, 4 * numbers + 2 * SPARE_BYTES)
-
-
-def test_other_requests_ask_for_no_more_than_they_hold() -> None:
     assert masked_update_bytes(encode(RevealRequest("run", 1, ("north",)))) == 0
 
 
-def test_a_reply_as_large_as_its_request_fits_with_room_for_figures() -> None:
-    bound = ReplyBound.for_request([100, 44_000_000, 3], 44_000_000)
-    assert bound.fault(3, 44_000_103) == ""
-    assert bound.fault(3 + SPARE_OBJECTS, 44_000_103 + SPARE_BYTES) == ""
-
-
-def test_a_reply_of_more_parts_or_more_bytes_is_refused_with_the_figures() -> None:
-    bound = ReplyBound.for_request([100, 44_000_000, 3], 44_000_000)
-    assert bound.fault(16, 10) == "its reply has 16 parts; what was asked for has at most 15"
-    said = "its reply weighs more than 61 MB, the most that what was asked for can weigh"
-    assert bound.fault(3, 44_000_104 + SPARE_BYTES) == said
+@pytest.mark.parametrize(
+    ("parts", "size", "fault"),
+    [
+        (3, 44_000_103, ""),
+        (3 + SPARE_OBJECTS, 44_000_103 + SPARE_BYTES, ""),
+        (3 + SPARE_OBJECTS + 1, 10, "has 16 parts; what was asked for has at most 15"),
+        (3, 44_000_104 + SPARE_BYTES, "weighs more than 61 MB"),
+    ],
+)
+def test_a_reply_fits_that_is_as_large_as_its_request_with_room_for_figures(parts: int, size: int, fault: str) -> None:
+    reason = ReplyBound.for_request([100, 44_000_000, 3], 44_000_000).fault(parts, size)
+    assert fault in reason
+    assert bool(fault) == bool(reason)

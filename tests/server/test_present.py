@@ -1,20 +1,47 @@
-"""What ``flwr-server status`` can say of updates that did not count, or are unlike the others'."""
+"""What a coordinator's commands can say of its runs and its timers."""
 
+import io
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from common.config import read_experiment
 from common.models.network import Head
 from common.models.state import ModelState
-from server.deployment.status import status_tables
+from common.system import timers as of_sites
+from server.cli import app
+from server.coordinator.folder import Coordinator
+from server.deployment.status import runs_table, status_tables
+from server.deployment.superlink import control_client as control
+from server.deployment.superlink import network_grid, process
+from server.deployment.superlink import registrations as runs
+from server.deployment.superlink.registrations import PATIENCE
+from server.deployment.timers import ORDER, Timer, TimerOrder, list_timers, timer_order_faults, timers_table
+from server.federation.benefit import benefit_deadline_s
 from server.runs.folder import RunFolder
-from server.runs.live_status import PresentRun, describe_part_in_run, read_present
+from server.runs.live_status import (
+    HISTORY,
+    PresentRun,
+    add_to_run_history,
+    describe_part_in_run,
+    read_present,
+    run_history,
+)
 from server.runs.reporter import RunReporter
+from strategies.engine import membership
 from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
 from strategies.engine.state import FederationState
+from tests.federations import DIGITS
+from tests.network.real import flwr_server, lines_of, ready_to_lead
 
 MODEL = ModelState(
     np.zeros(1, np.float32), np.zeros(1, np.float32), Head((), np.zeros((0, 1), np.float32), np.zeros(0, np.float32))
@@ -33,7 +60,7 @@ STATUS: dict[str, Any] = {
 
 
 def status_lines(present: PresentRun, **facts: Any) -> list[str]:
-    """The last part of ``flwr-server status``, about the run."""
+    """Return the last part of ``flwr-server status``, about the run."""
     words = status_tables({**STATUS, **facts, "run": vars(present)}).renderables[-1]  # type: ignore[attr-defined]
     return str(words).splitlines()
 
@@ -44,30 +71,32 @@ def present_in(folder: Path) -> PresentRun:
     return present
 
 
-def done(number: int, **facts: Any) -> RoundRecord:
-    nothing: dict[str, Any] = {"site_seconds": {}, "bytes_down": {}, "bytes_up": {}, "seconds": 1.0}
-    facts = {"absent": {}, **nothing, **facts}
-    return RoundRecord(
-        number, ("east",), train_loss={"east": 0.5}, validation=FederationValidation(), aggregate_seconds=0.1, **facts
-    )
+def finish(reporter: RunReporter, number: int, *, sites: Sequence[str] = ("east",), **facts: Any) -> None:
+    """Report the end of a round."""
+    empty: dict[str, Any] = {"absent": {}, "site_seconds": {}, "bytes_down": {}, "bytes_up": {}}
+    result = {"train_loss": {"east": 0.5}, "validation": FederationValidation(), "seconds": 1.0}
+    record = RoundRecord(number, tuple(sites), aggregate_seconds=0.1, **{**empty, **result, **facts})
+    reporter.round_done(record, FederationState(number, MODEL))
 
 
-def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_was_too_long(
-    tmp_path: Path,
-) -> None:
-    told: list[str] = []
-    with RunReporter(PresentRun("run", "trial"), tmp_path, told.append) as reporter:
+Lines = list[str]
+
+
+@pytest.fixture
+def lines() -> Lines:
+    """The lines that the reporter prints."""
+    return []
+
+
+def test_status_has_every_sites_last_exclusion_and_update_that_was_too_long(tmp_path: Path, lines: Lines) -> None:
+    with RunReporter(PresentRun("run", "trial"), tmp_path, lines.append) as reporter:
         reporter.began(["east", "north", "south"], 3)
-        reporter.round_done(
-            done(1, absent={"north": "trunk was expected", "south": "disk full"}), FederationState(1, MODEL)
-        )
-        reporter.round_done(
-            done(2, absent={"north": "NaN"}, shortened={"south": "its trunk was 9 times"}), FederationState(2, MODEL)
-        )
+        finish(reporter, 1, absent={"north": "trunk was expected", "south": "disk full"})
+        finish(reporter, 2, absent={"north": "NaN"}, shortened={"south": "its trunk was 9 times"})
     present = present_in(tmp_path)
     assert present.left_out == {"north": "round 2: NaN", "south": "round 1: disk full"}
     assert present.shortened == {"south": "round 2: its trunk was 9 times"}
-    assert "round 2: the update of south is too long: its trunk was 9 times" in told
+    assert "round 2: the update of south is too long: its trunk was 9 times" in lines
     assert {
         "north was left out of round 2: NaN",
         "south was left out of round 1: disk full",
@@ -75,40 +104,34 @@ def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_was
     } <= set(status_lines(present))
 
 
-def test_that_a_site_signed_off_is_told_once_and_of_a_lost_one_that_contact_was_lost(tmp_path: Path) -> None:
-    told: list[str] = []
-    at = "2026-11-24 06:52:27+00:00"
-    signed_off = {"south": at}
-    with RunReporter(PresentRun("run", "trial"), tmp_path, told.append, lambda: signed_off) as reporter:
+AT = "2026-11-24 06:52:27+00:00"
+
+
+def test_a_sign_off_is_reported_once_and_of_a_lost_site_that_contact_was_lost(tmp_path: Path, lines: Lines) -> None:
+    signed_off = {"south": AT}
+    with RunReporter(PresentRun("run", "trial"), tmp_path, lines.append, lambda: signed_off) as reporter:
         reporter.began(["east", "north", "south"], 3)
         for number in (1, 2):
             reporter.waiting(WaitingStatus("train", number, ("north", "south"), ("north", "south"), 600.0))
-            absent = {"north": "it is not connected", "south": f"signed off at {at}"}
-            reporter.round_done(done(number, absent=absent), FederationState(number, MODEL))
+            finish(reporter, number, absent={"north": "it is not connected", "south": f"signed off at {AT}"})
         now = present_in(tmp_path)
-        assert now.stopped == {"south": at}
-        assert [describe_part_in_run(now, site) for site in ("north", "south")] == [
-            "lost, may come back",
-            f"signed off at {at}",
-        ]
+        assert now.stopped == {"south": AT}
+        parts = [describe_part_in_run(now, site) for site in ("north", "south")]
+        assert parts == ["lost, may come back", f"signed off at {AT}"]
         signed_off.clear()
-        reporter.round_done(replace(done(3), sites=("east", "north", "south")), FederationState(3, MODEL))
+        finish(reporter, 3, sites=("east", "north", "south"))
         now = present_in(tmp_path)
         assert (list(now.lost), now.stopped) == ([], {})
-    assert [line for line in told if "lost contact" in line] == [
-        "lost contact with north; it gets its work again when it is back"
-    ]
-    assert [line for line in told if line.startswith("south signed off")] == [
-        f"south signed off at {at}; it gets its work again when it is started"
-    ]
+    (lost,) = (line for line in lines if "lost contact" in line)
+    assert lost.startswith("lost contact with north")
+    assert sum(line.startswith(f"south signed off at {AT}") for line in lines) == 1
 
 
 def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_stopped() -> None:
-    at = "2026-11-24 06:52:27+00:00"
     present = PresentRun("run", "trial", rounds=3, waiting_for=("north", "south"), lost=("south",), deadline=100.0)
     same: dict[str, Any] = {"fingerprint": "", "classes": [], "max_images": 0}
-    sites = {"north": {"state": "connected", **same}, "south": {"state": "stopped", "stopped": at, **same}}
-    line = f"waiting for north, south (signed off at {at}), at most 60 s more"
+    sites = {"north": {"state": "connected", **same}, "south": {"state": "stopped", "stopped": AT, **same}}
+    line = f"waiting for north, south (signed off at {AT}), at most 60 s more"
     assert any(line in text for text in status_lines(present, sites=sites))
 
 
@@ -119,30 +142,199 @@ def test_events_have_a_stopped_site_once_and_again_when_it_is_stopped_again(tmp_
     folder.absent(2, {"south": at, "north": "NaN"}, ["east"])
     folder.absent(3, {}, ["east", "north", "south"])
     folder.absent(4, {"south": at}, ["east", "north"])
-    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-    told = [(line["round"], line["site"]) for line in lines]
-    assert told == [(1, "south"), (1, "north"), (2, "north"), (4, "south")]
+    events = lines_of(tmp_path / "events.jsonl")
+    assert [(e["round"], e["site"]) for e in events] == [(1, "south"), (1, "north"), (2, "north"), (4, "south")]
 
 
-def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_path: Path) -> None:
-    told: list[str] = []
-    reason = {"south": "it is not connected: stopped, or cut off"}
-    with RunReporter(PresentRun("run", "trial"), tmp_path, told.append) as reporter:
+def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_path: Path, lines: Lines) -> None:
+    reason = "it is not connected: stopped, or cut off"
+    with RunReporter(PresentRun("run", "trial"), tmp_path, lines.append) as reporter:
         reporter.began(["east", "south"], 4)
         for number in (1, 2, 3):
-            reporter.waiting(
-                WaitingStatus("train", number, ("east", "south"), (), 600.0)
-            )  # it is asked, as it may be back
+            # It is asked, as it may be back.
+            reporter.waiting(WaitingStatus("train", number, ("east", "south"), (), 600.0))
             reporter.waiting(WaitingStatus("train", number, ("south",), ("south",), 600.0))
-            reporter.round_done(done(number, absent=reason), FederationState(number, MODEL))
+            finish(reporter, number, absent={"south": reason})
             assert list(present_in(tmp_path).lost) == ["south"]
         reporter.waiting(WaitingStatus("train", 4, ("east", "south"), (), 600.0))
-        assert not any("south is back" in line for line in told)
-        reporter.round_done(replace(done(4), sites=("east", "south")), FederationState(4, MODEL))
+        assert not any("south is back" in line for line in lines)
+        finish(reporter, 4, sites=("east", "south"))
         assert list(present_in(tmp_path).lost) == []
-    assert told.count("lost contact with south; it gets its work again when it is back") == 1
-    assert [line for line in told if "went without" in line] == [
-        "round 1 went without south: it is not connected: stopped, or cut off"
+    assert sum(line.startswith("lost contact with south") for line in lines) == 1
+    assert [line for line in lines if "went without" in line] == [f"round 1 went without south: {reason}"]
+    assert [line for line in lines if "south is back" in line] == ["south is back: it took part in round 4"]
+    assert sum("1 of 2 sites, without south" in line for line in lines) == 3
+
+
+def led(state: Path, folder: Path, name: str, error: BaseException | None = None) -> None:
+    """Lead a run of two rounds that ends by itself, or by an error after the first."""
+    folder.mkdir(exist_ok=True)
+    (folder / "events.jsonl").touch()
+    present = PresentRun(str(folder), name)
+    try:
+        with RunReporter(present, state, lambda line: None, note=partial(add_to_run_history, state)) as reporter:
+            reporter.began(["east", "west"], 2)
+            present.round = 1
+            if error:
+                raise error
+            present.round = 2
+    except (RuntimeError, SystemExit):
+        pass
+
+
+def test_each_run_is_listed_once_with_its_end(tmp_path: Path) -> None:
+    led(tmp_path, tmp_path / "one", "whole")
+    led(tmp_path, tmp_path / "two", "too few", RuntimeError("1 of 2 sites answered"))
+    led(tmp_path, tmp_path / "two", "resumed", SystemExit(130))
+    whole, failed, stopped = run_history(tmp_path)
+    assert [run["state"] for run in (whole, failed, stopped)] == ["done", "stopped", "interrupted"]
+    assert [(run["round"], run["rounds"]) for run in (whole, failed)] == [(2, 2), (1, 2)]
+    assert failed["last_error"] == "1 of 2 sites answered"
+    assert whole["ended"] >= whole["began"]
+
+
+def test_a_run_whose_process_was_killed_is_interrupted_and_one_at_work_is_running(tmp_path: Path) -> None:
+    for name, pid in (("killed", 2**22 + 1), ("at work", os.getpid())):
+        line = {**vars(PresentRun(name, name)), "pid": pid, "began": 1.0, "noted": 1.0}
+        with (tmp_path / HISTORY).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    with (tmp_path / HISTORY).open("a") as file:
+        file.write('{"cut off by a ki')
+    assert [(run["name"], run["state"], run["ended"]) for run in run_history(tmp_path)] == [
+        ("killed", "interrupted", None),
+        ("at work", "running", None),
     ]
-    assert [line for line in told if "south is back" in line] == ["south is back: it took part in round 4"]
-    assert sum("1 of 2 sites, without south" in line for line in told) == 3
+
+
+def test_a_folder_that_is_gone_is_named_so(tmp_path: Path) -> None:
+    led(tmp_path, tmp_path / "there", "there")
+    led(tmp_path, tmp_path / "archived", "archived")
+    (tmp_path / "archived").rename(tmp_path / "elsewhere")
+    console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(runs_table(run_history(tmp_path)))
+    lines = [line for line in console.export_text().splitlines() if "done" in line]
+    assert ["(moved or removed)" in line for line in lines] == [False, True]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_command_lists_them(coordinator: Coordinator, tmp_path: Path, as_json: bool) -> None:
+    arguments = ["runs", str(coordinator.folder), *(["--json"] if as_json else [])]
+    before = CliRunner().invoke(app, arguments)
+    assert (before.exit_code, before.stdout.strip()) == (0, "[]" if as_json else "no run yet")
+    led(coordinator.state, tmp_path / "one", "whole")
+    after = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert after.exit_code == 0
+    assert "whole" in after.stdout
+    assert not as_json or json.loads(after.stdout)[0]["state"] == "done"
+
+
+RUN = """
+[participation]
+roll_call_deadline_s = 41
+round_deadline_s = 977
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(DIGITS + RUN, encoding="utf-8")
+    return tmp_path / "run.toml"
+
+
+def timers_of(path: Path, *overrides: str) -> list[Timer]:
+    return list_timers(read_experiment(path, overrides).experiment)
+
+
+def by_name(timers: list[Timer]) -> dict[str, tuple[float, str]]:
+    return {timer.name: (timer.seconds, timer.source) for timer in timers}
+
+
+def test_a_runs_deadlines_are_those_of_its_experiment_and_else_the_defaults(experiment: Path) -> None:
+    timers = by_name(timers_of(experiment))
+    assert timers["participation.roll_call_deadline_s"] == (41, "the experiment")
+    assert timers["participation.round_deadline_s"] == (977, "the experiment")
+    experiment.write_text(DIGITS, encoding="utf-8")
+    section, timers = read_experiment(experiment).experiment.participation, by_name(list_timers(None))
+    default = "the experiment (here: default)"
+    assert timers["participation.roll_call_deadline_s"] == (section.roll_call_deadline_s, default)
+    assert timers["participation.round_deadline_s"] == (section.round_deadline_s, default)
+
+
+INTERNAL = {
+    "POLL_S",  # with LOOK_S: how often files are looked for; nothing else happens
+    "LOOK_S",
+    "FIRST_POLL_S",  # the shortest pause between two looks for replies; nothing else happens
+    "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
+    "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
+    "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
+    "SHOWN_AFTER_S",  # who is waited for is said; nothing else happens
+}
+
+
+@pytest.mark.parametrize("module", [of_sites, membership, control, network_grid, process, runs])
+def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
+    constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
+    listed = [timer.seconds for timer in list_timers(None)]
+    assert constants
+    assert [name for name, value in constants.items() if name not in INTERNAL and value not in listed] == []
+
+
+def test_a_site_is_taken_for_lost_when_the_superlink_does_so() -> None:
+    lost, _ = by_name(list_timers(None))["site taken for lost"]
+    assert lost == PATIENCE * of_sites.HEARTBEAT_INTERVAL_S
+    assert lost > 2 * of_sites.HEARTBEAT_PAUSE_S  # one sign of life may get lost
+
+
+def test_the_timers_are_in_order_as_they_come_and_no_two_have_one_name() -> None:
+    timers = list_timers(None)
+    assert timer_order_faults(timers) == []
+    assert len(by_name(timers)) == len(timers)
+
+
+@pytest.mark.parametrize("key", ["round_deadline_s", "roll_call_deadline_s"])
+def test_a_deadline_too_short_for_its_inner_timer_is_refused_and_both_are_named(experiment: Path, key: str) -> None:
+    inner = of_sites.HEARTBEAT_PAUSE_S
+    (fault,) = timer_order_faults(timers_of(experiment, f"participation.{key}={inner}"))
+    assert fault.where == f"participation.{key}"
+    assert f"heartbeat of a site, {inner:g} s (fixed)" in fault.problem
+    assert timer_order_faults(timers_of(experiment, f"participation.{key}={inner + 1}")) == []
+
+
+@pytest.mark.parametrize("pair", ORDER, ids=lambda pair: f"{pair.inner} in {pair.outer}")
+def test_every_timer_that_is_too_long_for_its_outer_one_is_a_fault(pair: TimerOrder) -> None:
+    timers = [replace(timer, seconds=10_000) if timer.name == pair.inner else timer for timer in list_timers(None)]
+    assert pair.outer in [fault.where for fault in timer_order_faults(timers)]
+
+
+def test_training_alone_has_a_deadline_where_the_experiment_asks_for_it(experiment: Path) -> None:
+    name = "evaluation.compare_local, after the test"
+    assert name not in by_name(timers_of(experiment))
+    seconds, source = by_name(timers_of(experiment, "evaluation.compare_local=true"))[name]
+    assert seconds == benefit_deadline_s(977, rounds_took_s=0.0, drawn=1.0)
+    assert seconds + 2 * 100 == benefit_deadline_s(977, rounds_took_s=100.0, drawn=1.0)
+    assert "plus 2 times what all rounds took" in source
+
+
+def test_flwr_server_run_refuses_a_deadline_out_of_order_before_anybody_is_asked(
+    experiment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    override = "participation.round_deadline_s=2"
+    with ready_to_lead(tmp_path) as folder:
+        ended = flwr_server("run", folder, experiment, "--out", tmp_path / "run", "--set", override)
+    assert ended.code == 2  # said by the process that leads the run, not by this one
+    assert "run.toml: participation.round_deadline_s: is 2 s (the experiment)" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_person_sees_every_timer_with_its_seconds_its_source_and_its_effect() -> None:
+    screen = io.StringIO()
+    Console(file=screen, width=250).print(timers_table(list_timers(None)))
+    lines = [line.strip().split(maxsplit=1) for line in screen.getvalue().splitlines()]
+    for timer in list_timers(None):
+        assert [f"{timer.seconds:g}", f"{timer.name} ({timer.source}):"] in lines
+        assert timer.effect.split(maxsplit=1) in lines
+
+
+def test_the_command_lists_the_same_for_a_machine(experiment: Path, coordinator: Coordinator) -> None:
+    ended = flwr_server("deadlines", coordinator.folder, experiment, "--json")
+    assert (ended.code, json.loads(ended.out)) == (0, [vars(timer) for timer in timers_of(experiment)])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,9 +39,6 @@ GB = 2.0**30
 
 def settings(workers: int = 0, threads: int = 1, gpus_per_site: float | None = None) -> WorkerSettings:
     return WorkerSettings(workers, threads, gpus_per_site, address="auto", scratch="", paths=())
-
-
-# ---------------------------------------------------------------------- how many workers
 
 
 CPU_NODES = (ClusterNode(4, 0, 64 * GB), ClusterNode(8, 0, 3.1 * GB))
@@ -83,7 +80,7 @@ def test_workers_are_chosen_by_the_cores_memory_and_gpus_of_all_nodes(
         (MANY_GPUS, {"gpus_per_site": 8}, 8.0, "1 core and 8 GPUs"),
     ],
 )
-def test_a_site_that_fits_on_no_node_is_refused(
+def test_a_site_that_fits_no_node_is_refused(
     nodes: tuple[ClusterNode, ...], options: dict[str, Any], share: float, needs: str
 ) -> None:
     (fault,) = room_faults(settings(**options), Workers(1, share), nodes)
@@ -101,18 +98,17 @@ def test_every_node_with_other_versions_is_named() -> None:
     ]
 
 
-# ---------------------------------------------------------------------- which worker serves which message
-
-
 class Actor:
     """Stands in for a Ray actor: its answers wait until the test gives them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *answers: Any) -> None:
         self.calls: list[str] = []
-        self.answers = asyncio.Queue[tuple[bytes, list[Any], list[Any], list[Any]] | RayError]()
+        self.answers = asyncio.Queue[Any]()
         self.answer = SimpleNamespace(remote=self._answer)
+        for answer in answers:
+            self.answers.put_nowait(answer)
 
-    async def _answer(self, call: dict[str, Any], *arrays: Any) -> tuple[bytes, list[Any], list[Any], list[Any]]:
+    async def _answer(self, call: dict[str, Any], *arrays: Any) -> Any:
         self.calls.append(call["head"].decode())
         answer = await self.answers.get()
         if isinstance(answer, RayError):
@@ -122,7 +118,7 @@ class Actor:
 
 @contextmanager
 def driver_of(folder: Path, *tasks: tuple[str, int]) -> Iterator[tuple[RayDriver, socket.socket]]:
-    """A driver with messages of these identifiers for these sites, and the coordinator's end of its connection."""
+    """Make a driver with these messages for these sites, and the coordinator's end of its connection."""
     ours, theirs = transfer.socket_pair()
     driver = RayDriver(theirs, settings())
     driver.names, driver.run_folder = ["ash", "birch"], folder
@@ -131,19 +127,21 @@ def driver_of(folder: Path, *tasks: tuple[str, int]) -> Iterator[tuple[RayDriver
         yield driver, ours
 
 
+NOTHING = (b"", [], [], [])
+
+
 def test_a_site_does_one_thing_at_a_time_and_its_changes_are_there_before_its_reply(tmp_path: Path) -> None:
     async def serve() -> None:
         with driver_of(tmp_path, ("1", 0), ("2", 0), ("3", 1)) as (driver, coordinator):
-            busy, free = Actor(), Actor()
+            busy, free = Actor(), Actor(NOTHING)
             first = asyncio.create_task(driver._serve_next(busy))
             await asyncio.sleep(0)
-            free.answers.put_nowait((b"", [], [], []))
             assert await driver._serve_next(free)  # the second message waits for the first, of the same site
             second = asyncio.create_task(driver._serve_next(free))
             await asyncio.sleep(0)
             busy.answers.put_nowait((b"reply", [], [("memory/round-1", 0, b"1")], [("part", 0, b"frozen")]))
             assert await first
-            free.answers.put_nowait((b"", [], [], []))
+            free.answers.put_nowait(NOTHING)
             await second
             assert (busy.calls, free.calls) == (["1"], ["3", "2"])
             frames = [transfer.receive_frame(coordinator) for _ in range(3)]
@@ -159,8 +157,7 @@ def test_lost_work_is_done_first_and_elsewhere_and_given_up_after_too_many_losse
     async def serve() -> None:
         with driver_of(tmp_path, ("1", 0), ("2", 1)) as (driver, coordinator):
             for count in range(1, MOST_LOSSES + 1):
-                actor = Actor()
-                actor.answers.put_nowait(RayError("socket closed"))
+                actor = Actor(RayError("socket closed"))
                 assert not await driver._serve_next(actor)
                 assert actor.calls == ["1"]
                 note = transfer.receive_frame(coordinator).about
@@ -169,9 +166,6 @@ def test_lost_work_is_done_first_and_elsewhere_and_given_up_after_too_many_losse
             assert transfer.receive_frame(coordinator).about["kind"] == "lost"
 
     asyncio.run(serve())
-
-
-# ---------------------------------------------------------------------- a site's folder
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -194,43 +188,29 @@ def test_changes_made_in_a_copy_are_the_same_again_and_of_a_log_only_the_end_tra
         apply_changes(here, changes)
         assert contents(here) == contents(there)
     assert watched.changes() == []
-
-
-def test_a_log_that_was_begun_anew_travels_folder_contents(tmp_path: Path) -> None:
-    watched = replace_folder(tmp_path / "site", [("audit.jsonl", 0, b"one\n")])
-    (tmp_path / "site/audit.jsonl").rename(tmp_path / "site/audit-000001.jsonl")
-    (tmp_path / "site/audit.jsonl").write_bytes(b"two, three\n")
+    (there / "audit.jsonl").rename(there / "audit-000001.jsonl")
+    (there / "audit.jsonl").write_bytes(b"begun anew")
     names = {(name, start, bytes(data)) for name, start, data in watched.changes()}
-    assert names == {("audit-000001.jsonl", 0, b"one\n"), ("audit.jsonl", 0, b"two, three\n")}
+    assert names == {("audit-000001.jsonl", 0, b"one\ntwo\n"), ("audit.jsonl", 0, b"begun anew")}
 
 
 def test_a_watched_folder_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
     assert WatchedFolder(tmp_path / "none").changes() == folder_contents(tmp_path / "none") == []
 
 
-# ---------------------------------------------------------------------- what travels
-
-
-def message() -> Message:
+def test_a_message_comes_back_as_it_was() -> None:
     prepare_flower()
     trunk = Array("float32", (3,), "raw-little-endian", np.arange(3, dtype="<f4").tobytes())
     fields = ConfigRecord({"round": 3, "weight": b"\x00\xff", "names": ["a", "b"], "rate": 0.1})
-    return Message(RecordDict({"trunk": ArrayRecord({"trunk": trunk}), "fields": fields}), 2, "train")
-
-
-def test_a_message_comes_back_as_it_was() -> None:
-    sent = message()
+    sent = Message(RecordDict({"trunk": ArrayRecord({"trunk": trunk}), "fields": fields}), 2, "train")
     head, arrays = pack_message(sent)
     assert arrays[0] is sent.content["trunk"]["trunk"].data  # no copy
     received = unpack_message(head, arrays)
     assert record_sha256(received.content) == record_sha256(sent.content)
     assert vars(received.metadata) == vars(sent.metadata)
     assert sent.content["trunk"]["trunk"].data  # what is packed stays as it is
-
-
-def test_a_message_without_content_says_why() -> None:
-    received = unpack_message(*pack_message(Message(Error(2, "no such class"), reply_to=message())))
-    assert (received.error.code, received.error.reason) == (2, "no such class")
+    error = unpack_message(*pack_message(Message(Error(2, "no such class"), reply_to=sent))).error
+    assert (error.code, error.reason) == (2, "no such class")
 
 
 def test_a_frame_arrives_whole_and_an_end_is_told_from_a_frame() -> None:
@@ -259,31 +239,26 @@ with lock_run_scratch(Path(sys.argv[1])):
 """
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next_and_a_running_ones_is_not(tmp_path: Path) -> None:
+def test_folders_that_a_killed_run_left_are_removed_by_the_next_and_a_running_ones_is_not(tmp_path: Path) -> None:
     """Sites' memory lies there, and a process that gets SIGKILL can remove nothing."""
     names = ("abandoned", "without-a-lock", "held", "young")
     folders = {name: tmp_path / f"{ray_process.PREFIX}{name}" for name in names}
     for folder in (*folders.values(), tmp_path / "other"):
         (folder / "r").mkdir(parents=True)
         (folder / "r" / "memory").touch()
-    holders = {}
-    for name in ("abandoned", "held"):
-        command = [sys.executable, "-c", HOLD, folders[name]]
-        holders[name] = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
-        assert (said := holders[name].stdout) is not None
-        assert said.readline() == b"held\n"
-    holders["abandoned"].kill()
-    holders["abandoned"].wait()
-    for folder in (folders["abandoned"], folders["without-a-lock"], folders["held"], tmp_path / "other"):
-        os.utime(folder, (0, 0))
-    try:
+    with ExitStack() as stack:
+        for name in ("abandoned", "held"):
+            command = [sys.executable, "-c", HOLD, folders[name]]
+            holder = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT))
+            stack.callback(holder.kill)
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            if name == "abandoned":
+                holder.kill()
+                holder.wait()
+        for folder in (folders["abandoned"], folders["without-a-lock"], folders["held"], tmp_path / "other"):
+            os.utime(folder, (0, 0))
         ray_process.remove_abandoned_folders(tmp_path)
-        assert sorted(path.name for path in tmp_path.iterdir()) == [
-            "other",
-            *sorted(folders[n].name for n in names[2:]),
-        ]
+        left = set(tmp_path.iterdir())
+        assert left == {tmp_path / "other", folders["held"], folders["young"]}
         assert (folders["held"] / "r" / "memory").exists()
-    finally:
-        holders["held"].kill()
-        for holder in holders.values():
-            holder.communicate()

@@ -1,11 +1,10 @@
-"""Facts about the HTML reports."""
+"""HTML reports, and the figures of a run's report."""
 
 import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,10 +12,17 @@ from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
 from common.metrics.multi_class import ClientAccuracy, MultiClassMetrics
 from common.system.plain_text import duration, format_rounds, number, signed, size
+from server.reporting.page import ClassGroup
 from server.reporting.run_claims import run_result
-from server.reporting.run_figures import draw_density_of_sites
+from server.reporting.run_figures import (
+    draw_density_of_sites,
+    draw_difficulty_by_round,
+    draw_label_coverage,
+    draw_order_of_passes,
+    draw_prototype_similarity,
+)
 from server.reporting.run_report import write_run_report
-from server.runs.reader import read_run
+from server.runs.reader import LearnedInRound, PrototypeSimilarity, RoundLine, SiteRecord, read_run
 from server.runs.tracking import flatten_settings
 from studies.claims import format_p_value
 from studies.comparison import compare
@@ -27,9 +33,9 @@ SCORED = MultiClassMetrics(0.625, 0.5, 0.875, 0.55, 1600)
 ACCURACY = ClientAccuracy(0.7, 3, 0.75, 2, {"<b>x</b>": 0.5, "north": 0.7, "south": 0.9})
 
 
-def write_multi_class(folder: Path, accuracy: ClientAccuracy = ACCURACY, **more: Any) -> Path:
+def write_multi_class(folder: Path, accuracy: ClientAccuracy = ACCURACY) -> Path:
     test = asdict(summarise(RESULTS, {"edema"}, set(NAMES[2:]))) | {"multi_class": asdict(SCORED)}
-    write(folder, test=test, client_accuracy=asdict(accuracy), **more)
+    write(folder, test=test, client_accuracy=asdict(accuracy))
     lines = [
         {"round": 1, "train_loss": 0.9},
         {"round": 2, "train_loss": 0.7, "test_accuracy": {"mean": 0.65, "pooled": 0.75}},
@@ -37,6 +43,15 @@ def write_multi_class(folder: Path, accuracy: ClientAccuracy = ACCURACY, **more:
     ]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def report_text(folder: Path) -> str:
+    return body_text(write_run_report(folder).read_text(encoding="utf-8"))
+
+
+def comparison_text(folder: Path, *runs: Path) -> str:
+    written = write_comparison_report(compare([read_run(run) for run in runs]), folder / "all.html")
+    return body_text(written.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +75,7 @@ def comparison_html(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("page", ["run_html", "comparison_html", "multi_class_html"])
-def test_a_page_is_well_formed_whole_in_itself_and_coloured_by_its_style(
-    page: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_page_is_well_formed_whole_and_coloured_by_its_style(page: str, request: pytest.FixtureRequest) -> None:
     check_page(request.getfixturevalue(page))
 
 
@@ -80,11 +93,13 @@ def test_names_are_escaped_and_shown_as_they_are(run_html: str) -> None:
         ("multi_class_html", ["Accuracy is 0.625 over 1,600 images.", "0.6250.5000.8750.5501,600"]),
         ("multi_class_html", ["AccuracySensitivitySpecificityF1Test images", "every site alike (BMCTA)0.7003"]),
         ("multi_class_html", ["images pooled (BTA)0.7502", "3 sites, from 0.500 (<b>x</b>) to 0.900 (south)"]),
+        (
+            "comparison_html",
+            ["could not be tested against <u>other</u>", "all 4 differences are equal"],
+        ),
     ],
 )
-def test_a_run_report_holds_what_the_run_folder_says(
-    page: str, facts: list[str], request: pytest.FixtureRequest
-) -> None:
+def test_a_report_holds_what_its_folders_say(page: str, facts: list[str], request: pytest.FixtureRequest) -> None:
     text = body_text(request.getfixturevalue(page))
     assert [fact for fact in facts if fact not in text] == []
 
@@ -93,21 +108,16 @@ def test_a_run_of_yes_and_no_questions_says_nothing_of_accuracy_over_classes(run
     assert not re.search("BMCTA|over all classes|Accuracy at the sites", body_text(run_html))
 
 
-def test_the_density_has_a_tick_for_every_site() -> None:
+def test_the_density_has_a_tick_for_every_site_and_sites_that_are_all_alike_have_none(tmp_path: Path) -> None:
     svg = ElementTree.fromstring(draw_density_of_sites([0.5, 0.7, 0.9, 0.9]))
     ticks = [path for path in svg.iter("path") if "var(--vermilion)" in path.get("style", "")]
     assert len(ticks) == 4 + 1  # and one in the legend
-
-
-def test_sites_that_are_all_alike_have_no_density_and_the_report_says_so(tmp_path: Path) -> None:
     alike = ClientAccuracy(0.7, 1, 0.7, 1, {"north": 0.7, "south": 0.7})
-    text = body_text(write_run_report(write_multi_class(tmp_path / "run", alike)).read_text(encoding="utf-8"))
-    assert "No density is drawn" in text
+    assert "No density is drawn" in report_text(write_multi_class(tmp_path / "run", alike))
 
 
 def test_a_comparison_shows_measures_of_one_class_an_image_where_a_run_has_them(tmp_path: Path) -> None:
-    runs = [read_run(write_multi_class(tmp_path / "0")), read_run(write(tmp_path / "1", name="other"))]
-    text = body_text(write_comparison_report(compare(runs), tmp_path / "all.html").read_text(encoding="utf-8"))
+    text = comparison_text(tmp_path, write_multi_class(tmp_path / "0"), write(tmp_path / "1", name="other"))
     assert "BMCTABTA" in text
     assert "0.6250.5000.8750.5500.7000.750" in text
 
@@ -120,15 +130,14 @@ def test_a_run_without_rounds_or_test_labels_still_has_a_report(tmp_path: Path) 
     empty = asdict(summarise({}, set(), set()))
     folder = write(tmp_path / "run", test=empty, per_site={}, seconds={}, rounds=0, best_round=None, experiment={})
     (folder / "rounds.jsonl").write_text("")
-    text = body_text(write_run_report(folder).read_text(encoding="utf-8"))
+    text = report_text(folder)
     assert "none of 5 classes has an AUROC" in text
     assert "n/a: not among the test set's labels" in text
 
 
 def test_a_thousand_sites_are_cut_and_the_report_says_so(tmp_path: Path) -> None:
     sites = {f"site{n:04}": {"classes": NAMES} for n in range(1000)}
-    text = body_text(write_run_report(write(tmp_path / "run", sites=sites)).read_text(encoding="utf-8"))
-    assert "The first 60 of 1000 sites" in text
+    assert "The first 60 of 1000 sites" in report_text(write(tmp_path / "run", sites=sites))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -136,35 +145,20 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_run_report(tmp_path)
 
 
-def test_a_comparison_says_where_the_reference_stands(comparison_html: str) -> None:
-    text = body_text(comparison_html)
-    assert "<u>other</u>" in text
-    assert "could not be tested against <u>other</u>" in text
-    assert "all 4 differences are equal" in text
-
-
-def test_a_comparison_links_the_pages_of_its_runs(tmp_path: Path) -> None:
+def test_a_comparison_links_the_pages_of_its_runs_and_one_method_alone_has_a_report_too(tmp_path: Path) -> None:
     runs = [read_run(write(tmp_path / f"{name} run", name=name)) for name in ("one", "two")]
     (tmp_path / "in").mkdir()
     elsewhere = write_comparison_report(compare(runs), tmp_path / "in" / "all.html", runs).read_text(encoding="utf-8")
     html = write_comparison_report(compare(runs), tmp_path / "all.html", runs).read_text(encoding="utf-8")
     assert '1 (<a href="one%20run/report.html">1</a>)' in html
     assert "report.html" not in elsewhere
-
-
-def test_one_method_alone_has_a_report_too(tmp_path: Path) -> None:
-    comparison = compare([read_run(write(tmp_path / "run"))])
-    text = body_text(write_comparison_report(comparison, tmp_path / "all.html").read_text(encoding="utf-8"))
-    assert "nothing to compare it with" in text
+    assert "nothing to compare it with" in comparison_text(tmp_path, tmp_path / "one run")
 
 
 def test_the_sentence_names_the_groups_only_where_they_differ_from_all(tmp_path: Path) -> None:
     test = asdict(summarise({"edema": RESULTS["edema"]}, {"edema"}, set()))
     run = read_run(write(tmp_path / "run", test=test, classes=["edema"]))
-    assert run_result(run) == (
-        "After 3 rounds with 2 of 3 sites (the model is that of round 2), "
-        "the mean AUROC on the test set is 0.810 over 1 class."
-    )
+    assert run_result(run).endswith("the mean AUROC on the test set is 0.810 over 1 class.")
 
 
 def test_numbers_read_as_people_write_them() -> None:
@@ -183,3 +177,76 @@ def test_settings_are_flattened_to_dotted_keys() -> None:
     assert list(flatten_settings(nested)) == [
         ("run.seed", "1"), ("run.name", "–"), ("levels", "1, 2"), ("ray", "false"), ("method", "–")
     ]  # fmt: skip
+
+
+SITES = ["east", "north", "west"]
+PASSES = [("north", "east", "west"), ("west", "north", "east"), ("west", "east")]
+
+
+def passes(slopes: dict[str, float | None]) -> list[RoundLine]:
+    learned = LearnedInRound(slopes=slopes)
+    return [RoundLine(round=n, sites=sites, learned=learned) for n, sites in enumerate(PASSES, start=1)]
+
+
+def words(svg: str) -> list[str]:
+    return [text.text or "" for text in ElementTree.fromstring(svg).iter("text")]
+
+
+def test_the_order_of_passes_names_every_site_and_slopes_are_drawn_where_a_run_has_them() -> None:
+    slope = "Slope of the site's loss, a batch"
+    drawn = words(draw_order_of_passes(passes({}), SITES))
+    assert set(SITES) <= set(drawn)
+    assert slope not in drawn
+    assert slope in words(draw_order_of_passes(passes({"east": -0.1, "west": None}), SITES))
+
+
+def test_prototypes_show_every_pair_and_say_what_nobody_knows() -> None:
+    similarity = PrototypeSimilarity(
+        classes=("a", "b", "c"), positives=((1, 0.25, None), (0.25, 1, None), (None,) * 3), signs=(0.0, 1.0, None)
+    )
+    drawn = words(draw_prototype_similarity(similarity))
+    assert (drawn.count("0.25"), drawn.count("–"), drawn.count("n/a")) == (2, 5, 1)
+    assert "90.0" in drawn  # degrees: a cosine of 0
+    assert "0.0" in drawn
+
+
+def test_many_classes_leave_the_numbers_out_but_not_the_cells() -> None:
+    names = tuple(f"class {n}" for n in range(14))
+    row = tuple(0.5 if n else 1.0 for n in range(14))
+    svg = draw_prototype_similarity(PrototypeSimilarity(classes=names, positives=(row,) * 14, signs=row))
+    assert "0.50" not in words(svg)
+    assert len(re.findall("var\\(--blue\\)", svg)) == 14 * 14
+
+
+@pytest.mark.parametrize(("rounds", "columns"), [(5, 5), (1000, 100)])
+def test_difficulty_is_drawn_round_by_round_thinned_where_there_are_many(rounds: int, columns: int) -> None:
+    learned = LearnedInRound(difficulty={f"c{n}": 0.5 for n in range(12)})
+    svg = draw_difficulty_by_round([RoundLine(round=n, learned=learned) for n in range(rounds)])
+    assert len(re.findall("var\\(--blue\\)", svg)) == 12 * columns
+
+
+def covered(groups: dict[str, str], *sites: str) -> str:
+    """Draw groups of one-letter classes, and sites that annotate the letters of their texts."""
+    records = {f"s{n}": SiteRecord(classes=tuple(names)) for n, names in enumerate(sites)}
+    return draw_label_coverage(records, [ClassGroup(kind, tuple(names)) for kind, names in groups.items()])
+
+
+def test_a_figure_without_values_or_need_is_left_out() -> None:
+    at_once = [RoundLine(round=n, sites=tuple(SITES)) for n in (1, 2)]
+    for rounds in (at_once, []):  # rounds that all train at once have no order
+        assert draw_order_of_passes(rounds, SITES) == ""
+    assert draw_difficulty_by_round([RoundLine(round=1)]) == ""
+    assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12) == ""
+    assert covered({"shared": "a", "some": "b"}, *["a", "ab"] * 12, "a")
+
+
+@pytest.mark.parametrize(
+    ("groups", "sites", "bars"),
+    [
+        ({"shared": "a", "some": "b"}, ["a", "ab"] * 500, 2),
+        ({"shared": "a", "some": "bc"}, ["abc", "ab", "ac", "a"] * 10, 4),  # of c there are two, apart
+        ({"shared": "a", "some": "b"}, ["a"] * 30, 1),
+    ],
+)
+def test_sites_with_the_same_classes_are_under_one_bar(groups: dict[str, str], sites: list[str], bars: int) -> None:
+    assert len(re.findall(r"fill: var\(--(?:blue|sky)\)", covered(groups, *sites))) == bars

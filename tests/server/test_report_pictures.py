@@ -13,7 +13,7 @@ from PIL import Image
 from server.runs.reader import read_run
 from studies.comparison import compare
 from studies.comparison_report import write_comparison_report
-from tests.federations import federation
+from tests.federations import OWN_IMAGES, federation
 from tests.server.chromium import View, layout, needs_browser, picture, printed
 
 pytestmark = [pytest.mark.slow, needs_browser]
@@ -22,12 +22,7 @@ PAGES = ("surgical", "fedmlp", "unifed", "comparison")
 RUNS = {
     "surgical": ("run.rounds=2",),
     "fedmlp": ("run.method=fedmlp", "run.rounds=2", "method.stage_one_rounds=1"),
-    "unifed": (
-        "run.method=unifed",
-        "run.rounds=2",
-        "method.epoch_cap=1",
-        'server_data={kind = "digits", image_size = 16, split_seed = 5}',
-    ),
+    "unifed": ("run.method=unifed", "run.rounds=2", "method.epoch_cap=1", OWN_IMAGES),
 }
 
 
@@ -39,8 +34,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         federation(root, *overrides, out=name, pages=True)
     other = json.loads((root / "surgical" / "summary.json").read_text(encoding="utf-8"))
     for result in [other["test"], *other["per_site"].values()]:
-        for one in result["per_class"].values():
-            one["auroc"] = one["auroc"] and one["auroc"] ** 3
+        for figures in result["per_class"].values():
+            figures["auroc"] = figures["auroc"] and figures["auroc"] ** 3
     shutil.copytree(root / "surgical", root / "other")
     (root / "other" / "summary.json").write_text(json.dumps({**other, "name": "a method with a long name"}))
     runs = [read_run(root / name) for name in ("surgical", "other")]
@@ -50,25 +45,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("view", [DESK, PHONE], ids=["desk", "phone"])
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_overlaps_is_cut_too_pale_beyond_the_edge_or_from_elsewhere(
-    pages: dict[str, Path], name: str, view: View
-) -> None:
-    found = layout(pages[name], view)
-    width, window = found["page"]
+def test_nothing_overlaps_is_cut_pale_or_from_elsewhere(pages: dict[str, Path], name: str, view: View) -> None:
+    measured = layout(pages[name], view)
+    width, window = measured["page"]
     assert width <= window
-    assert found["beyond"] == []
-    assert found["overlapping"] == []
-    assert found["cut"] == []
-    assert found["pale"] == []
-    assert found["asked"] == []  # of the network, or of any other file
-    assert 0 not in found["pictures"]
-    assert bool(found["pictures"]) is (name != "comparison")
+    for fault in ("beyond", "overlapping", "cut", "pale", "asked"):  # asked: of the network, or of any other file
+        assert measured[fault] == [], fault
+    assert 0 not in measured["pictures"]
+    assert bool(measured["pictures"]) is (name != "comparison")
 
 
 @pytest.mark.parametrize("name", ["surgical", "fedmlp"])
-def test_by_night_the_page_is_dark_and_by_day_it_is_light_and_neither_is_blank(
-    pages: dict[str, Path], name: str
-) -> None:
+def test_the_page_is_dark_by_night_light_by_day_and_never_blank(pages: dict[str, Path], name: str) -> None:
     day, night = picture(pages[name], DESK), picture(pages[name], NIGHT)
     assert day[0, 0].tolist() == [255, 255, 255]
     assert night[0, 0].max() < 40
@@ -81,9 +69,7 @@ def test_by_night_the_page_is_dark_and_by_day_it_is_light_and_neither_is_blank(
 
 
 @pytest.mark.parametrize("name", ["surgical", "fedmlp"])
-def test_on_paper_nothing_reaches_the_edge_and_no_sheet_is_blank(
-    pages: dict[str, Path], name: str, tmp_path: Path
-) -> None:
+def test_on_paper_no_ink_is_at_the_edge_and_no_sheet_blank(pages: dict[str, Path], name: str, tmp_path: Path) -> None:
     file = printed(pages[name], tmp_path / "page.pdf")
     sheets = len(re.findall(rb"/Type\s*/Page\b(?!s)", file))
     assert 2 <= sheets <= 12
@@ -96,7 +82,7 @@ def test_on_paper_nothing_reaches_the_edge_and_no_sheet_is_blank(
 
 
 def rasterised(pdf: Path) -> list[np.ndarray]:
-    """Grey pictures of a PDF file's pages, ``(height, width)``; none where poppler is not installed."""
+    """Return grey pictures of a PDF file's pages, ``(height, width)``; none where poppler is not installed."""
     if (program := shutil.which("pdftoppm")) is None:
         return []
     subprocess.run([program, "-r", "50", "-gray", "-png", pdf, pdf.with_suffix("")], check=True, timeout=120)

@@ -31,16 +31,12 @@ def file(tmp_path: Path) -> ExperimentFile:
     return experiment(tmp_path, text=SOME)
 
 
-def same(came: ImageSet, wanted: ImageSet) -> None:
-    np.testing.assert_array_equal(came.images, wanted.images)
-    np.testing.assert_array_equal(came.labels, wanted.labels)
-    np.testing.assert_array_equal(came.patients, wanted.patients)
-    assert came.class_names == wanted.class_names
+def check_same(images: ImageSet, expected: ImageSet) -> None:
+    for name in ("images", "labels", "patients", "class_names"):
+        np.testing.assert_array_equal(getattr(images, name), getattr(expected, name))
 
 
-def test_a_hospital_reads_the_images_labels_and_patients_of_its_simulated_twin(
-    file: ExperimentFile, tmp_path: Path
-) -> None:
+def test_a_hospital_reads_the_data_of_its_simulated_twin(file: ExperimentFile, tmp_path: Path) -> None:
     folders = write_sites(file, tmp_path / "sites")
     data = simulated_data(file.experiment, file.base)
     assert [folder.name for folder in folders] == [part.site for part in data.parts] == ["east", "north", "west"]
@@ -50,12 +46,10 @@ def test_a_hospital_reads_the_images_labels_and_patients_of_its_simulated_twin(
         assert site.declaration.canonical == twin.declaration.canonical
         for part in ("train", "validation", "test"):
             assert len(getattr(twin, part))
-            same(getattr(site, part), getattr(twin, part))
+            check_same(getattr(site, part), getattr(twin, part))
 
 
-def test_a_site_with_one_class_has_labels_present_and_absent_and_not_class_numbers(
-    file: ExperimentFile, tmp_path: Path
-) -> None:
+def test_a_site_with_one_class_has_labels_and_no_class_numbers(file: ExperimentFile, tmp_path: Path) -> None:
     *_, west = write_sites(file, tmp_path / "sites")
     site = open_site(read_settings(west))
     assert site.declaration.canonical == ("7",)
@@ -76,13 +70,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("path", ["east/images.npz", "east/site.toml", "west/site.toml"])
-def test_where_a_folder_holds_a_site_already_nothing_is_written(
-    path: str, file: ExperimentFile, tmp_path: Path
-) -> None:
-    taken = tmp_path / "sites" / path
-    taken.parent.mkdir(parents=True)
-    taken.write_text("mine", encoding="utf-8")
-    with pytest.raises(BadInput, match=rf"{taken.parent} holds a site already\. Name another folder\."):
+def test_nothing_is_written_into_a_folder_that_holds_a_site(path: str, file: ExperimentFile, tmp_path: Path) -> None:
+    file_there = tmp_path / "sites" / path
+    file_there.parent.mkdir(parents=True)
+    file_there.write_text("mine", encoding="utf-8")
+    with pytest.raises(BadInput, match=rf"{file_there.parent} holds a site already\. Name another folder\."):
         write_sites(file, tmp_path / "sites")
     assert contents(tmp_path / "sites") == {path: b"mine"}
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,24 +28,23 @@ from tests.network.ended import (
     to_the_group,
     to_the_parent,
 )
-from tests.processes import living
+from tests.processes import kill, living
+from tests.server.commands import PROGRAM
 
 LIMIT_S = 5
-PROGRAM = "from studies.cli import main; main()"
 EXPERIMENT = "experiments/digits_surgical.toml"
 ENDLESS = ["--set", "run.rounds=500"]
-Send = Callable[[int, str, signal.Signals], None]
 
 
 def listens(pid: int) -> bool:
-    """Whether a process has begun: SIGTERM would no longer just end it."""
+    """Return whether a process has begun: SIGTERM would no longer just end it."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     caught = int(status.split("SigCgt:")[1].split()[0], 16)
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
 def started(arguments: list[str], out: Path, **more: str) -> subprocess.Popen[str]:
-    """``flwr-sim`` in a session of its own; its processes are marked with ``out``.
+    """Start ``flwr-sim`` in a session of its own; its processes are marked with ``out``.
 
     Args:
         more: Environment variables.
@@ -59,51 +59,20 @@ def started(arguments: list[str], out: Path, **more: str) -> subprocess.Popen[st
     )
 
 
-def ended(
-    arguments: list[str],
-    out: Path,
-    number: signal.Signals,
-    send: Send,
-    late: bool,
-    ignored: bool = False,
-    after_s: float = 0.0,
-) -> tuple[int, float, str, list[psutil.Process]]:
-    """Exit code, seconds from the signal to the last process's end, stderr, and processes left.
-
-    Args:
-        late: Send the signal when two rounds are done, else as soon as the program listens to signals.
-        after_s: Seconds after that.
-    """
-    scratch = Path(tempfile.mkdtemp(prefix="s"))  # sockets lie in it, whose paths have to be short
-    with as_from_a_terminal(ignored):
-        program = started(arguments, out, TMPDIR=str(scratch))
+def wait_for(program: subprocess.Popen[str], condition: Callable[[], bool], pause_s: float = 0.05) -> None:
+    """Wait until a program has come so far; it must not end before."""
     until = time.monotonic() + 150
-    while late and rounds_done(out.parent) < 2 and program.poll() is None and time.monotonic() < until:
-        time.sleep(0.1)
-    while not late and not listens(program.pid) and time.monotonic() < until:
+    while not condition() and program.poll() is None and time.monotonic() < until:
+        time.sleep(pause_s)
+    assert program.poll() is None, program.communicate()[1]
+
+
+def still_living(processes: set[psutil.Process], out: Path) -> list[psutil.Process]:
+    """Wait up to 20 s for the end of these processes, and of all that a program has started; return the others."""
+    until = time.monotonic() + 20
+    while (left := living({*processes, *marked(str(out))})) and time.monotonic() < until:
         time.sleep(0.05)
-    time.sleep(after_s)
-    assert program.poll() is None
-    if ignored:
-        os.killpg(program.pid, signal.SIGINT)
-        time.sleep(0.5)
-        assert program.poll() is None
-    known = set(marked(str(out)))
-    left = lambda: living({*known, *marked(str(out))})  # noqa: E731
-    asked = time.monotonic()
-    send(program.pid, str(out), number)
-    try:
-        said = program.communicate(timeout=20)[1]
-        while left() and time.monotonic() < asked + 20:
-            time.sleep(0.05)
-        return program.returncode, time.monotonic() - asked, said, left()
-    finally:
-        for process in left():
-            process.kill()
-        program.communicate()
-        there = [path.name for path in scratch.iterdir() if not path.name.startswith("torchinductor")]  # torch's cache
-        shutil.rmtree(scratch)
-        assert there == []
+    return left
 
 
 INLINE = ["run", EXPERIMENT, "--backend", "inline", *ENDLESS]
@@ -119,26 +88,57 @@ WAYS = {
 }
 
 
-def holds(arguments: list[str], out: Path, way: str, late: bool, ignored: bool = False, after_s: float = 0.0) -> None:
-    code, seconds, said, left = ended(arguments, out, *WAYS[way], late=late, ignored=ignored, after_s=after_s)
-    print(f"{way}, {'late' if late else 'early'} and {after_s:.1f} s: ended in {seconds:.2f} s with {code}, {left}")
-    assert (code, left) == (STOPPED_ON_REQUEST, [])
+def check_end(
+    arguments: list[str], out: Path, way: str, *, late: bool, ignored: bool = False, after_s: float = 0.0
+) -> None:
+    """Send a signal; the program and all that it started end at once, leave no file, and say how to go on.
+
+    Args:
+        late: Send it when two rounds are done, else as soon as the program listens to signals.
+        ignored: Start the program so that it ignores SIGINT.
+        after_s: Seconds after that.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="s"))  # sockets lie in it, whose paths have to be short
+    with as_from_a_terminal(ignored):
+        program = started(arguments, out, TMPDIR=str(scratch))
+    wait_for(program, lambda: rounds_done(out.parent) >= 2 if late else listens(program.pid))
+    time.sleep(after_s)
+    assert program.poll() is None
+    if ignored:
+        os.killpg(program.pid, signal.SIGINT)
+        time.sleep(0.5)
+        assert program.poll() is None
+    processes, began = set(marked(str(out))), time.monotonic()
+    number, send = WAYS[way]
+    send(program.pid, str(out), number)
+    left = list[psutil.Process]()
+    try:
+        err = program.communicate(timeout=20)[1]
+        left = still_living(processes, out)
+        seconds = time.monotonic() - began
+    finally:
+        kill(living({*processes, *marked(str(out))}))
+        program.communicate()
+        files = [path.name for path in scratch.iterdir() if not path.name.startswith("torchinductor")]  # torch's cache
+        shutil.rmtree(scratch)
+    print(f"{way}, {'late' if late else 'early'} and {after_s:.1f} s: {seconds:.2f} s, {program.returncode}, {left}")
+    assert (program.returncode, left, files) == (STOPPED_ON_REQUEST, [], [])
     assert seconds < LIMIT_S
     again = "--resume" if arguments[0] == "run" and (out / "events.jsonl").exists() else ""
-    assert "stopped on request; to go on: flwr-sim" in said
-    assert said.rstrip().endswith(again)
-    assert "Traceback" not in said
+    assert "stopped on request; to go on: flwr-sim" in err
+    assert err.rstrip().endswith(again)
+    assert "Traceback" not in err
     assert [path for path in out.parent.rglob("*") if path.name.endswith(".part") or path.name == "images"] == []
     assert list(out.parent.rglob("*.unfinished")) == []
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_command_that_has_just_begun_ends_at_once(tmp_path: Path, way: str) -> None:
-    holds(INLINE, tmp_path / "run", way, late=False)
+    check_end(INLINE, tmp_path / "run", way, late=False)
 
 
 @pytest.mark.parametrize("out", [["--out", "it"], ["--out=it"]], ids=["apart", "joined"])
-def test_the_line_that_goes_on_resumes_a_run_that_has_begun(
+def test_the_printed_line_resumes_a_run_that_has_begun(
     tmp_path: Path, out: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -156,7 +156,7 @@ def test_the_line_that_goes_on_resumes_a_run_that_has_begun(
 def test_a_command_at_work_ends_within_the_limit(tmp_path: Path, arguments: list[str], way: str, ignored: bool) -> None:
     if ignored and way == "Ctrl-C":
         pytest.skip("it is what such a process is started to ignore")
-    holds(arguments, tmp_path / "run", way, late=True, ignored=ignored)
+    check_end(arguments, tmp_path / "run", way, late=True, ignored=ignored)
 
 
 @pytest.mark.long
@@ -164,7 +164,7 @@ def test_a_command_at_work_ends_within_the_limit(tmp_path: Path, arguments: list
 def test_sigterm_on_ray_at_any_time_ends_it_within_the_limit(tmp_path: Path, turn: int) -> None:
     """While it imports, while Ray starts, in the first rounds: ten each of early and late, at random seconds."""
     way = tuple(way for way in WAYS if way != "Ctrl-C")[turn % 3]
-    holds(RAY, tmp_path / "run", way, late=turn % 2 == 1, after_s=random.Random(turn).uniform(0.0, 8.0))
+    check_end(RAY, tmp_path / "run", way, late=turn % 2 == 1, after_s=random.Random(turn).uniform(0.0, 8.0))
 
 
 @pytest.mark.parametrize(
@@ -176,94 +176,75 @@ def test_sigterm_on_ray_at_any_time_ends_it_within_the_limit(tmp_path: Path, tur
         pytest.param(RAY, True, id="ray late", marks=pytest.mark.long),
     ],
 )
-def test_a_program_that_gets_sigkill_leaves_no_process_and_can_be_called_again(
+def test_after_sigkill_no_process_is_left_and_it_can_be_called_again(
     tmp_path: Path, arguments: list[str], late: bool
 ) -> None:
-    """As the system does where memory is short: nothing of ours can act, and no one else is told."""
+    """As the system does where memory is short: nothing of ours can act, and nothing is told of it."""
     out = tmp_path / "run"
     for _ in range(2):
         program = started(arguments, out)
-        until = time.monotonic() + 150
-        begun = (lambda: rounds_done(out) >= 2) if late else (lambda: len(marked(str(out))) > 1)
-        while not begun() and program.poll() is None and time.monotonic() < until:
-            time.sleep(0.05)
-        known = set(marked(str(out)))
-        assert program.poll() is None, program.communicate()[1]
-        assert len(known) > 1
+        wait_for(program, lambda: rounds_done(out) >= 2 if late else len(marked(str(out))) > 1)
+        processes = set(marked(str(out)))
+        assert len(processes) > 1
         program.kill()
-        killed = time.monotonic()
-        left = lambda: living({*known, *marked(str(out))})  # noqa: B023, E731
-        while left() and time.monotonic() < killed + 20:
-            time.sleep(0.05)
-        seconds = time.monotonic() - killed
-        for process in left():
-            process.kill()
+        began = time.monotonic()
+        kill(still_living(processes, out))
         program.communicate()
-        assert seconds < LIMIT_S
+        assert time.monotonic() - began < LIMIT_S
         arguments = [*arguments, "--resume"] if arguments[0] == "run" and "--resume" not in arguments else arguments
         for path in out.rglob("rounds.jsonl"):
             path.write_text("")  # the next call is judged by its own rounds
 
 
-def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
-    code = (
-        "import os, signal, time\n"
-        "from common.system.stopping import stop_on_signals\n"
-        "with stop_on_signals():\n"
-        "    child = os.fork()\n"
-        "    if not child:\n"
-        "        time.sleep(30)\n"
-        "    os.kill(child, signal.SIGTERM)\n"
-        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        "    time.sleep(0.3)\n"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(-signal.SIGTERM), "")
+def run_with_signals(body: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program that ends on signals as ours do; its body is indented."""
+    code = f"import os, resource, signal, subprocess, time\n{IMPORT}\nwith stop_on_signals():\n{body}"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, **options)
 
 
-def test_a_process_whose_parent_has_ended_before_is_ended_too(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, subprocess, time\n"
-        "from common.system.stopping import stop_on_signals\n"
-        "with stop_on_signals():\n"
-        "    subprocess.run(['sh', '-c', 'sleep 60 >/dev/null 2>&1 &'])\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    time.sleep(30)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        start_new_session=True,
-        env={**os.environ, MARK: str(tmp_path)},
-    )
-    left = marked(str(tmp_path))
-    for process in left:
-        process.kill()
-    assert (done.returncode, left) == (STOPPED_ON_REQUEST, [])
-    assert "stopped on request" in done.stderr
-
-
-def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
-    assert {name: method.site_class.name for name, method in STRATEGIES.items()} == {name: name for name in CLASSES}
-
-
-def test_a_program_with_as_many_open_files_as_it_may_have_ends_all_the_same() -> None:
-    program = """
-import os, resource, signal, time
-from common.system.stopping import stop_on_signals
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-with stop_on_signals():
-    held = []
+IMPORT = "from common.system.stopping import stop_on_signals"
+FORKS = """
+    child = os.fork()
+    if not child:
+        time.sleep(30)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    time.sleep(0.3)
+"""
+LEAVES_AN_ORPHAN = """
+    subprocess.run(["sh", "-c", "sleep 60 >/dev/null 2>&1 &"])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+"""
+OPENS_FILES = """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    files = []
     try:
         while True:
-            held.append(os.open("/dev/null", os.O_RDONLY))
+            files.append(os.open("/dev/null", os.O_RDONLY))
     except OSError:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 3
-    assert "stopped on request" in done.stderr
+
+
+def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
+    done = run_with_signals(FORKS)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(-signal.SIGTERM), "")
+
+
+def test_a_process_whose_parent_has_ended_before_is_ended_too(tmp_path: Path) -> None:
+    done = run_with_signals(LEAVES_AN_ORPHAN, start_new_session=True, env={**os.environ, MARK: str(tmp_path)})
+    left = marked(str(tmp_path))
+    kill(left)
+    assert (done.returncode, left) == (STOPPED_ON_REQUEST, [])
+
+
+def test_a_program_with_as_many_open_files_as_it_may_have_ends_all_the_same() -> None:
+    assert run_with_signals(OPENS_FILES).returncode == STOPPED_ON_REQUEST
+
+
+def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
+    assert {name: method.site_class.name for name, method in STRATEGIES.items()} == {name: name for name in CLASSES}

@@ -1,5 +1,7 @@
-"""What the SuperLink keeps: through kills and restarts, and for as long as somebody needs it."""
+"""What the SuperLink keeps through kills and restarts; a damaged database is set aside, and a sound one never is."""
 
+import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -8,16 +10,20 @@ from typing import Any
 
 import pytest
 
-from server.deployment.superlink.messages import NoReplyReason, ReplyOutcome, StoredMessage
+from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.deployment.superlink import database as module
+from server.deployment.superlink.database import COMPANIONS, FILE, describe_damage, set_aside_if_unusable
+from server.deployment.superlink.messages import NoReplyReason, ReplyOutcome, StoredMessage, SuperLinkStorage
+from server.deployment.superlink.object_store import ObjectFiles
 from server.deployment.superlink.registrations import RUN_SILENT_S, Presence
-from tests.server.superlinks import DATABASE, Link, named
+from tests.server.superlinks import DATABASE, INTERVAL_S, Link, named
 
 
 @pytest.fixture
 def node(link: Link) -> int:
     """A site that is connected."""
     node = link.storage.sites.register("north", b"key")
-    assert link.storage.sites.activate(node, 30.0)
+    assert link.storage.sites.activate(node, INTERVAL_S)
     return node
 
 
@@ -29,18 +35,22 @@ def write(link: Link, *contents: bytes) -> None:
 def pushed(link: Link, node: int, *contents: bytes) -> str:
     """Send a request whose objects are all there; return its name."""
     write(link, *contents)
-    taken, missing = link.storage.messages.push([link.request(node, *contents)])
-    assert (taken, missing) == ([named(contents[0])], [])
+    assert link.storage.messages.push([link.request(node, *contents)]) == ([named(contents[0])], [])
     return named(contents[0])
 
 
-def reply(link: Link, node: int, asked: str, *contents: bytes) -> StoredMessage:
+@pytest.fixture
+def request_name(link: Link, node: int) -> str:
+    """A request that the site was handed."""
+    name = pushed(link, node, b"to north")
+    assert link.storage.messages.hand_out_next(node)
+    return name
+
+
+def reply(link: Link, node: int, request_name: str, *contents: bytes) -> StoredMessage:
     message = link.request(node, *contents)
-    message.is_reply, message.partner = True, asked
+    message.is_reply, message.partner = True, request_name
     return message
-
-
-# ---------------------------------------------------------------------- objects
 
 
 def test_what_two_messages_share_stays_until_the_second_is_let_go(link: Link, node: int) -> None:
@@ -52,17 +62,13 @@ def test_what_two_messages_share_stays_until_the_second_is_let_go(link: Link, no
     assert link.files.names() == set()
 
 
-def test_only_what_is_missing_is_asked_for(link: Link, node: int) -> None:
+def test_only_what_is_missing_is_asked_for_and_an_object_that_nobody_needs_is_not_stored(link: Link, node: int) -> None:
     write(link, b"trunk")
     request = link.request(node, b"to north", b"trunk")
     assert link.storage.messages.push([request]) == ([request.root], [request.root])
     write(link, b"to north")
     assert link.storage.messages.push([request]) == ([request.root], [])  # the same call made again
-
-
-def test_an_object_that_nobody_needs_is_not_kept(link: Link, node: int) -> None:
-    name = pushed(link, node, b"to north")
-    link.storage.messages.release(name)
+    link.storage.messages.release(request.root)
     assert not link.storage.messages.store(named(b"late"), b"late")
     assert link.files.names() == set()
 
@@ -86,78 +92,56 @@ def test_files_that_no_message_has_are_gone_after_a_restart(link: Link, node: in
     assert {path.name for path in (link.folder / "objects").iterdir()} == {named(b"to north")}
 
 
-# ---------------------------------------------------------------------- messages
+def test_a_request_is_handed_to_its_site_once_and_one_to_nobody_is_refused(link: Link, node: int) -> None:
+    names = [pushed(link, node, content) for content in (b"first", b"second")]
+    for name in names:
+        storage = link.restarted()
+        request = storage.messages.hand_out_next(node)
+        assert request is not None
+        assert request.root == name
+    assert storage.messages.hand_out_next(node) is None
+    assert storage.messages.push([link.request(77, b"to nobody")]) == ([], [])
 
 
-def test_a_request_is_handed_to_its_site_once_also_after_a_restart(link: Link, node: int) -> None:
-    first, second = pushed(link, node, b"first"), pushed(link, node, b"second")
-    handed = link.storage.messages.hand_out_next(node)
-    assert handed
-    assert handed.root == first
-    again = link.restarted().messages
-    handed = again.hand_out_next(node)
-    assert handed
-    assert handed.root == second
-    assert again.hand_out_next(node) is None
-
-
-def test_a_request_to_nobody_is_not_taken(link: Link) -> None:
-    assert link.storage.messages.push([link.request(77, b"to nobody")]) == ([], [])
-
-
-def test_a_reply_is_told_until_the_run_has_let_go_of_it_and_through_a_restart(link: Link, node: int) -> None:
-    asked = pushed(link, node, b"to north")
-    link.storage.messages.hand_out_next(node)
-    answer = reply(link, node, asked, b"from north", b"update")
+def test_a_reply_stays_until_the_run_lets_go_of_it(link: Link, node: int, request_name: str) -> None:
+    answer = reply(link, node, request_name, b"from north", b"update")
     assert link.storage.messages.answer(answer) == (ReplyOutcome.ACCEPTED, [named(b"update"), named(b"from north")])
+    link.storage.sites.deactivate(node)  # that its site is gone changes nothing
     for storage in (link.storage, link.restarted(), link.restarted()):
-        (found,) = storage.messages.replies(link.run, [asked])
-        assert isinstance(found, StoredMessage)
-        assert (found.root, found.partner, found.node) == (answer.root, asked, node)
-    assert link.storage.messages.answer(reply(link, node, asked, b"from north", b"update"))[0] is ReplyOutcome.ACCEPTED
-    assert link.storage.messages.answer(reply(link, node, asked, b"another"))[0] is ReplyOutcome.ANOTHER_WAS_ACCEPTED
+        (stored,) = storage.messages.replies(link.run, [request_name])
+        assert isinstance(stored, StoredMessage)
+        assert (stored.root, stored.partner, stored.node) == (answer.root, request_name, node)
+    link.storage.sites.activate(node, INTERVAL_S)
+    for contents, outcome in (
+        ((b"from north", b"update"), ReplyOutcome.ACCEPTED),
+        ((b"another",), ReplyOutcome.ANOTHER_WAS_ACCEPTED),
+    ):
+        assert link.storage.messages.answer(reply(link, node, request_name, *contents))[0] is outcome
 
 
-def test_a_site_that_is_gone_is_told_and_its_late_reply_is_not_taken(link: Link, node: int) -> None:
-    asked = pushed(link, node, b"to north")
-    link.storage.messages.hand_out_next(node)
-    assert list(link.storage.messages.replies(link.run, [asked])) == []
+def test_a_site_that_is_gone_is_reported_and_its_late_reply_refused(link: Link, node: int, request_name: str) -> None:
+    assert list(link.storage.messages.replies(link.run, [request_name])) == []
     link.storage.sites.deactivate(node)
-    assert list(link.storage.messages.replies(link.run, [asked])) == [(asked, NoReplyReason.SITE_GONE)]
-    link.storage.sites.activate(node, 30.0)
+    assert list(link.storage.messages.replies(link.run, [request_name])) == [(request_name, NoReplyReason.SITE_GONE)]
+    link.storage.sites.activate(node, INTERVAL_S)
     for storage in (link.storage, link.restarted()):
-        late = reply(link, node, asked, b"late")
+        late = reply(link, node, request_name, b"late")
         assert storage.messages.answer(late)[0] is ReplyOutcome.NOBODY_WAITS
 
 
-def test_a_reply_that_came_counts_although_its_site_is_gone(link: Link, node: int) -> None:
-    asked = pushed(link, node, b"to north")
-    link.storage.messages.hand_out_next(node)
-    link.storage.messages.answer(reply(link, node, asked, b"from north"))
-    link.storage.sites.deactivate(node)
-    (found,) = link.storage.messages.replies(link.run, [asked])
-    assert isinstance(found, StoredMessage)
-
-
-def test_a_request_whose_time_is_over_is_not_handed_out_and_is_told_to_be_gone(link: Link, node: int) -> None:
-    asked = pushed(link, node, b"to north")
+def test_a_request_whose_time_is_over_is_not_handed_out_and_is_gone(link: Link, node: int) -> None:
+    name = pushed(link, node, b"to north")
     link.clock.now += 601
-    link.storage.sites.heartbeat(node, 30.0)
+    link.storage.sites.heartbeat(node, INTERVAL_S)
     assert link.storage.messages.hand_out_next(node) is None
-    assert list(link.storage.messages.replies(link.run, [asked, "unknown"])) == [
-        (asked, NoReplyReason.MESSAGE_GONE),
-        ("unknown", NoReplyReason.MESSAGE_GONE),
-    ]
+    replies = list(link.storage.messages.replies(link.run, [name, "unknown"]))
+    assert replies == [(name, NoReplyReason.MESSAGE_GONE), ("unknown", NoReplyReason.MESSAGE_GONE)]
 
 
-def test_another_runs_messages_are_not_told(link: Link, node: int) -> None:
-    asked = pushed(link, node, b"to north")
+def test_another_runs_messages_are_gone(link: Link, request_name: str) -> None:
     other = link.storage.runs.begin()
-    assert list(link.storage.messages.replies(other, [asked])) == [(asked, NoReplyReason.MESSAGE_GONE)]
-    assert list(link.storage.messages.replies(link.run, [asked])) == []
-
-
-# ---------------------------------------------------------------------- runs
+    assert list(link.storage.messages.replies(other, [request_name])) == [(request_name, NoReplyReason.MESSAGE_GONE)]
+    assert list(link.storage.messages.replies(link.run, [request_name])) == []
 
 
 def test_a_new_run_ends_the_one_that_was_left_and_removes_its_files(link: Link, node: int) -> None:
@@ -172,17 +156,15 @@ def test_a_new_run_ends_the_one_that_was_left_and_removes_its_files(link: Link, 
 
 
 def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one_does(link: Link, node: int) -> None:
-    first, second = pushed(link, node, b"to north"), pushed(link, node, b"to north again")
-    for asked, content in ((first, b"noted"), (second, b"not noted")):
+    requests = [pushed(link, node, b"to north"), pushed(link, node, b"to north again")]
+    for name, content in zip(requests, (b"noted", b"not noted"), strict=True):
         link.storage.messages.hand_out_next(node)
-        answer = reply(link, node, asked, content)
-        link.storage.messages.answer(answer)
-        link.files.write(named(content), content)
+        link.storage.messages.answer(reply(link, node, name, content))
+        write(link, content)
     link.storage.messages.release(named(b"noted"))
-    again = link.restarted()
-    for storage in (again, link.restarted()):
-        _, left = storage.begin_run()
-        assert [(one.root, one.partner) for one in left] == [(named(b"not noted"), second)]
+    for storage in (link.restarted(), link.restarted()):
+        _, replies = storage.begin_run()
+        assert [(message.root, message.partner) for message in replies] == [(named(b"not noted"), requests[1])]
     assert link.files.names() == {named(b"not noted")}
     storage.messages.release(named(b"not noted"))
     assert storage.begin_run()[1] == []
@@ -197,21 +179,7 @@ def test_a_run_whose_process_is_silent_is_over_and_one_that_gives_signs_of_life_
     link.clock.now += 2
     assert not link.storage.runs.is_active(link.run)
     assert not link.storage.runs.heartbeat(link.run)
-
-
-def test_a_run_has_its_time_again_after_the_superlink_was_away(link: Link) -> None:
-    link.clock.now += 10 * RUN_SILENT_S
-    assert link.restarted().runs.is_active(link.run)
-
-
-# ---------------------------------------------------------------------- sites
-
-
-def test_a_site_has_the_same_number_in_every_database(link: Link, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = Link(tmp_path / "other")
-    assert other.storage.sites.register("north", b"key") == link.storage.sites.register("north", b"key")
-    other.close()
+    assert link.restarted().runs.is_active(link.run)  # it has its time again after the SuperLink was away
 
 
 def test_each_state_of_a_site_has_a_name_and_is_there_after_a_restart(link: Link) -> None:
@@ -223,8 +191,7 @@ def test_each_state_of_a_site_has_a_name_and_is_there_after_a_restart(link: Link
     assert sites.deactivate(off)
     assert not sites.deactivate(off)
     link.clock.now += 21
-    states = {node: site.state for site in link.restarted().sites.all() for node in [site.node_id]}
-    assert states == {
+    assert {site.node_id: site.state for site in link.restarted().sites.all()} == {
         never: Presence.NEVER,
         there: Presence.CONNECTED,
         off: Presence.SIGNED_OFF,
@@ -232,24 +199,159 @@ def test_each_state_of_a_site_has_a_name_and_is_there_after_a_restart(link: Link
     }
 
 
-def test_a_site_that_is_unregistered_is_unknown_and_may_come_back(link: Link) -> None:
+def test_a_site_that_is_unregistered_is_unknown_and_may_come_back_under_its_number(link: Link, tmp_path: Path) -> None:
     node = link.storage.sites.register("north", b"key")
     link.storage.sites.unregister(node)
     assert link.storage.sites.by_key() == {}
-    assert not link.storage.sites.heartbeat(node, 30.0)
+    assert not link.storage.sites.heartbeat(node, INTERVAL_S)
     assert link.restarted().sites.all() == []
-    assert link.storage.sites.register("north", b"key") == node
+    (tmp_path / "other").mkdir()
+    other = Link(tmp_path / "other")  # a site has the same number in every database
+    for storage in (link.storage, other.storage):
+        assert storage.sites.register("north", b"key") == node
+    other.storage.close()
 
 
-# ---------------------------------------------------------------------- the disk
-
-
-def test_what_cannot_be_written_has_not_happened(link: Link, node: int) -> None:
+def test_a_change_that_cannot_be_written_has_not_happened(link: Link, node: int) -> None:
     pushed(link, node, b"to north")
     with closing(sqlite3.connect(link.folder / DATABASE)) as other:
         other.execute("CREATE TRIGGER full BEFORE UPDATE ON messages BEGIN SELECT RAISE(ABORT, 'disk full'); END")
-    with pytest.raises(sqlite3.Error, match="disk full"):
-        link.storage.messages.hand_out_next(node)
-    with closing(sqlite3.connect(link.folder / DATABASE)) as other:
+        with pytest.raises(sqlite3.Error, match="disk full"):
+            link.storage.messages.hand_out_next(node)
         other.execute("DROP TRIGGER full")
     assert link.storage.messages.hand_out_next(node)
+
+
+def opened(path: Path) -> SuperLinkStorage:
+    """Open the SuperLink's storage on a file."""
+    return SuperLinkStorage.open(path, ObjectFiles(path.parent / "objects"), lambda: 1000.0)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with rows."""
+    path = tmp_path_factory.mktemp("sound") / FILE
+    storage = opened(path)
+    for number in range(500):
+        storage.sites.register(f"site-{number}", b"key %d" % number)
+    storage.close()
+    return path
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, sound: Path) -> Coordinator:
+    made = Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=1))
+    made.state.mkdir()
+    shutil.copy(sound, made.state)
+    return made
+
+
+CUTS: dict[str, Callable[[bytes, bytes], bytes]] = {
+    **{
+        f"cut after {size}": lambda content, other, size=size: content[:size]
+        for size in (0, 1, 50, 100, 1000, 4096, 5000)
+    },
+    "cut in the middle": lambda content, other: content[: len(content) // 2],
+    "cut near the end": lambda content, other: content[: len(content) * 9 // 10],
+    "text": lambda content, other: b"not a database\n" * 500,
+    "random": lambda content, other: other,
+    "another header": lambda content, other: other[:100] + content[100:],
+    "another page": lambda content, other: (
+        content[:4096] + other[: len(content) // 2] + content[4096 + len(content) // 2 :]
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", CUTS)
+def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, coordinator: Coordinator) -> None:
+    path = coordinator.state / FILE
+    content = path.read_bytes()
+    damaged = CUTS[damage](content, random.Random(5).randbytes(len(content)))
+    path.write_bytes(damaged)
+    warning = set_aside_if_unusable(coordinator)
+    assert warning.startswith("state/superlink.db is damaged (")
+    assert "\n" not in warning
+    assert not any(path.with_name(FILE + ending).exists() for ending in ("", *COMPANIONS))
+    (aside,) = [path for path in coordinator.state.iterdir() if path.name.endswith("Z")]
+    assert aside.name in warning
+    assert aside.read_bytes() == damaged
+    storage = opened(path)
+    assert storage.sites.register("site-1", b"key 1")
+    storage.close()
+    assert set_aside_if_unusable(coordinator) == ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [("PRAGMA application_id = 0", "it is Flower's own"), ("PRAGMA user_version = 99", "its number is 99, not 1")],
+)
+def test_a_database_of_another_release_is_renamed(statement: str, reason: str, coordinator: Coordinator) -> None:
+    with closing(sqlite3.connect(coordinator.state / FILE)) as other:
+        other.execute(statement)
+    assert reason in set_aside_if_unusable(coordinator)
+    assert not (coordinator.state / FILE).exists()
+    assert len(list(coordinator.state.glob("superlink.db.of-another-release-*Z"))) == 1
+
+
+def test_a_sound_database_stays_and_where_none_is_nothing_happens(coordinator: Coordinator) -> None:
+    content = (coordinator.state / FILE).read_bytes()
+    assert set_aside_if_unusable(coordinator) == ""
+    assert (coordinator.state / FILE).read_bytes() == content
+    for path in coordinator.state.iterdir():
+        path.unlink()
+    assert set_aside_if_unusable(coordinator) == ""
+
+
+def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(coordinator: Coordinator) -> None:
+    path = coordinator.state / FILE
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("CREATE TABLE more (value)")
+        writer.execute("INSERT INTO more VALUES (7)")
+        writer.commit()
+        killed = path.parent / "killed"
+        killed.mkdir()
+        for ending in ("", "-wal"):  # as a kill leaves them: nobody has closed them
+            shutil.copy(path.with_name(FILE + ending), killed)
+    assert describe_damage(killed / FILE) == ""
+    with closing(sqlite3.connect(killed / FILE)) as reader:
+        assert reader.execute("SELECT value FROM more").fetchall() == [(7,)]
+
+
+@pytest.mark.parametrize("cut", [0, 10, 40, 1000])
+def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(cut: int, coordinator: Coordinator) -> None:
+    path = coordinator.state / FILE
+    path.with_name(f"{FILE}-wal").write_bytes(random.Random(7).randbytes(cut))
+    assert set_aside_if_unusable(coordinator) == ""
+    with closing(sqlite3.connect(path)) as reader:
+        assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_parts_without_their_database_are_set_aside(coordinator: Coordinator) -> None:
+    path = coordinator.state / FILE
+    path.rename(path.with_name(f"{FILE}-wal"))
+    assert "only parts of it are left" in set_aside_if_unusable(coordinator)
+    assert not path.with_name(f"{FILE}-wal").exists()
+
+
+def test_a_locked_database_is_no_damaged_one(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+    monkeypatch.setattr(module.sqlite3, "connect", lambda path, timeout: connect(path, timeout=0.05))
+    with closing(connect(coordinator.state / FILE)) as other:
+        other.execute("PRAGMA journal_mode=DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        assert set_aside_if_unusable(coordinator) == ""
+    assert (coordinator.state / FILE).exists()
+
+
+@pytest.mark.parametrize("code", ["SQLITE_FULL", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_READONLY"])
+def test_what_a_disk_answers_is_no_damage(code: str, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = sqlite3.OperationalError(code)
+    error.sqlite_errorcode = getattr(sqlite3, code)
+
+    def failing(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module.sqlite3, "connect", failing)
+    assert set_aside_if_unusable(coordinator) == ""
+    assert (coordinator.state / FILE).exists()

@@ -1,18 +1,35 @@
-"""The process that stays begins the one that leads again, for as long as that helps."""
+"""Programs that stay up: a run's process is begun again while that helps; their lines have times or are JSON."""
 
+import datetime as dt
+import json
+import os
+import re
+import select
 import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 from server.deployment import supervisor
+from server.deployment.superlink.process import (
+    FILE_BYTES,
+    FILES,
+    LINES_A_MINUTE,
+    LONGEST_LINE,
+    BoundedLog,
+    copy_lines,
+    escape_control_characters,
+)
 from server.deployment.supervisor import RunExit, rounds_done, supervise
-from tests.network.real import ROOT, eventually
+from tests.network.real import ROOT, eventually, free_ports
 from tests.processes import living
+from tests.server.superlinks import Clock
 
 LEADS = """
 import os, pathlib, signal, sys, time
@@ -21,19 +38,20 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 lives = sorted(folder.glob("life-*"))
 (folder / f"life-{len(lives)}").write_text(" ".join(sys.argv[2:]))
 """
-Notes = list[tuple[str, int, float]]
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)\n"
+Led = Callable[..., tuple[int, list[tuple[str, int, float]]]]
 
 
 @pytest.fixture
-def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Notes]]:
-    """Supervise a process that does as it is told in each of its lives."""
+def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Led:
+    """Supervise a process that runs this code in each of its lives; return its exit code and what was noted."""
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
 
-    def lead(then: str, *, resume: bool = False) -> tuple[int, Notes]:
+    def lead(then: str, *, resume: bool = False) -> tuple[int, list[tuple[str, int, float]]]:
         (tmp_path / "leads.py").write_text(LEADS + then)
         monkeypatch.setattr(supervisor, "PROGRAM", (sys.executable, str(tmp_path / "leads.py"), str(tmp_path)))
-        notes: Notes = []
-        note = lambda how, deaths, pause_s: notes.append((how, deaths, pause_s))  # noqa: E731
+        notes = list[tuple[str, int, float]]()
+        note = lambda *each: notes.append(each)  # noqa: E731
         return supervise(["run", "trial"], lambda: rounds_done(tmp_path), note, resume=resume), notes
 
     return lead
@@ -43,12 +61,7 @@ def lives(folder: Path) -> list[str]:
     return [path.read_text() for path in sorted(folder.glob("life-*"))]
 
 
-KILLED = "os.kill(os.getpid(), signal.SIGKILL)\n"
-
-
-def test_one_that_is_killed_is_begun_again_with_resume_until_it_is_done(
-    led: Callable[..., tuple[int, Notes]], tmp_path: Path
-) -> None:
+def test_a_killed_run_is_begun_again_until_it_is_done(led: Led, tmp_path: Path) -> None:
     code, notes = led(f"if len(lives) < 2: {KILLED}")
     assert code == RunExit.DONE
     assert lives(tmp_path) == ["run trial --once", "run trial --once --resume", "run trial --once --resume"]
@@ -56,14 +69,12 @@ def test_one_that_is_killed_is_begun_again_with_resume_until_it_is_done(
 
 
 @pytest.mark.parametrize("code", [RunExit.DONE, RunExit.STOPPED, RunExit.BAD_INPUT, RunExit.ON_REQUEST])
-def test_one_that_ends_properly_is_not_begun_again(
-    code: RunExit, led: Callable[..., tuple[int, Notes]], tmp_path: Path
-) -> None:
+def test_a_run_that_ends_is_not_begun_again(code: RunExit, led: Led, tmp_path: Path) -> None:
     assert led(f"sys.exit({int(code)})", resume=True) == (code, [])
     assert lives(tmp_path) == ["run trial --once --resume"]
 
 
-def test_one_that_dies_again_and_again_without_a_round_is_given_up(led: Callable[..., tuple[int, Notes]]) -> None:
+def test_a_run_that_dies_five_times_without_a_round_is_given_up(led: Led) -> None:
     code, notes = led(f"sys.exit({int(RunExit.CRASHED)})")
     assert code == RunExit.CRASHED
     assert [deaths for _, deaths, _ in notes] == [1, 2, 3, 4, 5]
@@ -72,9 +83,7 @@ def test_one_that_dies_again_and_again_without_a_round_is_given_up(led: Callable
     assert pauses[-1] == 0
 
 
-def test_a_new_round_between_two_deaths_makes_the_next_one_the_first(
-    led: Callable[..., tuple[int, Notes]], tmp_path: Path
-) -> None:
+def test_deaths_are_counted_anew_after_a_round(led: Led, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     a_round = "(folder / 'checkpoints' / f'round-{len(lives) + 1:06d}.json').touch()\n"
     code, notes = led(f"{a_round}\nif len(lives) < 7: {KILLED}")
@@ -130,9 +139,143 @@ def test_a_process_that_uses_grpc_loses_none_of_its_children_at_their_start() ->
 
 
 def test_no_program_is_started_with_a_function_for_the_child() -> None:
-    named = [
-        path
-        for folder in ("client", "common", "server", "strategies", "polyclinic")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
-    assert [str(path) for path in named if "preexec_fn=" in path.read_text(encoding="utf-8")] == []
+    folders = ("client", "common", "server", "strategies", "polyclinic")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in files if "preexec_fn=" in path.read_text(encoding="utf-8")] == []
+
+
+LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d)  \S")
+ZONE = {"TZ": "UTC-05:30"}  # as POSIX has it: east of Greenwich
+
+
+def server(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "server.cli", *map(str, arguments)]
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Path:
+    folder = tmp_path / "trial"
+    made = server("init", folder, "--name", "trial", "--host", "127.0.0.1", "--port", free_ports(1)[0])
+    subprocess.run(made, check=True, capture_output=True, timeout=120)
+    return folder
+
+
+def lines_until_ready(arguments: Sequence[str]) -> list[str]:
+    """Return the lines of standard output until the program is stopped, which is when it is ready."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, env=os.environ | ZONE) as process:
+        assert process.stdout is not None
+        lines, until = list[str](), time.monotonic() + 120
+        while not any("ready" in line for line in lines) and process.poll() is None and time.monotonic() < until:
+            if select.select([process.stdout], [], [], 1)[0]:
+                lines.append(process.stdout.readline().rstrip("\n"))
+        process.terminate()
+        rest, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, "")
+    assert any("ready" in line for line in lines)
+    return [*lines, *rest.splitlines()]
+
+
+def is_now(moment: str) -> bool:
+    parsed = dt.datetime.fromisoformat(moment)
+    return parsed.utcoffset() == dt.timedelta(hours=5, minutes=30) and abs(parsed.timestamp() - time.time()) < 300
+
+
+def test_the_coordinators_lines_have_date_time_and_zone(coordinator: Path) -> None:
+    matches = [LINE.match(line) for line in lines_until_ready(server("start", coordinator))]
+    assert all(match and is_now(match[1]) for match in matches)
+
+
+def test_on_request_they_are_json_and_so_are_those_of_its_log_file(coordinator: Path) -> None:
+    lines = [json.loads(line) for line in lines_until_ready(server("start", coordinator, "--log-format", "json"))]
+    assert all(is_now(line["time"]) and line["level"] == "info" for line in lines)
+    assert lines[-1]["message"].startswith("stopped on request")
+    log = (coordinator / "logs" / "superlink.log").read_text(encoding="utf-8")
+    assert all(set(json.loads(line)) == {"time", "message"} for line in log.splitlines())
+
+
+@pytest.mark.parametrize("program", ["server.cli", "client.cli"])
+def test_why_a_program_ends_is_json_too(program: str, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", program, "start", str(tmp_path), "--log-format", "json"]
+    ended = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert line["level"] == "error"
+    assert str(tmp_path) in line["message"]
+
+
+STAMP = len("2026-11-22T10:00:00Z ")
+
+
+def words(path: Path) -> list[str]:
+    """Return the lines without their times."""
+    return [line[STAMP:] for line in path.read_text().splitlines()]
+
+
+def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "superlink.log"
+    path.write_text("of an earlier release\n")
+    path.chmod(0o644)
+    log = BoundedLog(path, clock)
+    for number in range(10_000):
+        clock.now += 1
+        log.write(f"{number} " + "x" * 1500)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == ["superlink.log", "superlink.log.1", "superlink.log.2"]
+    assert len(files) == FILES
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert sum(file.stat().st_size for file in files) <= FILES * (FILE_BYTES + LONGEST_LINE + STAMP)
+    numbers = [int(line.split()[1]) for file in reversed(files) for line in file.read_text().splitlines()]
+    assert numbers == list(range(numbers[0], 10_000))
+
+
+def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
+    path = tmp_path / "superlink.log"
+    BoundedLog(path, as_json=True).write('refused "east": \x1b]0;name\u202e\n')
+    (line,) = path.read_text(encoding="utf-8").splitlines()
+    assert re.fullmatch(r'\{"time": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", .*\}', line)
+    assert json.loads(line)["message"] == r'refused "east": \x1b]0;name\u202e'
+
+
+def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "superlink.log"
+    log = BoundedLog(path, clock)
+    log.write("before the flood")
+    for _ in range(100_000):
+        log.write("refused")
+    clock.now += 60
+    log.write("after the flood")
+    lines = words(path)
+    assert len(lines) == LINES_A_MINUTE + 2
+    assert lines[0] == "before the flood"
+    assert lines[-2:] == [f"{100_001 - LINES_A_MINUTE} more lines in that minute", "after the flood"]
+
+
+def test_a_line_is_cut_and_steers_no_terminal(tmp_path: Path) -> None:
+    BoundedLog(tmp_path / "log").write("x" * 1_000_000)
+    assert len((tmp_path / "log").read_text()) == STAMP + LONGEST_LINE + 1
+    assert escape_control_characters("\x1b[91mERROR\x1b[0m : \x1b]0;title\x07 \u202egnp.exe\r\n") == (
+        r"ERROR : \x1b]0;title\x07 \u202egnp.exe"
+    )
+
+
+def test_what_a_process_prints_is_written_as_it_comes_and_after_its_end(tmp_path: Path) -> None:
+    prints = "import os; os.write(1, b'out\\n'); os.write(2, b'err\\n\\xff' + b'x' * 100_000 + b'\\nlast')"
+    process = subprocess.Popen([sys.executable, "-c", prints], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout
+    copy_lines(process.stdout, BoundedLog(tmp_path / "log")).join(30)
+    assert process.wait() == 0
+    lines = words(tmp_path / "log")
+    assert lines[:2] == ["out", "err"]
+    assert lines[-1] == "last"
+
+
+def test_a_full_disk_does_not_stop_the_process_whose_log_it_is(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()  # nothing can be written there
+    reading, writing = os.pipe()
+    thread = copy_lines(os.fdopen(reading, "rb"), BoundedLog(tmp_path / "log"))
+    for _ in range(1000):
+        os.write(writing, b"a line of a hundred bytes or so" * 3 + b"\n")
+    os.close(writing)
+    thread.join(30)
+    assert not thread.is_alive()

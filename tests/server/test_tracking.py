@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from server.runs.tracking import MLflowRun, TensorBoard, TrackingStore, open_store, round_scalars, summary_scalars
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
-from tests.network.real import WITHIN_S, flwr_server, ready_to_lead, warm
-from tests.server.commands import flwr_sim
-
-Curves = dict[str, list[tuple[int, float]]]
+from tests.network.real import WITHIN_S, eventually, flwr_server, flwr_sim, lines_of, ready_to_lead, warm
 
 
-def curves(folder: Path) -> Curves:
-    """What TensorBoard shows of a folder: tag -> (step, value) each."""
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return what TensorBoard shows of a folder: tag -> (step, value) each."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +36,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
+    return tmp_path / "e.toml"
+
+
 def test_tensorboard_shows_every_round_as_rounds_jsonl_has_it(run: Path) -> None:
-    shown = curves(run / "tensorboard")
-    assert [line["round"] for line in lines(run)] == [1, 2]
+    shown, lines = curves(run / "tensorboard"), lines_of(run / "rounds.jsonl")
+    assert [line["round"] for line in lines] == [1, 2]
     keys = {"loss/train": "train_loss", "loss/validation": "validation_loss", "auroc/validation": "validation_auroc"}
     for tag, key in {**keys, "bytes/up": "bytes_up", "seconds/round": "seconds"}.items():
-        assert shown[tag] == [(line["round"], pytest.approx(line[key])) for line in lines(run)]
+        assert shown[tag] == [(line["round"], pytest.approx(line[key])) for line in lines]
     for site in ("site-1", "site-2", "site-3"):
-        losses = [(line["round"], line["site_losses"][site]) for line in lines(run)]
-        assert shown[f"site train loss/{site}"] == [(n, pytest.approx(each["train_loss"])) for n, each in losses]
-        assert shown[f"site validation loss/{site}"] == [
-            (n, pytest.approx(each["validation_loss"])) for n, each in losses
-        ]
+        for part in ("train", "validation"):
+            losses = [(line["round"], pytest.approx(line["site_losses"][site][f"{part}_loss"])) for line in lines]
+            assert shown[f"site {part} loss/{site}"] == losses
 
 
 def test_tensorboard_shows_the_final_test_of_every_class(run: Path) -> None:
@@ -71,26 +67,20 @@ def test_figures_are_on_the_disk_before_anything_is_closed(tmp_path: Path) -> No
     files.scalars({"loss/train": 0.75, "test auroc/Ödem | <b>+": 0.25}, 4)
     assert curves(tmp_path / "tensorboard") == {"loss/train": [(4, 0.75)], "test auroc/Ödem | <b>+": [(4, 0.25)]}
     files.close("stopped")
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    assert socket.gethostname() not in file.name
 
 
-def test_a_killed_run_keeps_the_rounds_that_it_had(tmp_path: Path) -> None:
-    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
-    command = ("run", "e.toml", "--out", "run", "--set", "run.rounds=999")
-    rounds, deadline = tmp_path / "run" / "rounds.jsonl", time.monotonic() + WITHIN_S
+def test_a_killed_run_has_the_rounds_that_it_had(digits: Path, tmp_path: Path) -> None:
+    command = ("run", digits.name, "--out", "run", "--set", "run.rounds=999")
+    rounds = tmp_path / "run" / "rounds.jsonl"
     killed = warm().fork("studies.cli", command, os.environ, tmp_path, tmp_path / "log")
-    while time.monotonic() < deadline and (not rounds.is_file() or len(lines(tmp_path / "run")) < 3):
-        time.sleep(0.05)
+    eventually(lambda: rounds.is_file() and rounds.read_bytes().count(b"\n") >= 3, "three rounds are over")
     killed.kill()
     assert killed.wait(WITHIN_S) == -signal.SIGKILL
-    written = [line["round"] for line in lines(tmp_path / "run")]
-    kept = [step for step, _ in curves(tmp_path / "run" / "tensorboard")["loss/train"]]
-    assert len(written) >= 3
-    assert kept in (written, written[:-1])  # killed between the two, at the worst
-
-
-def test_the_name_of_the_machine_is_in_no_file_name(run: Path) -> None:
-    (file,) = (run / "tensorboard").iterdir()
-    assert socket.gethostname() not in file.name
+    written = [line["round"] for line in lines_of(rounds)]
+    steps = [step for step, _ in curves(tmp_path / "run" / "tensorboard")["loss/train"]]
+    assert steps in (written, written[:-1])  # killed between the two, at the worst
 
 
 def test_what_a_round_or_a_class_does_not_have_is_left_out() -> None:
@@ -161,29 +151,24 @@ def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_store_that_is_not_installed_or_unknown_is_refused_before_anything_starts(
-    command: str, store: str, fault: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: str, store: str, fault: str, digits: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
-    ended = flwr_sim(capsys, command, tmp_path / "e.toml", "--out", tmp_path / "out", "--track", store)
+    ended = flwr_sim(command, digits, "--out", tmp_path / "out", "--track", store)
     assert ended.code == 2
     assert fault in ended.err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("without_mlflow")
-def test_a_coordinator_without_mlflow_asks_no_hospital(tmp_path: Path) -> None:
-    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
+def test_a_coordinator_without_mlflow_asks_no_hospital(digits: Path, tmp_path: Path) -> None:
     with ready_to_lead(tmp_path) as folder:
-        run = ("run", folder, tmp_path / "e.toml", "--out", tmp_path / "out")
-        ended = flwr_server(*run, "--track", "mlflow", "--once")
+        ended = flwr_server("run", folder, digits, "--out", tmp_path / "out", "--track", "mlflow", "--once")
     assert ended.code == 2
     assert "MLflow is not installed here." in ended.err
     assert not (tmp_path / "out").exists()
 
 
-# ---------------------------------------------------------------------- where MLflow is installed
-
-
+# MLflow is an extra: where it is not installed, the tests below are skipped.
 @pytest.fixture
 def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A store of this test's own."""
@@ -192,9 +177,13 @@ def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def stored_runs(mlflow: Any) -> list[Any]:
-    """All runs in the store."""
+    """Return all runs in the store."""
     client = mlflow.MlflowClient()
     return list(client.search_runs([client.get_experiment_by_name("polyclinic").experiment_id]))
+
+
+def mlflow_name(tag: str) -> str:
+    return tag.replace(",", "_")
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs
@@ -211,12 +200,8 @@ def test_mlflow_has_the_figures_of_the_event_files_and_the_settings(mlflow: Any,
         assert [(each.step, pytest.approx(each.value)) for each in history] == points
 
 
-def mlflow_name(tag: str) -> str:
-    return tag.replace(",", "_")
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_a_store_that_goes_away_costs_its_figures_and_not_the_run(
+def test_a_store_that_goes_away_does_not_stop_the_run(
     mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*_: object, **__: object) -> None:
@@ -225,9 +210,9 @@ def test_a_store_that_goes_away_costs_its_figures_and_not_the_run(
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", gone)
     heard = Console(record=True, file=io.StringIO(), width=200)
     simulate(experiment(tmp_path), tmp_path / "run", heard, TrackingStore.mlflow)
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    events = lines_of(tmp_path / "run" / "events.jsonl")
     assert [e["reason"] for e in events if e["event"] == "tracking_stopped"] == ["the server is gone"]
-    assert "MLflow takes no more figures of this run, which goes on: the server is gone" in heard.export_text()
+    assert "this run, which goes on: the server is gone" in heard.export_text()
     assert (tmp_path / "run" / "report.html").is_file()
 
 
@@ -256,13 +241,12 @@ def test_two_names_that_mlflow_cannot_tell_apart_stay_two(mlflow: Any, tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_store_that_does_not_answer_is_a_fault_before_anything_starts(
-    mlflow: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_store_that_does_not_answer_is_a_fault_at_once(
+    mlflow: Any, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/no/such/folder/mlflow.db")
     (tmp_path / "no").write_text("a file", encoding="utf-8")
-    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
-    ended = flwr_sim(capsys, "run", tmp_path / "e.toml", "--out", tmp_path / "out", "--track", "mlflow")
+    ended = flwr_sim("run", digits, "--out", tmp_path / "out", "--track", "mlflow")
     assert ended.code == 2
     assert "cannot be used" in ended.err
     assert not (tmp_path / "out").exists()

@@ -1,20 +1,26 @@
-"""A receipt holds what a run was made of; one changed byte in it, in the audit or in an update is found and named."""
+"""A receipt holds what a run was made of: one changed byte is found and named, and so is a site that declines."""
 
 import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from client.gate.audit_report import audit_report as site_verified
+from client import simulation
+from client.gate.audit_report import audit_report
+from client.site.policy import Policy
+from client.site.site import Site
 from common.security.audit import Audit
-from server.cli import main
 from server.runs.verify import verify
+from strategies.engine.events import TooFewSites
 from tests.federations import GATED, federation
+from tests.network.real import flwr_server, lines_of
 
 Change = Callable[[bytes], bytes]
 
@@ -36,6 +42,11 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def content(path: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return tree
+
+
 def faults(run: Path) -> list[str]:
     return [str(fault) for fault in verify(run / "receipt.json").faults]
 
@@ -43,55 +54,46 @@ def faults(run: Path) -> list[str]:
 def test_a_finished_run_is_what_its_receipt_says(finished: Path) -> None:
     report = verify(finished / "receipt.json")
     assert report.faults == []
-    assert [line.split(":")[0] for line in report.right] == [
-        "audit",
-        "receipt.json",
-        "summary.json, rounds.jsonl and model.json",
-        "model.safetensors",
-        "summary.json",
-        "round 1",
-        "round 2",
-    ]
+    files = ["audit", "receipt.json", "summary.json, rounds.jsonl and model.json", "model.safetensors", "summary.json"]
+    assert [line.split(":")[0] for line in report.right] == [*files, "round 1", "round 2"]
 
 
 def test_the_receipt_names_versions_sites_updates_and_models(finished: Path) -> None:
-    receipt = json.loads((finished / "receipt.json").read_text(encoding="utf-8"))
-    summary = json.loads((finished / "summary.json").read_text(encoding="utf-8"))
-    assert receipt["versions"] == summary["versions"]
-    assert receipt["contract_sha256"] == summary["contract_hash"]
-    assert receipt["model_sha256"] == summary["model_sha256"]
-    assert [one["round"] for one in receipt["rounds"]] == [1, 2]
+    receipt, summary = content(finished / "receipt.json"), content(finished / "summary.json")
+    for key, name in (("versions",) * 2, ("contract_sha256", "contract_hash"), ("model_sha256",) * 2):
+        assert receipt[key] == summary[name]
+    assert [entry["round"] for entry in receipt["rounds"]] == [1, 2]
     assert set(receipt["rounds"][0]["sites"]) == set(receipt["sites"]) == {"site-1", "site-2", "site-3"}
-    models = [receipt["initial_model_sha256"], *(one["model_sha256"] for one in receipt["rounds"])]
+    models = [receipt["initial_model_sha256"], *(entry["model_sha256"] for entry in receipt["rounds"])]
     assert len(set(models)) == 3
     assert receipt["model_sha256"] == models[receipt["result_round"]]
 
 
 def test_both_sides_wrote_down_the_same_hashes(finished: Path) -> None:
-    came = {
+    received = {
         (entry["site"], entry["sha256"])
         for entry in Audit(finished).entries()
         if entry.get("event") in ("received", "enrolled")
     }
-    left = {
+    sent = {
         (folder.name, entry["sha256"])
         for folder in (finished / "sites").iterdir()
         for entry in Audit(folder).entries()
         if entry["direction"] == "out"
     }
-    assert came == left
-    assert len(left) == 3 * (1 + 2 + 1 + 1)  # answer, two updates, last validation, test
-    assert site_verified(finished / "sites" / "site-2", "site-2", finished / "receipt.json")[1]
+    assert received == sent
+    assert len(sent) == 3 * (1 + 2 + 1 + 1)  # answer, two updates, last validation, test
+    assert audit_report(finished / "sites" / "site-2", "site-2", finished / "receipt.json")[1]
 
 
 def middle(data: bytes) -> bytes:
-    """One bit of the middle byte turned over."""
+    """Turn over one bit of the middle byte."""
     at = len(data) // 2
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def of_value(name: str) -> Change:
-    """One hexadecimal digit of a named hash turned into another."""
+    """Change one hexadecimal digit of a named hash."""
 
     def change(data: bytes) -> bytes:
         at = data.index(f'"{name}"'.encode()) + len(name) + 12
@@ -101,7 +103,7 @@ def of_value(name: str) -> Change:
 
 
 def with_tensor(name: str) -> Change:
-    """One more tensor in a safetensors file."""
+    """Add a tensor to a safetensors file."""
     return lambda data: save({**load(data), name: np.zeros(3, np.float32)})
 
 
@@ -152,10 +154,9 @@ def test_a_file_that_is_missing_is_named(name: str, run: Path) -> None:
 
 
 def test_class_names_that_were_swapped_in_the_models_description_are_named(run: Path) -> None:
-    path = run / "model.json"
-    description = json.loads(path.read_text(encoding="utf-8"))
+    description = content(run / "model.json")
     description["class_names"].reverse()
-    path.write_text(json.dumps(description), encoding="utf-8")
+    (run / "model.json").write_text(json.dumps(description), encoding="utf-8")
     assert [fault.where for fault in verify(run / "receipt.json").faults] == ["model.json", "model.json"]
 
 
@@ -172,21 +173,60 @@ def test_an_audit_whose_end_with_the_figures_was_cut_off_is_found(run: Path) -> 
 
 
 def test_updates_and_hashes_that_fit_and_do_not_make_the_model_are_found(run: Path) -> None:
-    """Somebody exchanges two sites' updates everywhere but in the sums: receipt and audit would have to lie alike."""
-    receipt = json.loads((run / "receipt.json").read_text(encoding="utf-8"))
-    first = receipt["rounds"][0]["sites"]
-    for one in first:
-        first[one] = receipt["rounds"][1]["sites"][one]
-        source = run / "updates" / "round-000002" / f"{one}.record"
-        shutil.copy(source, run / "updates" / "round-000001" / f"{one}.record")
+    """Somebody exchanges two rounds' updates everywhere but in the sums: receipt and audit would have to lie alike."""
+    receipt = content(run / "receipt.json")
+    first, second = (entry["sites"] for entry in receipt["rounds"])
+    for site in first:
+        first[site] = second[site]
+        source = run / "updates" / "round-000002" / f"{site}.record"
+        shutil.copy(source, run / "updates" / "round-000001" / f"{site}.record")
     (run / "receipt.json").write_text(json.dumps(receipt), encoding="utf-8")
     assert any("updates/round-000001: make the model " in fault for fault in faults(run))
 
 
-def test_the_command_ends_with_1_where_anything_is_wrong(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["verify", str(run / "receipt.json")])
+def test_the_command_ends_with_1_where_anything_is_wrong(run: Path) -> None:
+    assert flwr_server("verify", run / "receipt.json").code == 0
     (run / "audit.head").unlink()
-    with pytest.raises(SystemExit, match="1"):
-        main(["verify", str(run / "receipt.json")])
-    assert "WRONG  audit.head: is missing" in capsys.readouterr().out
+    ended = flwr_server("verify", run / "receipt.json")
+    assert ended.code == 1
+    assert "WRONG  audit.head: " in ended.out
+
+
+REASON = 'declines: policy.methods: it does not have "surgical".'
+
+
+@pytest.fixture
+def second_site_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy of the second site allows fedavg only."""
+    new_site = simulation._new_site
+
+    def limited(*arguments: Any) -> Site:
+        site = new_site(*arguments)
+        return replace(site, policy=Policy(methods=("fedavg",))) if site.name == "site-2" else site
+
+    monkeypatch.setattr(simulation, "_new_site", limited)
+
+
+@pytest.mark.usefixtures("second_site_declines")
+def test_a_run_goes_on_without_a_site_that_declines_it(tmp_path: Path) -> None:
+    summary = federation(tmp_path, "participation.min_sites=2", "run.rounds=1", "training.batch_size=128")
+    run = tmp_path / "run"
+    assert set(summary["sites"]) == {"site-1", "site-3"}
+    # In simulation a node's name is its number: nodes are numbered from 2, and this one never said its name.
+    events = [event for event in lines_of(run / "events.jsonl") if event["event"] == "left_out"]
+    assert [(event["site"], event["reason"]) for event in events] == [("node 3", REASON)]
+    assert [e["reason"] for e in Audit(run).entries() if e["event"] == "left_out"] == [REASON]
+    entries = Audit(run / "sites" / "site-2").entries()
+    assert [(e["record"], e["decision"]) for e in entries] == [("RollCall", "deny"), ("Error", "allow")]
+    report = verify(run / "receipt.json")
+    assert report.faults == []
+    # No site signs in simulation, and this run did not keep its updates.
+    assert [line.split(":")[0] for line in report.unknown] == ["signatures", "sums"]
+    assert not (run / "updates").exists()
+
+
+@pytest.mark.usefixtures("second_site_declines")
+def test_a_run_that_needs_every_site_stops_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(TooFewSites) as stopped:
+        federation(tmp_path)
+    assert f"node 3: {REASON}" in str(stopped.value)

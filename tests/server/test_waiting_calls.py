@@ -1,23 +1,32 @@
-"""A call for a message is held until there is one; and a message whose answer was lost on its way comes again."""
+"""Calls for a message are held until there is one; refused calls are counted."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from flwr.proto.fleet_pb2 import PullMessagesRequest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
 from common.security.call_signatures import LONGEST_WAIT_S, requested_wait_s
-from server.deployment.superlink import fleet_service as service
-from tests.server.superlinks import Hospital, Link, Port, opened
+from server.deployment.superlink import fleet_service, refused_calls
+from server.deployment.superlink.refused_calls import (
+    FILE,
+    MOST_KINDS,
+    REPORT_EVERY_S,
+    REPORT_LINES,
+    RefusedCall,
+    RefusedCalls,
+    RefusedCallsReader,
+    StrangerCalls,
+)
+from tests.network.real import eventually
+from tests.server.superlinks import Clock, Hospital, Link, Port, opened, refused
 
 SOON_S, LONG = 2.0, "15"
 """Within which a held call is answered, however busy the machine is; what it would wait otherwise."""
-Headers = tuple[tuple[str, str], ...]
 
 
 @pytest.fixture
@@ -27,50 +36,48 @@ def site(port: Port) -> Hospital:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as made:
-        yield made
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
 
 
 def pulled(site: Hospital, wait: str | None = "0", process: str = "one") -> list[str]:
-    """The names of the messages in the answer to one call."""
-    headers: Headers = (("polyclinic-process", process), *((("polyclinic-wait", wait),) if wait is not None else ()))
-    answer = site.stub.PullMessages(PullMessagesRequest(node=site.node), metadata=headers)
-    return [one.metadata.message_id for one in answer.messages_list]
+    """Return the names of the messages in the answer to one call, which waits so many seconds."""
+    waits = () if wait is None else (("polyclinic-wait", wait),)
+    return site.pull(metadata=(("polyclinic-process", process), *waits))
 
 
-def held(pool: ThreadPoolExecutor, call: Callable[[], Any]) -> "Future[Any]":
-    """A call that is being held: begun, and not answered."""
-    found = pool.submit(call)
+def held(pool: ThreadPoolExecutor, *arguments: Any) -> "Future[list[str]]":
+    """Pull in a thread, and make sure that the call is not answered at once."""
+    call = pool.submit(pulled, *arguments)
     time.sleep(0.5)
-    assert not found.done()
-    return found
+    assert not call.done()
+    return call
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
+def seconds_of(call: Callable[..., Any], *arguments: Any) -> float:
     began = time.monotonic()
-    call()
+    call(*arguments)
     return time.monotonic() - began
 
 
 def test_a_held_call_is_answered_when_the_message_comes(port: Port, site: Hospital, pool: ThreadPoolExecutor) -> None:
-    call = held(pool, lambda: pulled(site, LONG))
-    other = held(pool, lambda: pulled(port.hospital("south"), "3"))
+    call = held(pool, site, LONG)
+    other = held(pool, port.hospital("south"), "3")
     name = port.ask(site)
-    began = time.monotonic()
+    assert seconds_of(call.result) < SOON_S
     assert call.result() == [name]
-    assert time.monotonic() - began < SOON_S
     assert other.result() == []  # another site's message ends nobody's wait
 
 
-def test_a_call_is_held_as_long_as_it_says_and_not_at_all_where_it_says_nothing(port: Port, site: Hospital) -> None:
-    assert 1.0 <= seconds_of(lambda: pulled(site, "1")) < 1.0 + SOON_S
-    assert seconds_of(lambda: pulled(site, "0")) < SOON_S / 2
-    assert seconds_of(lambda: pulled(site, None)) < SOON_S / 2  # Flower's own SuperNode
+def test_a_call_is_held_as_long_as_it_says_and_not_at_all_where_it_says_nothing(site: Hospital) -> None:
+    assert 1.0 <= seconds_of(pulled, site, "1") < 1.0 + SOON_S
+    assert seconds_of(pulled, site, "0") < SOON_S / 2
+    assert seconds_of(pulled, site, None) < SOON_S / 2  # Flower's own SuperNode
 
 
-@pytest.mark.parametrize("said", ["", "-1", "1e9", "nan", "inf", " 5", "5s", "0x5", "٣", "9" * 4, "1.2345"])
-def test_what_is_no_number_of_seconds_is_no_wait(said: str) -> None:
-    assert requested_wait_s(said) is None
+@pytest.mark.parametrize("header", ["", "-1", "1e9", "nan", "inf", " 5", "5s", "0x5", "٣", "9" * 4, "1.2345"])
+def test_a_header_that_is_no_number_of_seconds_is_no_wait(header: str) -> None:
+    assert requested_wait_s(header) is None
 
 
 def test_nobody_waits_longer_than_the_bound() -> None:
@@ -80,39 +87,31 @@ def test_nobody_waits_longer_than_the_bound() -> None:
 def test_where_too_many_wait_the_others_are_answered_at_once(
     link: Link, certificates: tuple[bytes, bytes, bytes], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "WAITING_CALLS", 2)
+    monkeypatch.setattr(fleet_service, "WAITING_CALLS", 2)
     with opened(link, certificates) as port:
         site = port.hospital("north")
-        calls = [held(pool, lambda name=name: pulled(port.hospital(name), "4")) for name in ("south", "east")]
-        assert seconds_of(lambda: pulled(site, LONG)) < SOON_S
+        calls = [held(pool, port.hospital(name), "4") for name in ("south", "east")]
+        assert seconds_of(pulled, site, LONG) < SOON_S
         assert [call.result() for call in calls] == [[], []]
-        assert seconds_of(lambda: pulled(site, "3")) >= 3.0  # there is room again
+        assert seconds_of(pulled, site, "3") >= 3.0  # there is room again
 
 
 def test_a_message_that_was_lost_on_its_way_comes_again_to_who_has_none(port: Port, site: Hospital) -> None:
     name = port.ask(site)
-    assert pulled(site) == [name]
-    assert pulled(site) == [name]
+    assert [pulled(site), pulled(site)] == [[name], [name]]
     assert pulled(site, None) == []  # who says nothing may still be working on it
-    site.announce(site.reply_to(name))
-    assert pulled(site) == []
-
-
-def test_it_comes_again_after_the_superlink_was_killed(port: Port, site: Hospital) -> None:
-    name = port.ask(site)
-    assert pulled(site) == [name]
     messages = port.link.restarted().messages
     again, once = messages.hand_out_next(site.node_id, again=True), messages.hand_out_next(site.node_id)
     assert again is not None
     assert (again.root, once) == (name, None)
+    site.announce(site.reply_to(name))
+    assert pulled(site) == []
 
 
 def test_a_message_that_the_site_let_go_or_nobody_waits_for_does_not_come_again(port: Port, site: Hospital) -> None:
     name = port.ask(site)
     assert pulled(site) == [name]
-    site.stub.ConfirmMessageReceived(
-        ConfirmMessageReceivedRequest(node=site.node, run_id=port.link.run, message_object_id=name)
-    )
+    site.confirm(name)
     assert pulled(site) == []
     other = port.ask(site, "another")
     assert pulled(site) == [other]
@@ -120,34 +119,89 @@ def test_a_message_that_the_site_let_go_or_nobody_waits_for_does_not_come_again(
     assert pulled(site) == []
 
 
-def test_a_process_that_lost_its_place_while_it_waited_gets_no_message(
-    port: Port, site: Hospital, pool: ThreadPoolExecutor
-) -> None:
-    beat = SendNodeHeartbeatRequest(node=site.node, heartbeat_interval=30.0)
-    assert site.stub.SendNodeHeartbeat(beat, metadata=(("polyclinic-process", "one"),)).success
-    call = held(pool, lambda: pulled(site, LONG))
-    assert site.stub.SendNodeHeartbeat(beat, metadata=(("polyclinic-process", "two"),)).success
+def test_a_process_that_lost_its_place_gets_no_message(port: Port, site: Hospital, pool: ThreadPoolExecutor) -> None:
+    assert site.beat(metadata=(("polyclinic-process", "one"),))
+    call = held(pool, site, LONG)
+    assert site.beat(metadata=(("polyclinic-process", "two"),))
     name = port.ask(site)
-    with pytest.raises(grpc.RpcError) as error:
-        call.result()
-    assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert refused(call.result)[0] == grpc.StatusCode.UNAUTHENTICATED
     assert pulled(site, process="two") == [name]
 
 
-def test_a_site_that_was_revoked_while_it_waited_is_refused(
-    port: Port, site: Hospital, pool: ThreadPoolExecutor
-) -> None:
-    call = held(pool, lambda: pulled(site, "2"))
+def test_a_site_revoked_while_it_waited_is_refused(port: Port, site: Hospital, pool: ThreadPoolExecutor) -> None:
+    call = held(pool, site, "2")
     port.link.storage.sites.unregister(site.node_id)
-    with pytest.raises(grpc.RpcError) as error:
-        call.result()
-    assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert refused(call.result)[0] == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_nobody_waits_when_the_process_ends(port: Port, site: Hospital, pool: ThreadPoolExecutor) -> None:
-    call = held(pool, lambda: pulled(site, LONG))
-    began = time.monotonic()
+    call = held(pool, site, LONG)
     port.link.storage.messages.arrivals.close()
+    assert seconds_of(call.result) < SOON_S
     assert call.result() == []
-    assert time.monotonic() - began < SOON_S
-    assert seconds_of(lambda: pulled(site, LONG)) < SOON_S
+    assert seconds_of(pulled, site, LONG) < SOON_S
+
+
+FORGED = RefusedCall("east", "PullMessages", "the node is another site's", "north")
+
+
+def test_counted_refusals_are_written_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refused_calls, "PAUSE_S", 0.2)
+    calls, lines = RefusedCalls(tmp_path / FILE), []
+    calls.note(FORGED)  # before the run
+    reader = RefusedCallsReader(tmp_path / FILE)
+    for _ in range(9):
+        calls.note(FORGED)  # during the run
+
+    def times() -> int:
+        lines.extend(reader.read_new())
+        return sum(line["times"] for line in lines)
+
+    eventually(lambda: times() == 9, "all are written")
+    assert {(line["caller"], line["other"]) for line in lines} == {("east", "north")}
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:192.0.2.1:4000", "192.0.2.1"),
+        ("ipv6:%5B2001:db8:0:7:1::2%5D:4000", "2001:db8:0:7:1::2"),
+        ("unix:", ""),
+    ],
+)
+def test_strangers_make_one_line_a_minute_for_address_and_reason(
+    peer: str, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    clock = Clock()
+    strangers = StrangerCalls(clock)
+    for _ in range(2001):
+        strangers.count(peer, "unknown key")
+    clock.now += REPORT_EVERY_S
+    strangers.count("ipv4:192.0.2.2:1", "no signature")
+    assert [record.args for record in caplog.records] == [
+        (address, "unknown key", 1),
+        (address, "unknown key", 2000),
+        ("192.0.2.2", "no signature", 1),
+    ]
+
+
+def test_the_last_refused_calls_are_reported(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(refused_calls, "REPORT_EVERY_S", 0.2)
+    strangers = StrangerCalls()
+    for _ in range(9):
+        strangers.count("ipv4:192.0.2.1:4000", "unknown key")
+    eventually(lambda: sum(record.args[2] for record in caplog.records) == 9, "all are reported")  # type: ignore[index, misc]
+
+
+def test_many_addresses_make_few_lines_and_need_little_memory(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    strangers = StrangerCalls(Clock())
+    for number in range(50_001):
+        strangers.count(f"ipv6:%5B2001:db8:{number:x}::1%5D:4000", "unknown key")
+    assert len(strangers._counts) <= MOST_KINDS + 1
+    strangers.report()
+    numbers = [int(message.rsplit(" ", 2)[1]) for message in caplog.messages]
+    assert len(numbers) == 1 + REPORT_LINES + 1
+    assert sum(numbers) == 50_001

@@ -1,4 +1,4 @@
-"""The benchmark: what it plans, that a kill loses no finished run, and how it ranks."""
+"""The benchmark: what it plans, that a kill loses no finished run, how it ranks; and paired comparisons."""
 
 import fcntl
 import json
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
+from scipy.stats import bootstrap, shapiro, ttest_1samp, ttest_rel, wilcoxon
 
 from common.errors import BadInput
 from strategies.registry import STRATEGIES, build_site_method
@@ -23,23 +26,34 @@ from studies.benchmark_results import (
     chosen_rates,
     read_result_lines,
 )
-from studies.statistics import critical_difference, find_cliques, rank_methods
+from studies.statistics import (
+    ALPHA,
+    RESAMPLES,
+    PairedTest,
+    adjust_by_holm,
+    correct_family,
+    critical_difference,
+    find_cliques,
+    paired_over_classes,
+    paired_over_classes_and_seeds,
+    paired_test,
+    rank_methods,
+)
 from studies.trial import Trial
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "benchmark"
 NEEDS_PRETRAINED = {"fedbn_plus"}
+SMALL, PUBLISHED = (FormPlan.of(FOLDER, form) for form in ("small", "published"))
+QUIET = Console(quiet=True)
 
 
-def a_line(**given: object) -> ResultLine:
-    classes = {name: {"positives": count, "negatives": 100, "auroc": 0.8} for name, count in (("a", 40), ("b", 29))}
-    whole = {
-        name: {"average_precision": 0.3, "balanced_accuracy": 0.7, "interval": (0.7, 0.9), **each}
-        for name, each in classes.items()
-    }
-    facts = {"key": "k", "code": "c", "data": "d", "pattern": "p", "method": "m", "lr": 0.1, "seed": 0, "tuning": False}
-    figures = {"validation_auroc": 0.8, "interval": (0.7, 0.9), "best_round": 1, "rounds": 2}
+def a_line(**values: object) -> ResultLine:
+    figures = {"auroc": 0.8, "average_precision": 0.3, "balanced_accuracy": 0.7, "interval": (0.7, 0.9)}
+    classes = {name: {"positives": count, "negatives": 100, **figures} for name, count in (("a", 40), ("b", 29))}
+    run = {"key": "k", "code": "c", "data": "d", "pattern": "p", "method": "m", "lr": 0.1, "seed": 0, "tuning": False}
+    result = {"validation_auroc": 0.8, "interval": (0.7, 0.9), "best_round": 1, "rounds": 2}
     cost = {"cpu_seconds": 10.0, "megabytes": 1.0}
-    return ResultLine.model_validate({**facts, **figures, **cost, "classes": whole, **given})
+    return ResultLine.model_validate({**run, **result, **cost, "classes": classes, **values})
 
 
 def line_for(run: PlannedRun) -> ResultLine:
@@ -47,7 +61,8 @@ def line_for(run: PlannedRun) -> ResultLine:
     return a_line(**{name: getattr(run, name) for name in names})
 
 
-# ---------------------------------------------------------------------- what is planned
+def rates_of(plan: FormPlan) -> dict[str, float]:
+    return {method.label: 1e-3 for method in plan.benchmark.methods}
 
 
 @pytest.mark.parametrize("form", ["small", "published", "full"])
@@ -57,28 +72,24 @@ def test_every_method_but_those_that_need_a_pretrained_network_is_in_every_form(
 
 
 def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves() -> None:
-    plan = FormPlan.of(FOLDER, "published")
-    for data, pattern in plan.form.blocks:
-        for method in plan.methods(data):
-            run = plan.run(data, pattern, method, 1e-3, 0)
+    for data, pattern in PUBLISHED.form.blocks:
+        for method in PUBLISHED.methods(data):
+            run = PUBLISHED.run(data, pattern, method, 1e-3, 0)
             experiment = Trial(run.experiment, Path("nowhere"), run.overrides, "").file.experiment
             assert build_site_method(experiment).name == method.name
-            assert experiment.run.rounds == plan.form.rounds
+            assert experiment.run.rounds == PUBLISHED.form.rounds
 
 
 def test_no_result_is_of_the_seed_that_chose_its_learning_rate() -> None:
-    plan = FormPlan.of(FOLDER, "published")
-    rates = {method.label: 1e-3 for method in plan.benchmark.methods}
-    results = [run for data, pattern in plan.form.blocks for run in plan.results(data, pattern, rates)]
+    results = [run for block in PUBLISHED.form.blocks for run in PUBLISHED.results(*block, rates_of(PUBLISHED))]
     assert {run.seed for run in results} == {0, 1, 2}
-    assert {run.seed for data in plan.data_sets() for run in plan.tuning(data)} == {1000}
+    assert {run.seed for data in PUBLISHED.data_sets() for run in PUBLISHED.tuning(data)} == {1000}
 
 
 def test_a_run_has_one_key_for_its_settings_and_another_for_others() -> None:
-    plan = FormPlan.of(FOLDER, "small")
-    runs = list(plan.tuning("digits"))
-    assert len({run.key for run in runs}) == len(runs)
-    assert [run.key for run in plan.tuning("digits")] == [run.key for run in runs]
+    keys = [run.key for run in SMALL.tuning("digits")]
+    assert len(set(keys)) == len(keys)
+    assert [run.key for run in SMALL.tuning("digits")] == keys
 
 
 def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_alone() -> None:
@@ -97,30 +108,19 @@ def test_a_form_that_is_not_there_is_refused_with_the_nearest() -> None:
         FormPlan.of(FOLDER, "publishd")
 
 
-# ---------------------------------------------------------------------- a kill
-
-
 def test_half_a_line_that_a_kill_left_is_made_again_and_nothing_else_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    append_result_line(path, a_line(key="one"))
-    append_result_line(path, a_line(key="two"))
+    for key in ("first", "second"):
+        append_result_line(path, a_line(key=key))
     whole = path.read_bytes()
     for cut in range(len(whole.splitlines(keepends=True)[0]) + 1, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        assert list(read_result_lines(path)) == ["one"]
-    append_result_line(path, a_line(key="three"))
-    assert list(read_result_lines(path)) == ["one", "three"]
-
-
-def test_a_damaged_line_before_the_end_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    append_result_line(path, a_line())
+        assert list(read_result_lines(path)) == ["first"]
+    append_result_line(path, a_line(key="third"))
+    assert list(read_result_lines(path)) == ["first", "third"]
     path.write_bytes(b"{}\n" + path.read_bytes())
-    with pytest.raises(BadInput, match="line 1"):
+    with pytest.raises(BadInput, match="line 1"):  # a damaged line before the end is named
         read_result_lines(path)
-
-
-# ---------------------------------------------------------------------- ranks
 
 
 def test_nemenyis_critical_difference_is_demsars() -> None:
@@ -130,75 +130,61 @@ def test_nemenyis_critical_difference_is_demsars() -> None:
 
 
 def test_methods_are_ranked_in_each_block_and_equal_ones_share_their_ranks() -> None:
-    found = rank_methods({"a": [0.9, 0.8, 0.7], "b": [0.9, 0.9, 0.6], "c": [0.1, 0.2, 0.6]})
-    assert dict(found.ranks) == pytest.approx(
-        {"a": (1.5 + 2 + 1) / 3, "b": (1.5 + 1 + 2.5) / 3, "c": (3 + 3 + 2.5) / 3}
-    )
-    assert list(found.ranks) == ["a", "b", "c"]
-
-
-def test_two_blocks_have_ranks_and_no_test() -> None:
-    found = rank_methods({"a": [0.9, 0.8], "b": [0.8, 0.7], "c": [0.1, 0.2]})
-    assert (found.p, found.critical_difference, found.cliques) == (None, None, ())
+    ranks = rank_methods({"a": [0.9, 0.8, 0.7], "b": [0.9, 0.9, 0.6], "c": [0.1, 0.2, 0.6]}).ranks
+    assert dict(ranks) == pytest.approx({"a": (1.5 + 2 + 1) / 3, "b": (1.5 + 1 + 2.5) / 3, "c": (3 + 3 + 2.5) / 3})
+    assert list(ranks) == ["a", "b", "c"]
+    of_two_blocks = rank_methods({"a": [0.9, 0.8], "b": [0.8, 0.7], "c": [0.1, 0.2]})
+    assert (of_two_blocks.p, of_two_blocks.critical_difference, of_two_blocks.cliques) == (None, None, ())
 
 
 def test_cliques_are_the_largest_groups_within_the_critical_difference() -> None:
     assert find_cliques({"a": 1.0, "b": 1.5, "c": 2.4, "d": 5.0}, 1.0) == (("a", "b"), ("b", "c"))
 
 
-# ---------------------------------------------------------------------- what the page says
+LINES = {
+    run.key: line_for(run) for run in (*SMALL.tuning("digits"), *SMALL.results("digits", "shared5", rates_of(SMALL)))
+}
+"""Every run of the small form, all methods alike."""
 
 
-def made_up(without: int = 0) -> tuple[FormPlan, Mapping[str, ResultLine]]:
-    """Every run of the small form, methods alike but for ``surgical``, the last ones left out."""
-    plan = FormPlan.of(FOLDER, "small")
-    rates = {method.label: 1e-3 for method in plan.benchmark.methods}
-    runs: list[PlannedRun] = [*plan.tuning("digits"), *plan.results("digits", "shared5", rates)]
-    lines = {run.key: line_for(run) for run in runs}
-    return plan, dict(list(lines.items())[: len(lines) - without])
-
-
-def page(without: int = 0) -> BenchmarkResult:
-    plan, lines = made_up(without)
-    return benchmark_result(plan, "small", lines, planned_count(plan))
+def result_of(lines: Mapping[str, ResultLine], plan: FormPlan = SMALL, blocks: int = 1) -> BenchmarkResult:
+    return benchmark_result(plan, "small", lines, blocks * planned_count(SMALL))
 
 
 def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
     """With all labels at all sites the two patterns of seven sites are one."""
-    whole = FormPlan.of(FOLDER, "published")
-    methods = [one for one in whole.benchmark.methods if one.label == "fedavg"]
-    blocks = [block for block in whole.form.blocks if block[0] == "composites" and block[1].endswith("7")]
-    benchmark = whole.benchmark.model_copy(update={"methods": methods})
-    plan = replace(whole, benchmark=benchmark, form=whole.form.model_copy(update={"blocks": blocks}))
+    methods = [method for method in PUBLISHED.benchmark.methods if method.label == "fedavg"]
+    blocks = [block for block in PUBLISHED.form.blocks if block[0] == "composites" and block[1].endswith("7")]
+    benchmark = PUBLISHED.benchmark.model_copy(update={"methods": methods})
+    plan = replace(PUBLISHED, benchmark=benchmark, form=PUBLISHED.form.model_copy(update={"blocks": blocks}))
     lines = dict[str, ResultLine]()
     for _ in range(2):  # the learning rates first
         for run in list(all_runs(plan, lines)):
             lines.setdefault(run.key, line_for(run))
-    found = lines_by_block(plan, lines)
+    by_block = lines_by_block(plan, lines)
     assert [pattern for _, pattern in blocks] == ["one7", "drawn7"]
-    assert (len(lines), len(found)) == (planned_count(plan) - 3, planned_count(plan))
-    assert {line.pattern for line in found.values() if not line.tuning} == {"one7", "drawn7"}
+    assert (len(lines), len(by_block)) == (planned_count(plan) - 3, planned_count(plan))
+    assert {line.pattern for line in by_block.values() if not line.tuning} == {"one7", "drawn7"}
 
 
 def test_a_class_with_fewer_than_thirty_test_positives_is_named_and_not_scored() -> None:
-    result = page()
+    result = result_of(LINES)
     assert dict(result.blocks[0].scored) == {"a": 40}
     assert "too few: b (29)" in as_markdown(result)
 
 
 def test_figures_of_the_initial_model_are_counted_without_the_runs_that_choose_a_rate() -> None:
-    plan, lines = made_up()
-    of_method = [line for line in lines.values() if line.method == "surgical"]
-    chosen = [line for line in of_method if line.tuning][:1] + [line for line in of_method if not line.tuning][:1]
+    of_method = [line for line in LINES.values() if line.method == "surgical"]
+    chosen = [next(line for line in of_method if line.tuning is tuning) for tuning in (True, False)]
     changed = {line.key: line.model_copy(update={"best_round": 0}) for line in chosen}
-    said = as_markdown(benchmark_result(plan, "small", {**lines, **changed}, planned_count(plan)))
-    assert "surgical: in 1 run validation was best before round 1; the initial model is tested." in said
-    assert said.count("validation was best before round 1") == 1
-    assert "initial model is tested" not in as_markdown(page())
+    markdown = as_markdown(result_of({**LINES, **changed}))
+    assert "surgical: in 1 run validation was best before round 1" in markdown
+    assert markdown.count("initial model is tested") == 1
+    assert "initial model is tested" not in as_markdown(result_of(LINES))
 
 
 def test_a_page_of_missing_runs_says_that_it_is_partial_in_both_forms(tmp_path: Path) -> None:
-    partial, whole = page(without=3), page()
+    partial, whole = result_of(dict(list(LINES.items())[:-3])), result_of(LINES)
     assert as_markdown(partial).splitlines()[2].startswith("**Partial: ")
     assert "Partial: " in write_benchmark_report(partial, tmp_path / "report.html").read_text()
     assert as_markdown(whole).splitlines()[2].startswith("Complete: ")
@@ -206,44 +192,43 @@ def test_a_page_of_missing_runs_says_that_it_is_partial_in_both_forms(tmp_path: 
 
 
 def test_only_seeds_that_every_ranked_method_has_are_compared() -> None:
-    plan, lines = made_up()
-    some = {key: line for key, line in lines.items() if (line.method, line.seed) != ("fednoro", 1)}
-    block = benchmark_result(plan, "small", some, planned_count(plan)).blocks[0]
+    some = {key: line for key, line in LINES.items() if (line.method, line.seed) != ("fednoro", 1)}
+    block = result_of(some).blocks[0]
     assert block.common_seeds == (0,)
     assert {entry.seeds for entry in block.entries.values()} == {1}
 
 
-def test_the_estimate_is_the_measured_rate_times_the_runs() -> None:
+def test_the_estimate_is_the_measured_rate_times_the_runs_and_says_where_sizes_were_not_measured() -> None:
     """Ten CPU seconds for two rounds; the small form has four rounds, so 20 s a run."""
-    plan, lines = made_up()
-    hours = planned_count(plan) * 20 / 3600
-    assert f"about {hours:.1f} core-hours" in estimate_cost(plan, list(lines.values()))[0]
-
-
-def test_the_estimate_says_where_sizes_were_not_measured() -> None:
-    _, lines = made_up()
-    whole = FormPlan.of(FOLDER, "full")
-    first, _, last = estimate_cost(whole, list(lines.values()))
+    hours = planned_count(SMALL) * 20 / 3600
+    assert f"about {hours:.1f} core-hours" in estimate_cost(SMALL, list(LINES.values()))[0]
+    first, _, last = estimate_cost(FormPlan.of(FOLDER, "full"), list(LINES.values()))
     assert "at least" in first
     assert "composites, ham10000, mednist and kermany" in last
 
 
-def test_the_page_says_how_far_methods_are_told_apart_where_each_data_set_counts_once() -> None:
-    plan, lines = made_up()
-    block = plan.form.blocks[0]
+def test_the_page_tells_methods_apart_where_each_data_set_counts_once() -> None:
+    (block,) = SMALL.form.blocks
     blocks = [block, (block[0], "one7")]
+    twice = replace(SMALL, form=SMALL.form.model_copy(update={"blocks": blocks}))
     both = {
-        f"{name} {key}": line.model_copy(update={"pattern": name}) for _, name in blocks for key, line in lines.items()
+        f"{name} {key}": line.model_copy(update={"pattern": name}) for _, name in blocks for key, line in LINES.items()
     }
-    twice = replace(plan, form=plan.form.model_copy(update={"blocks": blocks}))
-    assert "With the mean over its blocks as a data set's one value: 1 data set cannot" in as_markdown(
-        benchmark_result(twice, "small", both, 2 * planned_count(plan))
-    )
-    assert "a data set's one value" not in as_markdown(benchmark_result(plan, "small", lines, planned_count(plan)))
+    assert "a data set's one value: 1 data set cannot" in as_markdown(result_of(both, twice, blocks=2))
+    assert "a data set's one value" not in as_markdown(result_of(LINES))
+
+
+def options_of(tmp_path: Path, folder: Path, minutes: float | None = None) -> BenchmarkOptions:
+    return BenchmarkOptions(folder, "small", tmp_path / "lines.jsonl", tmp_path / "out", 1, minutes, again=False)
+
+
+def write_benchmark(folder: Path, text: str) -> None:
+    (folder / "benchmark.toml").write_text(text)
+    (folder / "digits.toml").write_text((FOLDER / "digits.toml").read_text())
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "told"),
+    ("old", "new", "words"),
     [
         ('[[methods]]\nname = "rscfed"', '[[methods]]\nname = "rscfedd"', "rscfedd on digits, shared5: "),
         ('"method.passes=3"', '"method.pases=3"', "fedirm on digits, shared5: "),
@@ -253,53 +238,166 @@ def test_the_page_says_how_far_methods_are_told_apart_where_each_data_set_counts
         ('name = "mednist"', 'name = "nih"', "data sets are called"),
     ],
 )
-def test_a_fault_of_any_row_is_told_before_the_first_run(tmp_path: Path, was: str, now: str, told: str) -> None:
+def test_a_fault_of_any_row_is_found_before_the_first_run(tmp_path: Path, old: str, new: str, words: str) -> None:
     text = (FOLDER / "benchmark.toml").read_text()
-    assert was in text
-    (tmp_path / "benchmark.toml").write_text(text.replace(was, now))
-    (tmp_path / "digits.toml").write_text((FOLDER / "digits.toml").read_text())
-    with pytest.raises(BadInput) as refused:
-        run_benchmark(
-            BenchmarkOptions(tmp_path, "small", tmp_path / "lines.jsonl", tmp_path / "out", 1, None, again=False),
-            Console(quiet=True),
-        )
-    assert told in str(refused.value)
+    assert old in text
+    write_benchmark(tmp_path, text.replace(old, new))
+    with pytest.raises(BadInput) as error:
+        run_benchmark(options_of(tmp_path, tmp_path), QUIET)
+    assert words in str(error.value)
     assert not read_result_lines(tmp_path / "lines.jsonl")
 
 
 def test_two_processes_do_not_run_one_file_and_a_page_is_written_all_the_same(tmp_path: Path) -> None:
-    options = BenchmarkOptions(FOLDER, "small", tmp_path / "lines.jsonl", tmp_path / "out", 1, 0.0, again=False)
-    with (tmp_path / "lines.jsonl").open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        run_benchmark(options, Console(quiet=True))
+    with (tmp_path / "lines.jsonl").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        run_benchmark(options_of(tmp_path, FOLDER, minutes=0.0), QUIET)
         with pytest.raises(BadInput, match="another flwr-sim is at work"):
-            run_benchmark(replace(options, minutes=None), Console(quiet=True))
+            run_benchmark(options_of(tmp_path, FOLDER), QUIET)
     assert (tmp_path / "out" / "report.html").is_file()
-
-
-# ---------------------------------------------------------------------- one run
 
 
 def test_a_finished_run_is_a_line_and_is_not_run_again(tmp_path: Path) -> None:
     """One method on one block of four rounds, in processes as a user's; then the same line with no time at all."""
-    text = (FOLDER / "benchmark.toml").read_text()
-    kept = [
-        part
-        for part in text.split("[[methods]]\n")
-        if not part.startswith("name") or part.startswith('name = "partial_loss"')
-    ]
-    rest = text[text.index("[[patterns]]") :]
-    whole = "[[methods]]\n".join(kept)
-    (tmp_path / "benchmark.toml").write_text(whole if "[[patterns]]" in whole else whole + rest)
-    (tmp_path / "digits.toml").write_text((FOLDER / "digits.toml").read_text())
-    results = tmp_path / "results.jsonl"
-    quiet = Console(quiet=True)
-    options = BenchmarkOptions(tmp_path, "small", results, tmp_path / "out", 1, None, again=False)
-    made = run_benchmark(options, quiet)
-    assert (made.done, made.planned, made.partial) == (5, 5, False)
-    before = results.read_bytes()
+    head, *methods = (FOLDER / "benchmark.toml").read_text().partition("[[patterns]]")[0].split("[[methods]]\n")
+    (method,) = (part for part in methods if part.startswith('name = "partial_loss"'))
+    rest = "".join((FOLDER / "benchmark.toml").read_text().partition("[[patterns]]")[1:])
+    write_benchmark(tmp_path, f"{head}[[methods]]\n{method}{rest}")
+    options = options_of(tmp_path, tmp_path)
+    result = run_benchmark(options, QUIET)
+    assert (result.done, result.planned, result.partial) == (5, 5, False)
+    before = (tmp_path / "lines.jsonl").read_bytes()
     assert all(0.5 < json.loads(line)["validation_auroc"] <= 1 for line in before.splitlines())
-    assert run_benchmark(options, quiet).done == 5
-    assert results.read_bytes() == before
-    plan = FormPlan.of(tmp_path, "small")
-    assert {run.key for run in all_runs(plan, read_result_lines(results))} == set(read_result_lines(results))
+    assert run_benchmark(options, QUIET).done == 5
+    assert (tmp_path / "lines.jsonl").read_bytes() == before
+    lines = read_result_lines(tmp_path / "lines.jsonl")
+    assert {run.key for run in all_runs(FormPlan.of(tmp_path, "small"), lines)} == set(lines)
+
+
+def paired_result(pairs: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> PairedTest:
+    return paired_test(pairs, np.random.default_rng(5))
+
+
+def test_t_of_a_case_worked_by_hand() -> None:
+    # Differences .01 .02 .03 .04: mean .025, SD .0129, t = .025 / (.0129 / 2) = 3.873 on 3 degrees -> p .0305.
+    result = paired_result(np.array([[0.81, 0.80], [0.72, 0.70], [0.93, 0.90], [0.64, 0.60]]))
+    assert result.mean_difference == pytest.approx(0.025)
+    assert result.t_test_p == pytest.approx(0.0305, abs=5e-5)
+    assert result.p == result.t_test_p
+    assert result.wilcoxon_p is None
+
+
+def test_wilcoxon_decides_where_differences_are_not_normal() -> None:
+    other = np.linspace(0.6, 0.8, 9)
+    reference = other + np.array([0.001, 0.002, 0.003, 0.0015, 0.0025, 0.0012, 0.0022, 0.0031, 0.3])
+    result = paired_result(np.stack([reference, other], axis=1))
+    assert result.p == result.wilcoxon_p == pytest.approx(wilcoxon(reference - other).pvalue)
+    assert result.t_test_p == pytest.approx(ttest_rel(reference, other).pvalue)
+
+
+def test_the_interval_holds_the_mean_and_is_the_same_for_the_same_generator() -> None:
+    pairs = np.random.default_rng(1).normal(0.8, 0.05, (14, 2))
+    result = paired_result(pairs)
+    assert result == paired_result(pairs)
+    assert result.interval is not None
+    assert result.mean_difference is not None
+    assert result.interval[0] < result.mean_difference < result.interval[1]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "reason"),
+    [
+        (np.empty((0, 2)), "0 pairs are too few"),
+        (np.array([[0.8, 0.7], [0.7, 0.75]]), "2 pairs are too few"),
+        (np.array([[0.8, 0.7], [0.7, 0.6], [0.6, 0.5]]), "all 3 differences are equal"),
+        (np.full((5, 2), 0.8), "all 5 differences are equal"),
+    ],
+)
+def test_what_cannot_be_tested_says_why(pairs: np.ndarray[tuple[int, int], np.dtype[np.float64]], reason: str) -> None:
+    result = paired_result(pairs)
+    assert result.reason.startswith(reason)
+    assert (result.p, result.normality_p, result.interval) == (None, None, None)
+
+
+def test_values_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        paired_result(np.array([[0.8, np.nan]] * 3))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=12))
+@settings(max_examples=60)
+def test_ties_and_zeros_give_a_p_value_or_a_reason_but_no_warning(rows: list[tuple[int, int]]) -> None:
+    result = paired_result(np.array(rows) / 10)
+    assert (result.p is None) == bool(result.reason)
+    assert result.p is None or 0 <= result.p <= 1
+
+
+def test_seeds_are_averaged_before_classes_are_paired() -> None:
+    # Class a: (.9 + .7)/2 - (.6 + .6)/2 = .2;  b: .8 - .9 = -.1 (seed 1 has no value for the other);  c: .5 - .4 = .1.
+    reference = {(0, "a"): 0.9, (1, "a"): 0.7, (0, "b"): 0.8, (1, "b"): 0.1, (0, "c"): 0.5, (2, "c"): 0.9}
+    other = {(0, "a"): 0.6, (1, "a"): 0.6, (0, "b"): 0.9, (1, "b"): None, (0, "c"): 0.4}
+    by_class = paired_over_classes(reference, other, np.random.default_rng(5))
+    by_pair = paired_over_classes_and_seeds(reference, other, np.random.default_rng(5))
+    assert (by_class.pairs, by_pair.pairs) == (3, 4)
+    assert by_class.mean_difference == pytest.approx(0.2 / 3)
+    assert by_pair.mean_difference == pytest.approx((0.3 + 0.1 - 0.1 + 0.1) / 4)
+
+
+def test_holm_multiplies_from_the_smallest_on_and_never_falls() -> None:
+    # Sorted .01 .03 .04 times 3 2 1 -> .03 .06 .04, the last lifted to .06; None does not count.
+    assert adjust_by_holm([0.04, None, 0.01, 0.03]) == pytest.approx([0.06, None, 0.03, 0.06])
+    assert adjust_by_holm([0.7, 0.9]) == [1.0, 1.0]
+    assert adjust_by_holm([]) == []
+
+
+def test_corrected_tests_carry_the_deciding_p_of_their_family() -> None:
+    tests = [PairedTest(9, t_test_p=0.5, wilcoxon_p=0.02), PairedTest(2, reason="few"), PairedTest(9, t_test_p=0.3)]
+    assert [each.holm_p for each in correct_family(tests)] == [0.04, None, 0.3]
+
+
+def random_pairs(seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """AUROCs of two methods; differences are normal, or skewed so that normality is rejected."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(3, 40))
+    draw = rng.normal if rng.random() < 0.5 else rng.pareto
+    other = rng.uniform(0.5, 0.9, count)
+    return np.stack([other + 0.02 * draw(1.5, size=count) - 0.01, other], axis=1)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=100)
+def test_each_p_value_is_that_of_scipy_on_the_differences(seed: int) -> None:
+    pairs = random_pairs(seed)
+    differences, result = pairs[:, 0] - pairs[:, 1], paired_result(pairs)
+    normality = shapiro(differences).pvalue
+    assert result.mean_difference == pytest.approx(np.mean(differences))
+    assert result.t_test_p == pytest.approx(ttest_1samp(differences, 0).pvalue)
+    assert result.normality_p == pytest.approx(normality)
+    rejected = wilcoxon(pairs[:, 0], pairs[:, 1]).pvalue if normality < ALPHA else None
+    assert result.wilcoxon_p == (None if rejected is None else pytest.approx(rejected))
+    assert result.p == (result.t_test_p if rejected is None else result.wilcoxon_p)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_interval_is_close_to_the_percentile_bootstrap_of_scipy(seed: int) -> None:
+    pairs = random_pairs(seed)
+    differences, interval = pairs[:, 0] - pairs[:, 1], paired_result(pairs).interval
+    drawn = bootstrap(
+        (differences,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(seed)
+    )
+    assert interval is not None
+    expected = drawn.confidence_interval
+    assert interval == pytest.approx((expected.low, expected.high), abs=0.05 * (interval[1] - interval[0]))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8, unique=True), st.floats(0.001, 0.999))
+def test_a_corrected_p_is_at_most_alpha_just_where_holms_procedure_rejects(p_values: list[float], alpha: float) -> None:
+    """Holm states it in steps: the smallest first, against alpha / m, alpha / (m - 1), ... until one fails."""
+    adjusted = [p for p in adjust_by_holm(p_values) if p is not None]
+    rejected = set[int]()
+    for step, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] > alpha / (len(p_values) - step):
+            break
+        rejected.add(index)
+    clear = [index for index, p in enumerate(adjusted) if abs(p - alpha) > 1e-9]  # but for rounding
+    assert [index in rejected for index in clear] == [adjusted[index] <= alpha for index in clear]

@@ -1,53 +1,56 @@
-"""Facts about reading run folders and comparing them."""
+"""Run folders are read and compared, and each site's gain is told."""
 
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
+from scipy.stats import ttest_1samp
 
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
 from common.metrics.multi_class import ClientAccuracy, MultiClassMetrics, RoundAccuracy
 from server.reporting.page import ClassGroup
 from server.reporting.tables import coverage_table
-from server.runs.reader import RunSummary, read_run
-from studies.claims import verdict_sentences
+from server.runs.reader import read_run
+from studies.claims import gain_sentences, verdict_sentences
 from studies.comparison import Comparison, MethodResult, Spread, compare, write_comparison
-from studies.comparison_report import comparison_table, draw_auroc_by_method, draw_shared_and_unique, markdown_table
+from studies.comparison_report import (
+    comparison_table,
+    draw_auroc_by_method,
+    draw_gains,
+    draw_shared_and_unique,
+    gains_by_site,
+    markdown_table,
+)
+from tests.studies.made_runs import compared, metrics, run_of, summary
 
 CLASSES = ("edema", "hernia", "mass", "nodule")
 
 
-def summary(name: str, seed: int, aurocs: Mapping[str, float | None], unique: set[str], **more: Any) -> dict[str, Any]:
-    results = {c: ClassMetrics(aurocs[c], aurocs[c], aurocs[c], 5 if aurocs[c] else 0, 9) for c in aurocs}
-    return {
-        "name": name,
-        "method": "surgical",
-        "rounds": 2,
-        "seed": seed,
-        "classes": list(aurocs),
-        "sites": {"north": {"classes": list(aurocs)}, "south": {"classes": sorted(set(aurocs) - unique)}},
-        "test": asdict(summarise(results, set(aurocs) - unique, unique)),
-        **more,
-    }
+def aurocs(*values: float) -> dict[str, float]:
+    return dict(zip(CLASSES, values, strict=True))
+
+
+TWO_SEEDS = (
+    summary("good", aurocs(0.8, 0.8, 0.8, 0.8), {"mass"}, seed=0),
+    summary("good", aurocs(0.9, 0.9, 0.9, 0.9), {"edema"}, seed=1),
+    summary("poor", aurocs(0.7, 0.6, 0.5, 0.4), {"mass"}, seed=0),
+    summary("poor", aurocs(0.75, 0.65, 0.55, 0.45), {"edema"}, seed=1),
+)
+"""``good`` beats ``poor`` by .1 to .4 in seed 0 and by .15 to .45 in seed 1; the unique class differs by seed."""
 
 
 def write(folder: Path, content: Mapping[str, Any]) -> Path:
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(content))
-    (folder / "rounds.jsonl").write_text(
-        '{"round": 1, "sites": ["north"], "absent": {"south": "late"}}\n{"round": 2}\n'
-    )
+    lines = '{"round": 1, "absent": {"south": "late"}, "test_accuracy": {"mean": 0.5, "pooled": 0.6}}\n{"round": 2}\n'
+    (folder / "rounds.jsonl").write_text(lines)
     return folder
-
-
-def compared(tmp_path: Path, *contents: Mapping[str, Any]) -> Comparison:
-    return compare([read_run(write(tmp_path / str(index), content)) for index, content in enumerate(contents)])
 
 
 def printed(table: RenderableType) -> str:
@@ -57,73 +60,46 @@ def printed(table: RenderableType) -> str:
     return capture.get()
 
 
-def read(contents: Mapping[str, Mapping[str, Any]]) -> dict[str, RunSummary]:
-    return {label: RunSummary.model_validate(content) for label, content in contents.items()}
-
-
-def two_seeds() -> list[dict[str, Any]]:
-    """``good`` beats ``poor`` by .1 to .4 in seed 0 and by .15 to .45 in seed 1; the unique class differs by seed."""
-    return [
-        summary("good", 0, dict(zip(CLASSES, (0.8, 0.8, 0.8, 0.8), strict=True)), {"mass"}),
-        summary("good", 1, dict(zip(CLASSES, (0.9, 0.9, 0.9, 0.9), strict=True)), {"edema"}),
-        summary("poor", 0, dict(zip(CLASSES, (0.7, 0.6, 0.5, 0.4), strict=True)), {"mass"}),
-        summary("poor", 1, dict(zip(CLASSES, (0.75, 0.65, 0.55, 0.45), strict=True)), {"edema"}),
-    ]
-
-
-def multi_class_run(name: str, seed: int, accuracy: float) -> dict[str, Any]:
+def multi_class_run(accuracy: float, seed: int = 0) -> dict[str, Any]:
     """A run with one class an image; its test set holds one class only, so that specificity is undefined."""
-    content = summary(name, seed, {"edema": 0.8}, set())
+    content = summary("good", {"edema": 0.8}, seed=seed)
     content["test"]["multi_class"] = asdict(MultiClassMetrics(accuracy, accuracy, None, 0.6, 20))
     return content | {"client_accuracy": asdict(ClientAccuracy(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85}))}
 
 
+def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
+    content = summary("good", {"edema": 0.8, "hernia": None}, {"edema"}, seed=3, something_newer=1)
+    del content["test"]["multi_class"]  # as before there were such measures
+    run = read_run(write(tmp_path / "run", content))
+    assert run.summary.test.per_class["hernia"].auroc is None
+    assert run.summary.test.unique_classes.classes == ("edema",)
+    assert run.summary.measures == {}
+    assert [each.absent for each in run.rounds] == [{"south": "late"}, {}]
+
+
 def test_a_run_with_one_class_an_image_is_read_as_it_was_written(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", multi_class_run("good", 0, 0.7))
-    (folder / "rounds.jsonl").write_text('{"round": 1, "test_accuracy": {"mean": 0.5, "pooled": 0.6}}\n')
-    run = read_run(folder)
+    run = read_run(write(tmp_path / "run", multi_class_run(0.7)))
     assert run.summary.test.multi_class == MultiClassMetrics(0.7, 0.7, None, 0.6, 20)
     assert run.summary.client_accuracy == ClientAccuracy(0.9, 4, 0.85, 2, {"north": 0.95, "south": 0.85})
     assert run.rounds[0].test_accuracy == RoundAccuracy(0.5, 0.6)
 
 
-def test_a_run_written_before_there_were_such_measures_has_none(tmp_path: Path) -> None:
-    content = summary("good", 0, {"edema": 0.8}, set())
-    del content["test"]["multi_class"]
-    assert read_run(write(tmp_path / "run", content)).summary.measures == {}
-
-
-def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
-    content = summary("good", 3, {"edema": 0.8, "hernia": None}, {"edema"}, something_newer=1)
-    run = read_run(write(tmp_path / "run", content))
-    assert run.summary.test.per_class["hernia"].auroc is None
-    assert run.summary.test.unique_classes.classes == ("edema",)
-    assert [each.absent for each in run.rounds] == [{"south": "late"}, {}]
-
-
-def test_every_missing_file_is_named(tmp_path: Path) -> None:
+def test_every_missing_file_a_wrong_value_and_a_torn_line_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as error:
         read_run(tmp_path)
     assert [Path(fault.where).name for fault in error.value.faults] == ["summary.json", "rounds.jsonl"]
-
-
-def test_a_file_that_is_not_ours_says_what_is_wrong_with_it(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", {"method": "surgical", "rounds": "many"})
-    with pytest.raises(BadInput, match=r'summary\.json: rounds: must be a whole number; got "many"\.'):
-        read_run(folder)
-
-
-def test_a_torn_line_is_named_by_its_number(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", two_seeds()[0])
+    with pytest.raises(BadInput, match=r"summary\.json: rounds: "):
+        read_run(write(tmp_path / "wrong", {"method": "surgical", "rounds": "many"}))
+    folder = write(tmp_path / "torn", TWO_SEEDS[0])
     (folder / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
     with pytest.raises(BadInput, match=r"rounds\.jsonl line 2"):
         read_run(folder)
 
 
-def test_a_method_is_averaged_over_its_seeds_with_the_sample_sd(tmp_path: Path) -> None:
+def test_a_method_is_averaged_over_its_seeds_with_the_sample_sd() -> None:
     # Means over classes of "poor": .55 and .60 -> mean .575, sample SD .05 / sqrt(2) = .03536.
     # Its unique classes: mass in seed 0 (.5), edema in seed 1 (.75) -> mean .625.
-    poor = compared(tmp_path, *two_seeds()).methods[1]
+    poor = compared(*TWO_SEEDS).methods[1]
     assert poor.seeds == (0, 1)
     assert poor.auroc["all"].mean == pytest.approx(0.575)
     assert poor.auroc["all"].sd == pytest.approx(0.035355, abs=1e-6)
@@ -131,140 +107,121 @@ def test_a_method_is_averaged_over_its_seeds_with_the_sample_sd(tmp_path: Path) 
     assert poor.per_class["hernia"] == pytest.approx(0.625)
 
 
-def test_pairs_of_unique_classes_are_those_unique_in_their_own_seed(tmp_path: Path) -> None:
+def test_unique_classes_are_those_of_their_own_seed() -> None:
     # (0, mass): .8 - .5 = .3;  (1, edema): .9 - .75 = .15.
-    result = compared(tmp_path, *two_seeds()).contrast("poor", "unique", "classes x seeds").result
+    comparison = compared(*TWO_SEEDS)
+    result = comparison.contrast("poor", "unique", "classes x seeds").result
     assert result.pairs == 2
     assert result.mean_difference == pytest.approx(0.225)
+    assert comparison.class_groups == {"shared": ("hernia", "nodule"), "varies": ("edema", "mass")}
 
 
-def test_a_class_whose_kind_changes_with_the_seed_is_said_to_vary(tmp_path: Path) -> None:
-    groups = compared(tmp_path, *two_seeds()).class_groups
-    assert groups == {"shared": ("hernia", "nodule"), "varies": ("edema", "mass")}
-
-
-def test_a_difference_within_the_noise_is_not_distinguishable(tmp_path: Path) -> None:
-    one, two = (0.8, 0.7, 0.9, 0.6), (0.7, 0.81, 0.79, 0.7)
+def test_a_difference_within_the_noise_is_not_distinguishable() -> None:
     contents = [
-        summary(name, seed, dict(zip(CLASSES, aurocs, strict=True)), {"mass"})
-        for name, aurocs in (("one", one), ("two", two))
+        summary(name, values, {"mass"}, seed=seed)
+        for name, values in (("first", aurocs(0.8, 0.7, 0.9, 0.6)), ("second", aurocs(0.7, 0.81, 0.79, 0.7)))
         for seed in range(3)
     ]
-    assert verdict_sentences(compared(tmp_path, *contents))[0].startswith("one is not distinguishable from two")
+    assert verdict_sentences(compared(*contents))[0].startswith("first is not distinguishable from second")
 
 
-def test_too_few_classes_are_not_tested_and_the_sentence_says_so(tmp_path: Path) -> None:
-    few = [summary(name, 0, {"edema": auroc}, set()) for name, auroc in (("one", 0.8), ("two", 0.7))]
-    (sentence,) = verdict_sentences(compared(tmp_path, *few))
-    assert "cannot be tested: 1 pair is too few" in sentence
+def test_too_few_classes_are_not_tested_and_the_sentence_says_so() -> None:
+    (sentence,) = verdict_sentences(compared(summary("first", {"edema": 0.8}), summary("second", {"edema": 0.7})))
+    assert "1 pair is too few" in sentence
 
 
-def test_one_seed_needs_no_second_pairing(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, two_seeds()[0], two_seeds()[2])
+def test_one_seed_needs_no_second_pairing() -> None:
+    comparison = compared(TWO_SEEDS[0], TWO_SEEDS[2])
     assert {each.pairing for each in comparison.contrasts} == {"classes"}
     assert comparison.methods[0].auroc["all"].sd is None
 
 
-def test_pooled_training_is_judged_on_the_reference_s_unique_classes(tmp_path: Path) -> None:
-    federated = summary("good", 0, {"edema": 0.8, "mass": 0.7}, {"mass"})
-    pooled = summary("pooled", 0, {"edema": 0.6, "mass": 0.5}, set(), sites={"all": {"classes": ["edema", "mass"]}})
-    assert compared(tmp_path, federated, pooled).methods[1].auroc["unique"].mean == 0.5
+def test_pooled_training_is_judged_on_the_reference_s_unique_classes() -> None:
+    federated = summary("good", {"edema": 0.8, "mass": 0.7}, {"mass"})
+    pooled = summary("pooled", {"edema": 0.6, "mass": 0.5}, sites={"all": {"classes": ["edema", "mass"]}})
+    assert compared(federated, pooled).methods[1].auroc["unique"].mean == 0.5
 
 
-def test_the_same_method_and_seed_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r'"good" with seed 0 is already in .*0\.'):
-        compared(tmp_path, two_seeds()[0], two_seeds()[0])
-
-
-def test_nothing_to_compare_is_refused() -> None:
+def test_nothing_and_the_same_method_and_seed_twice_are_refused() -> None:
     with pytest.raises(BadInput, match="no run to compare"):
         compare([])
+    with pytest.raises(BadInput, match='"good" with seed 0'):
+        compared(TWO_SEEDS[0], TWO_SEEDS[0])
 
 
-def test_what_makes_a_comparison_uneven_is_said(tmp_path: Path) -> None:
-    one = summary("one", 0, {"edema": 0.8, "mass": None}, {"mass"}, contract_hash="a")
-    two = summary("two", 0, {"edema": 0.7, "mass": 0.7}, {"mass"}, contract_hash="b")
-    more = summary("two", 1, {"edema": 0.7, "mass": 0.7}, {"mass"})
-    rare, missing, seeds, contract = compared(tmp_path, one, two, more).cautions
-    assert rare.startswith(
-        '"edema": fewer than 10 test images with or without the finding in at least one run; the means'
-    )
-    assert missing == 'one: no AUROC for "mass" in at least one run; the means leave it out.'
-    assert "different seeds; pairs come from the 1 they share" in seeds
-    assert "did not train on the same sites and labels" in contract
+def test_what_makes_a_comparison_uneven_is_a_caution() -> None:
+    first = summary("first", {"edema": 0.8, "mass": None}, {"mass"}, contract_hash="a")
+    second = summary("second", {"edema": 0.7, "mass": 0.7}, {"mass"}, contract_hash="b")
+    more = summary("second", {"edema": 0.7, "mass": 0.7}, {"mass"}, seed=1)
+    rare, missing, seeds, contract = compared(first, second, more).cautions
+    assert rare.startswith('"edema": fewer than 10 test images')
+    assert missing.startswith('first: no AUROC for "mass"')
+    assert "pairs come from the 1 they share" in seeds
+    assert "same sites and labels" in contract
 
 
-def test_figures_of_the_initial_model_are_said_to_be_so(tmp_path: Path) -> None:
-    runs = two_seeds()
-    runs[2]["best_round"], runs[3]["best_round"] = 0, 1
-    found = compared(tmp_path, *runs).cautions
-    assert "poor: with 1 seed of 2 (1) validation was best before round 1; the initial model is tested." not in found
-    assert "poor: with 1 seed of 2 (0) validation was best before round 1; the initial model is tested." in found
-    assert not any("good: with" in each for each in found)
+def test_figures_of_the_initial_model_are_a_caution() -> None:
+    good, again, *poor = TWO_SEEDS
+    cautions = compared(good, again, poor[0] | {"best_round": 0}, poor[1] | {"best_round": 1}).cautions
+    initial = [caution for caution in cautions if "initial model" in caution]
+    assert [caution.startswith("poor: with 1 seed of 2 (0)") for caution in initial] == [True]
 
 
 def test_the_json_holds_every_test(tmp_path: Path) -> None:
-    path = write_comparison(compared(tmp_path, *two_seeds()), tmp_path / "comparison.json")
-    written = json.loads(path.read_text())
+    written = json.loads(write_comparison(compared(*TWO_SEEDS), tmp_path / "comparison.json").read_text())
     assert written["reference"] == "good"
     assert len(written["contrasts"]) == 6
     assert written["methods"][1]["auroc"]["all"]["mean"] == pytest.approx(0.575)
 
 
-def test_terminal_and_markdown_tables_say_the_same(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, *two_seeds())
+def test_terminal_and_markdown_tables_have_the_same_figures() -> None:
+    comparison = compared(*TWO_SEEDS)
     cells = ["0.575 ± 0.035", "0.625 ± 0.177", "+0.275"]
     shown, markdown = printed(comparison_table(comparison)), markdown_table(comparison)
     assert all(cell in shown and cell in markdown for cell in cells)
-    assert [line.count("|") for line in markdown.splitlines()] == [9] * 4
-
-
-def test_markdown_says_average_precision_and_balanced_accuracy(tmp_path: Path) -> None:
-    # In these runs all three measures of a class are equal, so "poor" has .575 +- .035 over all classes thrice.
-    headings, _, _, poor = markdown_table(compared(tmp_path, *two_seeds())).splitlines()
+    headings, *_, poor = lines = markdown.splitlines()
+    assert [line.count("|") for line in lines] == [9] * 4
     assert "| AUROC, unique | average precision | balanced accuracy | good ahead by, all |" in headings
+    # In these runs all three measures of a class are equal, so "poor" has .575 +- .035 over all classes thrice.
     assert poor.count("0.575 ± 0.035") == 3
 
 
-def test_measures_of_one_class_an_image_are_averaged_over_seeds(tmp_path: Path) -> None:
+def test_measures_of_one_class_an_image_are_averaged_over_seeds() -> None:
     # .7 and .8: mean .75, sample SD .1 / sqrt(2) = .0707. One seed alone has a BMCTA; specificity is undefined in both.
-    one, two = multi_class_run("good", 0, 0.7), multi_class_run("good", 1, 0.8)
-    (method,) = compared(tmp_path, one, two | {"client_accuracy": None}).methods
+    (method,) = compared(multi_class_run(0.7), multi_class_run(0.8, seed=1) | {"client_accuracy": None}).methods
     assert method.measures["accuracy"].mean == pytest.approx(0.75)
     assert method.measures["accuracy"].sd == pytest.approx(0.0707107, abs=1e-6)
     assert method.measures["best_mean_client_test_accuracy"] == Spread(0.9, None)
     assert "specificity" not in method.measures
 
 
-def test_intervals_are_averaged_over_the_seeds_that_have_them(tmp_path: Path) -> None:
-    one, two = (summary("good", seed, {"edema": 0.7, "mass": 0.6}, set()) for seed in (0, 1))
-    one["test"]["intervals"] = {"mean_auroc": [0.5, 0.7], "per_class": {"edema": [0.5, 0.7]}}
-    two["test"]["intervals"] = {"mean_auroc": [0.5, 0.7], "per_class": {"edema": [0.6, 1.0], "mass": [0.2, 0.8]}}
-    (method,) = compared(tmp_path, one, two).methods
-    assert method.intervals == {"edema": pytest.approx((0.55, 0.85)), "mass": pytest.approx((0.2, 0.8))}
-    (without,) = compare([read_run(folder) for folder in sorted(tmp_path.iterdir())][:1]).methods
-    assert without.intervals == {"edema": (0.5, 0.7)}
+def test_intervals_are_averaged_over_the_seeds_that_have_them() -> None:
+    first, second = (summary("good", {"edema": 0.7, "mass": 0.6}, seed=seed) for seed in (0, 1))
+    first["test"]["intervals"] = {"mean_auroc": [0.5, 0.7], "per_class": {"edema": [0.5, 0.7]}}
+    second["test"]["intervals"] = {"mean_auroc": [0.5, 0.7], "per_class": {"edema": [0.6, 1.0], "mass": [0.2, 0.8]}}
+    (both,), (alone,) = compared(first, second).methods, compared(first).methods
+    assert both.intervals == {"edema": pytest.approx((0.55, 0.85)), "mass": pytest.approx((0.2, 0.8))}
+    assert alone.intervals == {"edema": (0.5, 0.7)}
 
 
-def test_tables_show_measures_of_one_class_an_image_only_where_a_run_has_them(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, multi_class_run("good", 0, 0.7), summary("poor", 0, {"edema": 0.6}, set()))
+def test_tables_show_measures_of_one_class_an_image_only_where_a_run_has_them() -> None:
+    plain = summary("poor", {"edema": 0.6})
+    comparison = compared(multi_class_run(0.7), plain)
     shown, markdown = printed(comparison_table(comparison)), markdown_table(comparison)
-    without = markdown_table(compare([read_run(tmp_path / "1")]))
     assert all(word in shown and word in markdown for word in ("accuracy", "F1", "BMCTA", "BTA", "0.700"))
     assert markdown.splitlines()[-1].count("n/a") >= len(comparison.measures) == 5
-    assert "BMCTA" not in without
+    assert "BMCTA" not in markdown_table(compared(plain))
+
+
+def coverage(*contents: Mapping[str, Any]) -> str:
+    return printed(coverage_table({content["name"]: run_of(content).summary for content in contents}))
 
 
 def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
-    one = summary("one", 0, {"edema": 0.8, "hernia": None, "mass": 0.7}, {"mass"})
-    two = summary("[b]two", 0, {"edema": 0.6, "hernia": None, "mass": 0.9}, {"mass"})
-    lines = {
-        line.split("│")[1].strip(): line
-        for line in printed(coverage_table(read({"one": one, "[b]two": two}))).splitlines()
-        if "│" in line
-    }
-    assert lines["edema"].count("●") == 2
-    assert lines["mass"].count("●") == 1
+    first = summary("first", {"edema": 0.8, "hernia": None, "mass": 0.7}, {"mass"})
+    second = summary("[b]second", {"edema": 0.6, "hernia": None, "mass": 0.9}, {"mass"})
+    lines = {line.split("│")[1].strip(): line for line in coverage(first, second).splitlines() if "│" in line}
+    assert [lines[name].count("●") for name in ("edema", "mass")] == [2, 1]
     assert "★ 0.800 │" in lines["edema"]
     assert "★ 0.900 │" in lines["mass"]
     assert lines["hernia"].count("n/a") == 2
@@ -272,28 +229,26 @@ def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
 
 
 def test_many_sites_are_counted_instead_of_marked() -> None:
-    content = summary("one", 0, {"edema": 0.8}, set(), sites={f"site{n:02}": {"classes": ["edema"]} for n in range(30)})
-    assert "30 of 30" in printed(coverage_table(read({"one": content})))
+    sites = {f"site{n:02}": {"classes": ["edema"]} for n in range(30)}
+    assert "30 of 30" in coverage(summary("good", {"edema": 0.8}, sites=sites))
 
 
-def test_figures_with_an_error_are_not_compared(tmp_path: Path) -> None:
-    aurocs = dict.fromkeys(CLASSES, 0.8)
-    content = [summary(name, 0, aurocs, set()) for name in ("exact", "summed")]
-    for one in content[1]["test"]["per_class"].values():
-        one["errors"] = {"auroc": 0.004}
-    content[1]["test"]["errors"] = {"auroc": 0.004}
-    comparison = compared(tmp_path, *content)
+def test_figures_with_an_error_are_not_compared() -> None:
+    content = [summary(name, dict.fromkeys(CLASSES, 0.8)) for name in ("exact", "summed")]
+    for test in (content[1]["test"], *content[1]["test"]["per_class"].values()):
+        test["errors"] = {"auroc": 0.004}
+    comparison = compared(*content)
     exact, summed = comparison.methods
     assert (exact.auroc["all"].mean, summed.auroc["all"].mean) == (pytest.approx(0.8), None)
     assert comparison.contrast("summed", "all").result.mean_difference is None
-    assert any("error (±) are not compared" in caution for caution in comparison.cautions)
+    assert any("error (±)" in caution for caution in comparison.cautions)
 
 
 def test_a_method_without_a_subset_has_no_marker_there_and_one_seed_no_line() -> None:
     def method(label: str, sd: float | None, unique: float | None) -> MethodResult:
-        aurocs = {"all": Spread(0.8, sd), "shared": Spread(0.9, sd), "unique": Spread(unique, None)}
+        spreads = {"all": Spread(0.8, sd), "shared": Spread(0.9, sd), "unique": Spread(unique, None)}
         none = Spread(None, None)
-        return MethodResult(label, (0,), "", aurocs, none, none, {}, {}, {})  # type: ignore[arg-type]
+        return MethodResult(label, (0,), "", spreads, none, none, {}, {}, {})
 
     svg = ElementTree.fromstring(draw_shared_and_unique([method("one", None, None), method("two", 0.01, 0.7)]))
     markers = [use.get("style", "") for use in svg.iter("use")]
@@ -303,10 +258,149 @@ def test_a_method_without_a_subset_has_no_marker_there_and_one_seed_no_line() ->
     assert sum("var(--vermilion)" in style for style in lines) == 2
 
 
-def test_a_class_axis_reaches_to_chance_only_where_values_are_near() -> None:
-    def line(low: float) -> bool:
-        of = MethodResult("a", (0,), "", {}, Spread(low, None), Spread(low, None), {"edema": low, "mass": 0.99}, {}, {})
-        return "stroke-dasharray" in draw_auroc_by_method([of], [ClassGroup("shared", ("edema", "mass"))])
+@pytest.mark.parametrize(("low", "line"), [(0.6, True), (0.98, False)])
+def test_a_class_axis_reaches_to_chance_only_where_values_are_near(low: float, line: bool) -> None:
+    spread = Spread(low, None)
+    method = MethodResult("a", (0,), "", {}, spread, spread, {"edema": low, "mass": 0.99}, {}, {})
+    drawn = draw_auroc_by_method([method], [ClassGroup("shared", ("edema", "mass"))])
+    assert ("stroke-dasharray" in drawn) == line
 
-    assert line(0.6)
-    assert not line(0.98)
+
+Aurocs = Mapping[str, Mapping[str, float | None]]  # site -> class -> AUROC at that site
+Content = dict[str, Any]
+
+
+def run(name: str, aurocs: Aurocs, **more: Any) -> Content:
+    per_site = {
+        site: {"per_class": {c: asdict(ClassMetrics(a, a, a, 5, 9)) for c, a in of_site.items()}}
+        for site, of_site in aurocs.items()
+    }
+    sites = {site: {"classes": list(of_site)} for site, of_site in aurocs.items()}
+    classes = sorted({c for of_site in aurocs.values() for c in of_site})
+    return summary(name, dict.fromkeys(classes, 0.5), **{"sites": sites, "per_site": per_site, **more})
+
+
+def seeds_of(name: str, aurocs: Aurocs, changes: Sequence[float] = (0.0, 0.0, 0.0)) -> list[Content]:
+    """Make a run for each change, which is added to every AUROC."""
+    return [
+        run(name, {site: {c: a + change for c, a in of_site.items()} for site, of_site in aurocs.items()}, seed=seed)
+        for seed, change in enumerate(changes)
+    ]
+
+
+GOOD = {"north": {"edema": 0.9, "mass": 0.7}, "south": {"edema": 0.6}}
+ALONE = {"north": {"edema": 0.8, "mass": 0.74}, "south": {"edema": 0.65}}
+
+
+@pytest.fixture
+def two() -> Comparison:
+    return compared(run("good", GOOD), run("individual", ALONE))
+
+
+def test_a_gain_is_the_mean_difference_over_the_classes_that_the_site_annotates(two: Comparison) -> None:
+    north, south = two.site_gains
+    # north: (.9 - .8 + .7 - .74) / 2; one of its two classes is worse
+    assert (north.gain, north.auroc, north.other_auroc) == pytest.approx((0.03, 0.8, 0.77))
+    assert (north.classes, north.losses, north.sd) == (("edema", "mass"), 1, None)
+    assert south.gain == pytest.approx(-0.05)
+
+
+def test_one_seed_is_no_verdict(two: Comparison) -> None:
+    (sentence,) = gain_sentences(two)
+    assert "too few seeds" in sentence
+    assert sentence.endswith("north +0.030 (0.770 → 0.800) and south −0.050 (0.650 → 0.600).")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        (
+            (0.0, 0.001, 0.002),
+            [
+                "1 of 2 sites gains over training alone (individual): north +0.031 (0.770 → 0.801). "
+                "1 of 2 sites loses against it: south −0.049 (0.650 → 0.601)."
+            ],
+        ),
+        (
+            (-0.04, 0.0, 0.05),
+            [
+                "Not distinguishable from training alone (individual) at 2 sites: "
+                "north +0.033 (0.770 → 0.803) and south −0.047 (0.650 → 0.603)."
+            ],
+        ),
+    ],
+    ids=["clear", "within the seeds' spread"],
+)
+def test_a_board_reads_who_gains_and_who_loses(changes: Sequence[float], sentences: list[str]) -> None:
+    comparison = compared(*seeds_of("good", GOOD, changes), *seeds_of("individual", ALONE))
+    assert gain_sentences(comparison) == sentences
+
+
+def test_sites_are_corrected_for_their_number() -> None:
+    sites = {f"s{n:02}": {"edema": 0.7} for n in range(40)}
+    gain = compared(*seeds_of("good", sites, (0.01, 0.02, 0.03)), *seeds_of("x", sites)).site_gains[0]
+    p = ttest_1samp([0.01, 0.02, 0.03], 0.0).pvalue
+    assert (gain.p, gain.verdict) == (pytest.approx(min(1.0, 40 * p)), "open")
+
+
+def test_gains_are_averaged_over_seeds_with_their_spread() -> None:
+    other = {"north": {"edema": 0.84, "mass": 0.74}, "south": {"edema": 0.6}}
+    first = (run("good", GOOD), run("individual", ALONE))
+    north = compared(*first, run("good", GOOD, seed=1), run("individual", other, seed=1)).site_gains[0]
+    # .03 and .01: mean .02, sample SD .01 * sqrt(2)
+    assert (north.gain, north.sd, north.seeds) == (pytest.approx(0.02), pytest.approx(0.01 * 2**0.5), (0, 1))
+
+
+def test_a_class_without_an_auroc_with_one_of_them_is_left_out() -> None:
+    undefined = {"north": {"edema": 0.8, "mass": None}, "south": {"edema": None}}
+    north, south = compared(run("good", GOOD), run("x", undefined)).site_gains
+    assert (north.classes, north.gain) == (("edema",), pytest.approx(0.1))
+    assert (south.gain, south.reason) == (None, "no class of the site has an AUROC with both")
+
+
+@pytest.mark.parametrize(
+    ("other", "more", "reason"),
+    [
+        ({"pooled": {"edema": 0.8, "mass": 0.8}}, {}, "it has no such site"),
+        ({"north": {"edema": 0.8}, "south": {"edema": 0.7}}, {}, "the site annotates other classes there"),
+        (GOOD, {"per_site": {}}, "the site was not tested with both"),
+        (GOOD, {"seed": 7}, "no seed in common"),
+    ],
+)
+def test_what_cannot_be_compared_has_its_reason(other: Aurocs, more: dict[str, Any], reason: str) -> None:
+    north = compared(run("good", GOOD), run("x", other, **more)).site_gains[0]
+    assert (north.gain, north.reason) == (None, reason)
+
+
+def test_other_test_images_are_not_compared() -> None:
+    other = json.loads(json.dumps(run("x", GOOD)).replace('"positives": 5', '"positives": 6'))
+    comparison = compared(run("good", GOOD), other)
+    reason = "it was tested on other images there"
+    assert {gain.reason for gain in comparison.site_gains} == {reason}
+    assert gain_sentences(comparison) == [f"No site can be compared with x: {reason}."]
+    assert draw_gains(comparison) == ""
+
+
+def test_an_ensemble_of_local_models_is_compared_as_a_method_of_its_own() -> None:
+    per_site = {"south": {"per_class": {"edema": asdict(metrics({"edema": 0.5})["edema"])}}}
+    ensemble = {"test": asdict(summarise(metrics({"edema": 0.75}), (), (), "ensemble")), "per_site": per_site}
+    comparison = compared(run("good", GOOD), run("individual", ALONE, ensemble=ensemble))
+    assert [method.label for method in comparison.methods] == ["good", "individual", "individual (ensemble)"]
+    assert comparison.methods[2].per_class == {"edema": 0.75}
+    assert comparison.site_gains[-1].gain == pytest.approx(0.1)
+    assert "an ensemble of models trained alone" in gain_sentences(comparison)[1]
+
+
+def test_the_json_file_has_every_gain(tmp_path: Path, two: Comparison) -> None:
+    written = json.loads(write_comparison(two, tmp_path / "c.json").read_text())
+    assert [gain["site"] for gain in written["site_gains"]] == ["north", "south"]
+
+
+def test_many_sites_are_counted_in_words_and_ranked_in_the_figure() -> None:
+    many = {f"site{n:02}": {"edema": 0.5 + n / 100} for n in range(40)}
+    comparison = compared(run("good", many), run("x", {site: {"edema": 0.5} for site in many}))
+    sentence = gain_sentences(comparison)[0]
+    assert "site39 +0.390" in sentence
+    assert sentence.endswith("and 35 more.")
+    assert len(gains_by_site(comparison)) == 40
+    assert "from the largest loss" in draw_gains(comparison)

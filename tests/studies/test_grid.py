@@ -1,4 +1,4 @@
-"""Facts about grids of runs: their pace, what is kept, what is thrown away, who may run."""
+"""Grids of runs, their pace and their places; and the studies of papers that are made of them."""
 
 import fcntl
 import json
@@ -10,11 +10,16 @@ import pytest
 from rich.console import Console
 
 from common.errors import BadInput
+from strategies.registry import build_site_method
 from studies import runner
 from studies.progress import ActiveRun, GridPace, GridTable
 from studies.runner import FailedRuns, assign_gpus, count_fitting_jobs, run_trials
+from studies.study import trials_of
+from studies.study_file import read_study
 from studies.trial import Trial, check_trials
 from tests.federations import DIGITS
+from tests.network.real import flwr_sim
+from tests.server.commands import ROOT
 
 SILENT = Console(quiet=True)
 
@@ -25,100 +30,97 @@ def trial(folder: Path, name: str, *overrides: str, text: str = DIGITS) -> Trial
     return Trial(path, folder / "runs" / name, overrides, name)
 
 
-# ---------------------------------------------------------------------- pace
-
-
-def pace(totals: dict[str, int], done: dict[str, int], *active: ActiveRun, jobs: int = 1) -> GridPace:
-    return GridPace(totals, done, jobs, lambda: list(active))
-
-
-def test_before_anything_has_finished_nobody_knows_how_long_the_rest_takes() -> None:
-    assert pace({"a": 2}, {"a": 0}, ActiveRun("a", 30, 0, 10)).left() is None
+def pace(totals: dict[str, int], *active: ActiveRun, jobs: int = 1, done: dict[str, int] | None = None) -> GridPace:
+    return GridPace(totals, done or dict.fromkeys(totals, 0), jobs, lambda: list(active))
 
 
 def test_the_rest_is_what_such_runs_took_at_so_many_at_a_time() -> None:
-    one, two = (pace({"a": 3, "b": 2}, {"a": 0, "b": 0}, jobs=jobs) for jobs in (1, 2))
-    for each in (one, two):
+    # Two runs of b are left; none of b has finished, so the median of all is taken: 14 s each.
+    for jobs, left in ((1, 28), (2, 14)):
+        grid = pace({"a": 3, "b": 2}, jobs=jobs)
         for seconds in (10, 30, 14):
-            each.finished("a", seconds)
-    # Two runs of b are left; none of b has finished, so the median of all is taken: 14 s each, two at a time.
-    assert (one.typical("a"), two.left(), one.left()) == (14, 14, 28)
+            grid.finished("a", seconds)
+        assert (grid.typical("a"), grid.left()) == (14, left)
+    assert pace({"a": 1}, done={"a": 1}).left() == 0
 
 
-def test_a_run_at_work_counts_by_its_own_rounds() -> None:
-    after_one = pace({"a": 2}, {"a": 0}, ActiveRun("a", 8, 4, 20), jobs=3)
-    after_one.finished("a", 100.0)
-    # 4 of 20 rounds took 8 s: 16 rounds at 2 s are left, whatever the run before took.
-    assert after_one.left() == 32
+@pytest.mark.parametrize(
+    ("totals", "active", "left"),
+    [
+        ({"a": 2}, ActiveRun("a", 30, 0, 10), None),  # before anything has finished nobody knows
+        # 30 s for 3 of 6 rounds: 60 s in all, 30 s to go; the other two take 60 s each: 150 s, one at a time.
+        ({"a": 1, "b": 2}, ActiveRun("a", 30, 3, 6), 150),
+    ],
+)
+def test_those_that_wait_take_as_long_as_those_at_work_seem_to(
+    totals: dict[str, int], active: ActiveRun, left: float | None
+) -> None:
+    assert pace(totals, active).left() == left
 
 
-def test_those_that_wait_take_as_long_as_those_at_work_seem_to_where_none_has_finished() -> None:
-    # 30 s for 3 of 6 rounds: 60 s in all, 30 s to go; the other two take 60 s each: 150 s, one at a time.
-    assert pace({"a": 1, "b": 2}, {"a": 0, "b": 0}, ActiveRun("a", 30, 3, 6)).left() == 150
-
-
-@pytest.mark.parametrize(("seconds", "left"), [(30, 70), (130, 0)])
-def test_a_run_without_a_round_yet_counts_by_what_such_runs_took(seconds: float, left: float) -> None:
-    after_one = pace({"a": 2}, {"a": 0}, ActiveRun("a", seconds, 0, 20))
-    after_one.finished("a", 100.0)
-    assert after_one.left() == left
-
-
-def test_nothing_is_left_when_all_is_done() -> None:
-    assert pace({"a": 1}, {"a": 1}).left() == 0
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "left"),
+    [
+        (8, 4, 32),  # 4 of 20 rounds took 8 s: 16 rounds at 2 s are left, whatever the run before took
+        (30, 0, 70),  # without a round yet it counts by what the run before took
+        (130, 0, 0),
+    ],
+)
+def test_a_run_at_work_counts_by_its_own_rounds(seconds: float, rounds: int, left: float) -> None:
+    grid = pace({"a": 2}, ActiveRun("a", seconds, rounds, 20))
+    grid.finished("a", 100.0)
+    assert grid.left() == left
 
 
 def test_the_table_counts_runs_that_were_there_before_and_leaves_finished_experiments_out() -> None:
-    before = pace({"a": 3, "b": 1}, {"a": 2, "b": 1}, ActiveRun("a", 5, 1, 9))
-    after = pace({"a": 3, "b": 1}, {"a": 1, "b": 1}, ActiveRun("a", 5, 1, 9))
+    before, after = (pace({"a": 3, "b": 1}, ActiveRun("a", 5, 1, 9), done={"a": n, "b": 1}) for n in (2, 1))
     after.finished("a", 12.0)
-    for each, took in ((before, ""), (after, "12.0 s")):  # a run that was there before has no length
-        columns = GridTable(SILENT, each).table().columns[1:]
-        assert [list(column.cells) for column in columns] == [["2 of 3"], ["round 1 of 9"], [took]]
-
-
-# ---------------------------------------------------------------------- runs
+    for grid, duration in ((before, ""), (after, "12.0 s")):  # a run that was there before has no length
+        columns = GridTable(SILENT, grid).table().columns[1:]
+        assert [list(column.cells) for column in columns] == [["2 of 3"], ["round 1 of 9"], [duration]]
 
 
 def test_a_run_that_broke_off_is_thrown_away_and_done_anew(tmp_path: Path) -> None:
-    one = trial(tmp_path, "a", "run.rounds=1")
-    one.unfinished.mkdir(parents=True)
-    (one.unfinished / "rounds.jsonl").write_text("{}\n", encoding="utf-8")
-    run_trials([one], tmp_path / "runs", 1, SILENT)
-    assert one.is_done()
-    assert not one.unfinished.exists()
+    broken = trial(tmp_path, "a", "run.rounds=1")
+    broken.unfinished.mkdir(parents=True)
+    (broken.unfinished / "rounds.jsonl").write_text("{}\n", encoding="utf-8")
+    run_trials([broken], tmp_path / "runs", 1, SILENT)
+    assert broken.is_done()
+    assert not broken.unfinished.exists()
 
 
-@pytest.mark.parametrize(("old", "kept"), [({}, True), ({"threads": 2}, False), ({"thread": 1}, False)])
-def test_a_run_of_a_release_without_some_key_is_kept_where_its_default_is_meant(
-    old: dict[str, int], kept: bool, tmp_path: Path
-) -> None:
-    one = trial(tmp_path, "a")
-    experiment = one.file.experiment.model_dump(mode="json")
-    del experiment["training"]["threads"]
-    experiment["training"].update(old)
-    one.folder.mkdir(parents=True)
-    (one.folder / "summary.json").write_text(json.dumps({"experiment": experiment}), encoding="utf-8")
-    assert one.is_done() is kept
+def write_summary(run: Trial, table: str, **settings: object) -> None:
+    """Leave a finished run of the same experiment, but for these settings of one table; None leaves a key out."""
+    experiment = run.file.experiment.model_dump(mode="json")
+    experiment[table].update(settings)
+    experiment[table] = {key: value for key, value in experiment[table].items() if value is not None}
+    run.folder.mkdir(parents=True)
+    (run.folder / "summary.json").write_text(json.dumps({"experiment": experiment}), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "done"),
+    [({"threads": None}, True), ({"threads": 2}, False), ({"threads": None, "thread": 1}, False)],
+    ids=["of a release without some key", "of another value", "of an unknown key"],
+)
+def test_a_run_of_the_same_meaning_is_done(settings: dict[str, object], done: bool, tmp_path: Path) -> None:
+    run = trial(tmp_path, "a")
+    write_summary(run, "training", **settings)
+    assert run.is_done() is done
 
 
 @pytest.mark.parametrize("key", ["frozen_sha256", "weights_sha256"])
 def test_a_run_that_named_a_file_by_its_hash_is_done(key: str, tmp_path: Path) -> None:
-    one = trial(tmp_path, "a", "model.train=head", "model.weights=trunk.safetensors")
-    experiment = one.file.experiment.model_dump(mode="json")
-    experiment["model"][key] = "0" * 64
-    one.folder.mkdir(parents=True)
-    (one.folder / "summary.json").write_text(json.dumps({"experiment": experiment}), encoding="utf-8")
-    assert one.is_done()
-    of_another = trial(tmp_path, "a", "model.train=head", "model.weights=trunk.safetensors", f"model.{key}={'a' * 64}")
-    assert not of_another.is_done()
+    overrides = ("model.train=head", "model.weights=trunk.safetensors")
+    run = trial(tmp_path, "a", *overrides)
+    write_summary(run, "model", **{key: "0" * 64})
+    assert run.is_done()
+    assert not trial(tmp_path, "a", *overrides, f"model.{key}={'a' * 64}").is_done()
 
 
 def test_one_failed_run_is_named_and_the_others_are_finished(tmp_path: Path) -> None:
-    good, bad = (
-        trial(tmp_path, "good", "run.rounds=1"),
-        trial(tmp_path, "bad", "run.rounds=1", "model.weights=none.pth"),
-    )
+    good = trial(tmp_path, "good", "run.rounds=1")
+    bad = trial(tmp_path, "bad", "run.rounds=1", "model.weights=none.pth")
     with pytest.raises(FailedRuns, match=r"^bad: .*weights") as failed:
         run_trials([bad, good], tmp_path / "runs", 1, SILENT)
     assert "good" not in str(failed.value)
@@ -127,27 +129,18 @@ def test_one_failed_run_is_named_and_the_others_are_finished(tmp_path: Path) -> 
 
 
 def test_two_at_work_in_one_folder_would_throw_each_others_runs_away(tmp_path: Path) -> None:
-    one = trial(tmp_path, "a")
     (tmp_path / "runs").mkdir()
     with (tmp_path / "runs" / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(BadInput, match=r"another flwr-sim is at work in this folder\."):
-            run_trials([one], tmp_path / "runs", 1, SILENT)
-
-
-def test_a_folder_of_another_experiment_is_left_as_it_is(tmp_path: Path) -> None:
-    one = trial(tmp_path, "a")
-    one.folder.mkdir(parents=True)
-    (one.folder / "mine.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(BadInput, match="holds another experiment, and nothing is written over"):
-        check_trials([one])
+        with pytest.raises(BadInput, match="another flwr-sim is at work"):
+            run_trials([trial(tmp_path, "a")], tmp_path / "runs", 1, SILENT)
 
 
 def test_faults_of_all_cells_come_at_once(tmp_path: Path) -> None:
     trials = [trial(tmp_path, "a", "run.method=surgicl"), trial(tmp_path, "b", "partition.shared=11")]
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as error:
         check_trials(trials)
-    assert {fault.where for fault in refused.value.faults} == {"a.toml: run.method", "b.toml: partition.shared"}
+    assert {fault.where for fault in error.value.faults} == {"a.toml: run.method", "b.toml: partition.shared"}
 
 
 def test_a_name_does_not_make_another_run(tmp_path: Path) -> None:
@@ -156,46 +149,206 @@ def test_a_name_does_not_make_another_run(tmp_path: Path) -> None:
     assert plain.identity != trial(tmp_path, "c", "run.rounds=3").identity
 
 
-def test_runs_on_ray_go_one_at_a_time_and_others_by_cores_and_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "jobs"),
+    [
+        (0, [""], 6),
+        (0, ["", "training.threads=4"], 1),
+        (0, ["", "simulation.backend=ray"], 1),
+        (1, [""], 4),
+        (1, ["simulation.gpus_per_site=0.5"], 2),
+        (4, ["", "simulation.gpus_per_site=2"], 2),
+        (4, ["simulation.gpus_per_site=1"], 4),
+        (4, ["simulation.gpus_per_site=0"], 6),
+    ],
+)
+def test_runs_on_ray_go_one_at_a_time_and_others_by_cores_threads_and_gpus(
+    gpus: int, overrides: list[str], jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert count_fitting_jobs([trial(tmp_path, "a")]) == 6
-    assert count_fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "training.threads=4")]) == 1
-    assert count_fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.backend=ray")]) == 1
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert count_fitting_jobs([trial(tmp_path, "a")]) == 4
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert count_fitting_jobs([trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.gpus_per_site=2")]) == 2
-    assert count_fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=1")]) == 4
-    assert count_fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=0")]) == 6
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert count_fitting_jobs([trial(tmp_path, "a", "simulation.gpus_per_site=0.5")]) == 2
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    trials = [trial(tmp_path, f"{number}", *filter(None, [text])) for number, text in enumerate(overrides)]
+    assert count_fitting_jobs(trials) == jobs
 
 
 def test_runs_at_a_time_are_dealt_out_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    one, two = trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.gpus_per_site=2")
-    with assign_gpus(one) as first, assign_gpus(one) as second, assign_gpus(two) as third, assign_gpus(one) as fourth:
-        assert (first, second, third, fourth) == ("0", "1", "2,0", "1")
+    single, double = trial(tmp_path, "a"), trial(tmp_path, "b", "simulation.gpus_per_site=2")
+    with assign_gpus(single) as first, assign_gpus(single) as second, assign_gpus(double) as third:
+        assert (first, second, third) == ("0", "1", "2,0")
+        with assign_gpus(single) as fourth:
+            assert fourth == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-8a, 7")
-    with assign_gpus(two) as first, assign_gpus(one) as second:
+    with assign_gpus(double) as first, assign_gpus(single) as second:
         assert (first, second) == ("5,GPU-8a", "7")
-    with assign_gpus(trial(tmp_path, "c", "simulation.backend=ray")) as any_of_them:
-        assert any_of_them is None
-    with assign_gpus(trial(tmp_path, "d", "simulation.gpus_per_site=0")) as none:
-        assert none is None
+    for override in ("simulation.backend=ray", "simulation.gpus_per_site=0"):
+        with assign_gpus(trial(tmp_path, "c", override)) as gpus:
+            assert gpus is None
 
 
 def test_a_run_sees_the_gpus_that_were_dealt_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, told = list[str](), list[tuple[str, float]]()
+    visible, ends = list[str](), list[tuple[str, float]]()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setattr(runner, "end_with_parent", lambda: None)
     monkeypatch.setattr("os.dup2", lambda old, new: new)
-    monkeypatch.setattr(runner, "simulate", lambda *given, **named: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr(runner, "simulate", lambda *_, **__: visible.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     for gpus in ("1,2", None):
-        runner._run_quietly(trial(tmp_path, "a"), SimpleNamespace(send=told.append), gpus)  # type: ignore[arg-type]
-    assert seen == ["1,2", "1,2"]  # None leaves what is there
-    assert [failure for failure, _ in told] == ["", ""]
+        runner._run_quietly(trial(tmp_path, "a"), SimpleNamespace(send=ends.append), gpus)  # type: ignore[arg-type]
+    assert visible == ["1,2", "1,2"]  # None leaves what is there
+    assert [failure for failure, _ in ends] == ["", ""]
+
+
+PAPERS = sorted(path.parent for path in (ROOT / "experiments" / "papers").glob("*/study.toml"))
+
+STUDY = """
+title = "Digits"
+paper = "Nobody, 2026"
+seeds = 2
+differs = ["digits instead of radiographs"]
+
+[quick]
+set = ["run.rounds=1"]
+differs = ["one round"]
+
+[[tables]]
+title = "Shared classes"
+experiment = "{method}.toml"
+measures = ["auroc", "auroc_shared", { title = "odd ones", classes = ["1", "3"] }]
+reference = "ours"
+figures = ["sweep"]
+paper_unit = "percent"
+quick = ["2 shared"]
+settings = [
+    { title = "2 shared", x = 2, set = ["partition.shared=2"] },
+    { title = "9 shared", x = 9, set = ["partition.shared=9"] },
+]
+methods = [{ title = "ours", part = "surgical" }, { title = "theirs", part = "vanilla" }]
+[tables.paper]
+"ours" = [[81.5, 70.25], [90]]
+
+[[tables]]
+title = "Once more"
+experiment = "surgical.toml"
+measures = ["rounds", "megabytes"]
+methods = [{ title = "the same run" }]
+"""
+
+
+def study(folder: Path, text: str = STUDY) -> Path:
+    small = "\n[small.training]\nlr = 0.01\n"
+    (folder / "surgical.toml").write_text(DIGITS + small, encoding="utf-8")
+    vanilla = 'extends = "surgical.toml"\n[run]\nmethod = "vanilla"\n'
+    (folder / "vanilla.toml").write_text(vanilla, encoding="utf-8")
+    (folder / "study.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def trials(folder: Path, *, quick: bool, seeds: int = 1) -> list[Trial]:
+    study = read_study(folder, quick=quick)
+    grid = trials_of(study, folder, folder / "runs", ("scale=small",) if quick else (), range(seeds))
+    return [trial for table in grid for row in table for column in row for trial in column]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"auroc_shared"', '"aurocshared"', 'Did you mean "auroc_shared"?'),
+        ('reference = "ours"', 'reference = "our"', '"our" is no method of "Shared classes"'),
+        ('"ours" = [[81.5, 70.25], [90]]', '"mine" = [[1], [2]]', '"mine" is no method of "Shared classes"'),
+        ("[[81.5, 70.25], [90]]", "[[81.5, 70.25]]", 'row "ours" of "Shared classes" has not 2 settings of at most 3'),
+        ("[[81.5, 70.25], [90]]", "[[1, 2, 3, 4], [9]]", 'row "ours" of "Shared classes" has not 2 settings'),
+        ("x = 9, ", "", 'every setting of "Shared classes" needs an x for its sweep'),
+        ('title = "theirs"', 'title = "ours"', 'two methods of "Shared classes" have one title'),
+        ('title = "9 shared"', 'title = "2_shared"', 'two settings of "Shared classes" have one title'),
+    ],
+)
+def test_what_a_study_cannot_mean_is_refused_with_its_reason(old: str, new: str, reason: str, tmp_path: Path) -> None:
+    assert old in STUDY
+    with pytest.raises(BadInput) as error:
+        read_study(study(tmp_path, STUDY.replace(old, new)), quick=False)
+    (fault,) = error.value.faults
+    assert reason in str(fault)
+
+
+def test_the_papers_numbers_are_fractions_whatever_unit_it_prints_and_may_be_missing(tmp_path: Path) -> None:
+    table = read_study(study(tmp_path), quick=False).tables[0]
+    values = [table.paper_value("ours", *place) for place in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))]
+    assert values == [0.815, 0.7025, None, 0.9, None]
+    assert table.paper_value("theirs", 0, 0) is None
+
+
+def test_the_quick_scale_keeps_what_is_named_with_the_papers_numbers_for_it(tmp_path: Path) -> None:
+    cut = read_study(study(tmp_path, STUDY.replace('quick = ["2 shared"]', 'quick = ["9 shared", "ours"]')), quick=True)
+    (nine,), (ours,) = cut.tables[0].settings, cut.tables[0].methods
+    assert (nine.title, ours.title, cut.seeds) == ("9 shared", "ours", 1)
+    assert cut.tables[0].paper == {"ours": ((90.0,),)}
+    assert cut.differs == ("digits instead of radiographs", "one round")
+    assert [method.title for method in cut.tables[1].methods] == ["the same run"]
+
+
+def test_a_study_without_a_quick_scale_says_so(tmp_path: Path) -> None:
+    text = STUDY.replace('[quick]\nset = ["run.rounds=1"]\ndiffers = ["one round"]\n', "")
+    with pytest.raises(BadInput, match=r"study.toml: --quick"):
+        read_study(study(tmp_path, text), quick=True)
+
+
+def test_a_run_that_two_tables_want_is_one_run(tmp_path: Path) -> None:
+    both = trials(study(tmp_path), quick=False, seeds=2)
+    assert len(both) == 2 * 2 * 2 + 2
+    assert len({trial.folder for trial in both}) == 8  # the second table's runs are the first's with 2 shared classes
+    assert both[-1].folder.name == "1-ours-2_shared-seed1"
+    assert {trial.label for trial in both} == {"ours 2 shared", "ours 9 shared", "theirs 2 shared", "theirs 9 shared"}
+
+
+@pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_papers_study_names_experiments_and_methods_that_there_are(folder: Path, quick: bool) -> None:
+    for trial in trials(folder, quick=quick):
+        build_site_method(trial.file.experiment)
+
+
+def test_every_paper_has_its_study() -> None:
+    assert [folder.name for folder in PAPERS] == ["fedmlp", "fedsld", "surgical", "unifed"]
+
+
+def test_a_study_runs_goes_on_where_it_broke_off_and_sets_the_papers_numbers_beside_ours(tmp_path: Path) -> None:
+    folder, out = study(tmp_path), tmp_path / "out"
+    command = ("study", folder, "--out", out, "--quick", "--seeds", 2, "--jobs", 2)
+    first = flwr_sim(*command)
+    assert first.code == 0, first.err
+    result = json.loads((out / "study.json").read_text(encoding="utf-8"))
+    ours, theirs = result["tables"][0]["entries"]
+    assert ours[0][0]["paper"] == 0.815
+    assert 0.5 < theirs[0][0]["ours"]["mean"] < 1
+    assert result["tables"][1]["entries"][0][0][0]["ours"] == {"mean": 1.0, "sd": 0.0}
+    runs = sorted(path.name for path in (out / "runs").iterdir() if path.is_dir())
+    assert runs == [f"1-{method}-2_shared-seed{seed}" for method in ("ours", "theirs") for seed in (0, 1)]
+    aurocs = [json.loads((out / "runs" / name / "summary.json").read_text())["test"]["mean_auroc"] for name in runs[:2]]
+    assert ours[0][0]["ours"]["mean"] == pytest.approx(sum(aurocs) / 2)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "digits instead of radiographs" in page
+    assert "<script" not in page
+    markdown = (out / "study.md").read_text(encoding="utf-8")
+    assert "(0.815)" in markdown
+    assert "theirs: not tested: 1 pair is too few" in markdown
+    assert "validation was best before round 1" not in markdown + page
+    assert page.count(">paper<") == 2  # of the five columns of both tables, the paper gives numbers for two
+
+    best = next((out / "runs").glob("*/summary.json"))
+    best.write_text(json.dumps(json.loads(best.read_text()) | {"best_round": 0}), encoding="utf-8")
+    again = flwr_sim(*command)
+    for text in ((out / "study.md").read_text(encoding="utf-8"), (out / "report.html").read_text(encoding="utf-8")):
+        assert "In 1 run validation was best before round 1, and the initial model is tested" in text
+
+    (out / "runs" / runs[0]).rename(out / "runs" / f"{runs[0]}.unfinished")
+    again = flwr_sim(*command)
+    assert "3 of 4 runs are there already." in again.out
+    assert "4 of 4 runs" in again.err
+    assert json.loads((out / "study.json").read_text(encoding="utf-8"))["tables"][0]["entries"] == [ours, theirs]
+
+
+def test_a_study_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    ended = flwr_sim("study", tmp_path / "none", "--out", tmp_path / "out")
+    assert ended.code == 2
+    assert "study.toml: there is no such file." in ended.err
