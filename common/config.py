@@ -223,12 +223,16 @@ class SimulationSection(Section):
         gpus_per_site: GPUs that a site takes: a share of one, or several, across which each batch is split. ``auto``
             divides the GPUs evenly among the workers, 0 trains on the CPU.
         address: Ray cluster to join, e.g. ``auto`` or ``10.0.0.5:6379``; empty starts one here.
+        image_cache: Folder in which decoded images are kept for the next runs; empty for the account's cache folder.
+        image_cache_gb: Size that the folder may have; 0 keeps nothing: images are decoded at each start, into memory.
     """
 
     backend: Literal["ray", "inline"] = "ray"
     workers: int = Field(0, ge=0)
     gpus_per_site: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
     address: str = ""
+    image_cache: str = ""
+    image_cache_gb: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 100.0
 
     @field_validator("gpus_per_site")
     @classmethod

@@ -1,5 +1,6 @@
 """The data of simulated sites: one data set, divided by a partition; equal on the coordinator and in each worker."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from common.config import Experiment
 from common.contract import Declaration, LabelContract, merge_declarations
 from common.data.base.image_set import ImageSet, Splits, concatenate, patients_known
 from common.data.base.spec import DataSpec
+from common.data.images.store import ImageStore, user_store
 from common.data.load import load
 from common.data.partition.division import SitePart, site_images
 from common.data.partition.partition import partition
@@ -82,8 +84,14 @@ _received: dict[tuple[str, Path], Splits] = {}
 """Data sets that another process has read for this process, by their spec and folder."""
 
 
-def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
+Tell = Callable[[str], object]
+
+
+def simulated_data(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> SimulatedData:
     """Load and divide the data of an experiment; cached in this process for its other sites.
+
+    Args:
+        tell: Prints a line about images that are being decoded.
 
     Raises:
         BadInput: With all faults of the data set and the partition.
@@ -93,7 +101,13 @@ def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
     data, parts = experiment.data.model_dump_json(), experiment.partition.model_dump_json()
     for_sites = (data, base) in _received  # they need none of the coordinator's own images
     server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
-    return _simulated_data(data, parts, server, experiment.run.seed, base)
+    return _simulated_data(data, parts, server, experiment.run.seed, base, image_store(experiment, base, tell))
+
+
+def image_store(experiment: Experiment, base: Path, tell: Tell = lambda line: None) -> ImageStore:
+    """Return the place of an experiment's decoded images."""
+    section = experiment.simulation
+    return user_store(tell, str(base / section.image_cache) if section.image_cache else "", section.image_cache_gb)
 
 
 def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
@@ -107,7 +121,7 @@ def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
 def undivided_data(experiment: Experiment, base: Path) -> Splits:
     """Return the data set of an experiment before it is divided over sites; cached in this process."""
     assert experiment.data is not None, "checked before"
-    return _whole_data(experiment.data.model_dump_json(), base)
+    return _whole_data(experiment.data.model_dump_json(), base, image_store(experiment, base))
 
 
 def forget_data() -> None:
@@ -117,19 +131,19 @@ def forget_data() -> None:
 
 
 @lru_cache(maxsize=1)
-def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path) -> SimulatedData:
+def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path, store: ImageStore) -> SimulatedData:
     # Keyed by text, for specs hold mappings that cannot be hashed.
-    splits = _whole_data(data, base)
+    splits = _whole_data(data, base, store)
     division = partition(splits, TypeAdapter(PartitionSpec).validate_json(parts), seed)
-    own = load(TypeAdapter(DataSpec).validate_json(server), base) if server else division.server
+    own = load(TypeAdapter(DataSpec).validate_json(server), base, store) if server else division.server
     return SimulatedData(division.splits, division.parts, own)
 
 
 @lru_cache(maxsize=1)
-def _whole_data(data: str, base: Path) -> Splits:
+def _whole_data(data: str, base: Path, store: ImageStore) -> Splits:
     if (received := _received.get((data, base))) is not None:
         return received
-    return load(TypeAdapter(DataSpec).validate_json(data), base)
+    return load(TypeAdapter(DataSpec).validate_json(data), base, store)
 
 
 def simulated_site(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:

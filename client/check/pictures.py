@@ -13,7 +13,6 @@ from client.check.source import ImageSource
 from common.data.base.spec import AS_IN_FILE
 from common.data.images.headers import read_dataset, tags_by_keyword
 from common.data.images.reading import (
-    IN_MEMORY,
     decode_picture,
     fit_to_form,
     is_dicom,
@@ -22,6 +21,7 @@ from common.data.images.reading import (
     read_head,
     unreadable_reason,
 )
+from common.data.images.store import IN_MEMORY
 
 BORDER = 1 / 16
 """Width of an image's border as a share of its side."""

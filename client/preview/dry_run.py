@@ -108,8 +108,7 @@ def choose_experiment(planned: Experiment | None, site: Site) -> Experiment:
     """Return the experiment given, or a small one that fits this site's images, with one local epoch and no masks."""
     experiment = planned
     if experiment is None:
-        channels = 1 if site.train.images.ndim == 3 else 3
-        model = {"architecture": "tiny_cnn", "channels": channels, "image_size": 32}
+        model = {"architecture": "tiny_cnn", "channels": site.train.channels, "image_size": 32}
         experiment = Experiment.model_validate({"run": {"method": "surgical"}, "model": model})
     training = experiment.training.model_copy(update={"epochs": 1})
     privacy = experiment.privacy.model_copy(update={"secure_aggregation": False})

@@ -19,7 +19,7 @@ from common.data.base.spec import (
     PhantomSpec,
     PluginSpec,
 )
-from common.data.images.reading import IN_MEMORY, ImageStore
+from common.data.images.store import IN_MEMORY, ImageStore
 from common.data.sources.built_in import load_digits, load_phantom
 from common.data.sources.composed import composite_faults, load_composites, load_mixture, mixture_faults
 from common.data.sources.npz import load_npz, load_npz_test, open_npz
@@ -114,7 +114,7 @@ def external_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
     return [] if spec is None or isinstance(spec, NpzSpec) else _rename_section_in_faults(faults(spec, base))
 
 
-def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
+def external_images(spec: DataSpec | None, base: Path, store: ImageStore = IN_MEMORY) -> ImageSet | None:
     """Read an external test set: the test arrays of an npz file, all images of anything else; None without a ``spec``.
 
     Args:
@@ -127,8 +127,8 @@ def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
         return None
     try:
         if isinstance(spec, NpzSpec):
-            return load_npz_test(spec, base, IN_MEMORY)
-        return concatenate(load(spec, base).parts)
+            return load_npz_test(spec, base, store)
+        return concatenate(load(spec, base, store).parts)
     except BadInput as error:
         raise BadInput(_rename_section_in_faults(error.faults)) from None
 

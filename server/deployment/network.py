@@ -16,6 +16,7 @@ from common.data.base.image_set import ImageSet, Splits
 from common.data.load import external_images, load
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.models.network import model_faults
+from common.simulation import image_store
 from common.system.files import is_disk_full, make_private_folder, remove_partial_files
 from server.coordinator.admission import admitted_sites, claims_reader
 from server.coordinator.folder import Coordinator, lock_coordinator, make_private
@@ -91,12 +92,13 @@ class NetworkBackend:
             BadInput: For a bad experiment, too few admitted sites, or without a SuperLink.
         """
         file, experiment, faults = self.file, self.file.experiment, list[Fault]()
+        store = image_store(experiment, file.base, self.tell)
         try:
-            self.own = load(experiment.server_data, file.base) if experiment.server_data else None
+            self.own = load(experiment.server_data, file.base, store) if experiment.server_data else None
         except BadInput as error:
             faults += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
         try:
-            self.external = external_images(experiment.external_test, file.base)
+            self.external = external_images(experiment.external_test, file.base, store)
         except BadInput as error:
             faults += error.faults
         try:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from common.data.base.image_set import ImageSet, SkippedImage, concatenate, patients_known
 from common.data.base.spec import FolderSpec, NpzSpec
-from common.data.images.reading import IN_MEMORY
+from common.data.images.store import user_store
 from common.data.load import load, refuse_other_classes
 from common.data.sources.npz import load_npz_test
 from common.data.sources.npz_file import read_headers
@@ -82,7 +82,7 @@ def evaluate_saved_model(folder: Path, labelled: LabelledInput) -> Evaluation:
     refuse_other_classes(test, network.class_names, str(labelled.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)
     columns = [network.class_names.index(name) for name in shared]
-    scores, labels = score_pictures(network, test.images)[:, columns], label_matrix(test, shared).numpy()
+    scores, labels = score_pictures(network, test)[:, columns], label_matrix(test, shared).numpy()
     return Evaluation(
         images=len(test),
         patients=len(np.unique(test.patients)) if patients_known(test.patients) else None,
@@ -99,7 +99,7 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
     data = labelled.data
     if data.suffix == ".toml":
         spec, base = data_of_experiment(data)
-        return load(spec, base).test, f"the test part of {data.name}'s data"
+        return load(spec, base, user_store()).test, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
         return _read_npz_test_part(labelled, _data_spec_of_run(summary, NpzSpec)), f"the test part of {data.name}"
@@ -110,8 +110,8 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
         stop_on(_column_option_faults(labelled, of_run))
         images = _find_picture_folder(of_run, labelled)
         spec = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(images)})
-        return load(spec, Path()).test, f"the test part of {data.name}, as the run split it"
-    splits = load(_make_csv_spec(network, of_run, labelled, columns), Path())
+        return load(spec, Path(), user_store()).test, f"the test part of {data.name}, as the run split it"
+    splits = load(_make_csv_spec(network, of_run, labelled, columns), Path(), user_store())
     # No row of this table was trained on, so that the loader's split does not count.
     return concatenate([splits.train, splits.validation, splits.test]), f"all of {data.name}"
 
@@ -155,7 +155,7 @@ def _read_npz_test_part(labelled: LabelledInput, of_run: NpzSpec | None) -> Imag
     with add_options_to_faults(labelled):
         if patient_key is None and of_run is not None and f"test_{of_run.patient_key}" in read_headers(labelled.data):
             patient_key = of_run.patient_key
-        return load_npz_test(spec.model_copy(update={"patient_key": patient_key}), Path(), IN_MEMORY)
+        return load_npz_test(spec.model_copy(update={"patient_key": patient_key}), Path(), user_store())
 
 
 def _make_csv_spec(

@@ -17,6 +17,7 @@ from torch.nn import functional
 from common import __version__
 from common.config import Experiment
 from common.data.base.image_set import ImageSet
+from common.data.images.store import user_store
 from common.data.load import load
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.models.network import SplitNetwork, probabilities
@@ -207,15 +208,18 @@ def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Seq
     if check is None:
         own = _own_test_images(folder)
         if own is not None and len(own):
-            return _image_batches(own.images, spec), "test images of the run's own experiment"
+            return _image_batches(
+                own.rows(_compared_rows(len(own))).images, spec
+            ), "test images of the run's own experiment"
         return list(_synthetic_images(spec)), "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
         data, base = data_of_experiment(check)
-        return _image_batches(load(data, base).test.images, spec), f"images of {check}"
+        test = load(data, base, user_store()).test
+        return _image_batches(test.rows(_compared_rows(len(test))).images, spec), f"images of {check}"
     pictures = read_pictures(check, image_form_of(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
-    return _image_batches(pictures.images, spec), f"images of {check}"
+    return _image_batches(pictures.images[_compared_rows(len(pictures.images))], spec), f"images of {check}"
 
 
 def _own_test_images(folder: Path) -> ImageSet | None:
@@ -223,15 +227,17 @@ def _own_test_images(folder: Path) -> ImageSet | None:
     try:
         experiment = Experiment.model_validate(read_run(folder).summary.experiment)
         spec = experiment.data or experiment.server_data
-        return None if spec is None else load(spec, Path()).test
+        return None if spec is None else load(spec, Path(), user_store()).test
     except (BadInput, ValueError):
         return None
 
 
-def _image_batches(images: Pixels, spec: ModelSpec) -> list[Pixels]:
-    """Return batches of some of ``(n, height, width[, 3])``, in the model's channels, channels first."""
-    rows = np.unique(np.linspace(0, len(images) - 1, min(MOST_COMPARED, len(images))).round().astype(np.int64))
-    pixels = images[rows]
+def _compared_rows(count: int) -> NDArray[np.intp]:
+    return np.unique(np.linspace(0, count - 1, min(MOST_COMPARED, count)).round().astype(np.intp))
+
+
+def _image_batches(pixels: Pixels, spec: ModelSpec) -> list[Pixels]:
+    """Return batches of images ``(n, height, width[, 3])``, in the model's channels, channels first."""
     if pixels.ndim == 4 and spec.channels == 1:
         pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)
     first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)

@@ -7,14 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.images.reading import (
-    NOT_A_PICTURE,
-    PICTURE_SUFFIXES,
-    ImageForm,
-    decode_pictures,
-    is_picture,
-    read_head,
-)
+from common.data.images.reading import NOT_A_PICTURE, PICTURE_SUFFIXES, ImageForm, is_picture, read_head
+from common.data.images.store import decode_pictures
 from common.data.sources.npz import size_faults
 from common.data.sources.npz_file import open_arrays, read_headers
 from common.errors import BadInput, Fault, quoted, stop_on

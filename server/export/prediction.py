@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from common.data.base.decoded_size import LARGEST_MB
+from common.data.base.image_set import ImageSet
 from common.data.base.spec import Axis, Frame, LargestMb, Rendering, Resize, Window
-from common.data.images.pixels import Pixels, channels_first
+from common.data.images.pixels import Pixels, channels_first, pixels_on_device
 from common.data.images.reading import ImageForm
 from common.errors import BadInput, stop_on
 from common.models.gpu import on_device
@@ -85,12 +86,16 @@ def score_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[Pic
     return pictures, score_pictures(network, pictures.images)
 
 
-def score_pictures(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+def score_pictures(network: SplitNetwork, images: NDArray[np.uint8] | ImageSet) -> NDArray[np.float32]:
     """Return probabilities ``(n, classes)`` of uint8 images; on the GPU where there is one."""
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return compute_scores(on_device(network, device), Pixels(channels_first(images), None, torch.device(device)))
+    if isinstance(images, ImageSet):
+        pixels = pixels_on_device(images, device)
+    else:
+        pixels = Pixels(channels_first(images), None, torch.device(device))
+    return compute_scores(on_device(network, device), pixels)
 
 
 Cell = str | float | None

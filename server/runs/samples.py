@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from common.config import Experiment
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import pixels_on_device
 from common.data.images.reading import encode_png
 from common.metrics.score_histograms import THRESHOLD
 from common.models.gpu import on_device
@@ -45,14 +45,13 @@ def write_samples(
 ) -> None:
     """Write ``samples.json`` with images of the first classes that the model classified right and wrong."""
     test = test.rows(np.arange(min(len(test), EXAMINED)))
-    pixels = channels_first(test.images).to(device)
-    scores = compute_scores(on_device(network, device), pixels, precision)
+    scores = compute_scores(on_device(network, device), pixels_on_device(test, device), precision)
     labels = label_matrix(test, network.class_names).numpy()
     predicted = _predict_classes(scores, one_of_all=network.spec.task == "multi_class")
     names = network.class_names[:CLASSES]
     chosen = {name: list(_choose_samples(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)}
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
-    pictures = dict(zip(rows, _encode_within_budget([test.images[row] for row in rows]), strict=True))
+    pictures = dict(zip(rows, _encode_within_budget(list(test.rows(np.array(rows, np.intp)).images)), strict=True))
     classes = []
     for column, (name, of_class) in enumerate(chosen.items()):
         samples = [

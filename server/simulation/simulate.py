@@ -20,7 +20,15 @@ from common.models.gpu import describe_gpus, visible_gpus
 from common.models.network import Precision, model_faults
 from common.models.saved import load_model
 from common.models.zoo.registry import head_faults
-from common.simulation import POOLED, SimulatedData, forget_data, simulated_data, site_test_images, undivided_data
+from common.simulation import (
+    POOLED,
+    SimulatedData,
+    forget_data,
+    image_store,
+    simulated_data,
+    site_test_images,
+    undivided_data,
+)
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
 from server.federation.recorder import Watcher
@@ -109,8 +117,8 @@ class Simulation:
             BadInput: With every fault.
         """
         forget_data()
-        self.method, self.data = check_experiment(self.file)
-        self.external = read_external_test_set(self.file, self.data)
+        self.method, self.data = check_experiment(self.file, self.tell)
+        self.external = read_external_test_set(self.file, self.data, self.tell)
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
         """Lock nothing, because simulations may run at the same time."""
@@ -209,8 +217,13 @@ class Simulation:
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
 
 
-def check_experiment(file: ExperimentFile) -> tuple[Method, SimulatedData]:
+def check_experiment(
+    file: ExperimentFile, tell: Callable[[str], object] = lambda line: None
+) -> tuple[Method, SimulatedData]:
     """Check everything that can be checked before training; return the method and the data.
+
+    Args:
+        tell: Prints a line about images that are being decoded.
 
     Raises:
         BadInput: With all faults at once.
@@ -232,7 +245,7 @@ def check_experiment(file: ExperimentFile) -> tuple[Method, SimulatedData]:
         faults += partition_faults(class_names, experiment.partition)
     stop_on([prefix_with_file(file, fault) for fault in faults])
     try:
-        data = simulated_data(experiment, file.base)
+        data = simulated_data(experiment, file.base, tell)
         contract = data.contract
         stop_on(find_image_faults(method, data.server))
         classes = contract.class_names
@@ -248,14 +261,18 @@ def check_experiment(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     return method, data
 
 
-def read_external_test_set(file: ExperimentFile, data: SimulatedData) -> ImageSet | None:
+def read_external_test_set(
+    file: ExperimentFile, data: SimulatedData, tell: Callable[[str], object] = lambda line: None
+) -> ImageSet | None:
     """Read the external test set, if there is one.
 
     Raises:
         BadInput: With all faults, or if it labels no class that a site labels.
     """
     try:
-        images = external_images(file.experiment.external_test, file.base)
+        images = external_images(
+            file.experiment.external_test, file.base, image_store(file.experiment, file.base, tell)
+        )
         if images is not None:
             refuse_other_classes(images, data.contract.class_names)
     except BadInput as error:

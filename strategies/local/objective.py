@@ -1,7 +1,7 @@
 """Objects that a method's hospital half works with: a batch, the examples, the context and a round of training."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -77,6 +77,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def read_ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield the images at each of ``parts``, which may be read from a disk meanwhile."""
+        images = self.images
+        return images.read_ahead(parts) if isinstance(images, Pixels) else (images[rows] for rows in parts)
 
     @property
     def any_known(self) -> bool:

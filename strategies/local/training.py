@@ -109,9 +109,9 @@ def train_epoch(
     as_graph = spec.gradient_accumulation_steps == 1 and ours and not is_data_parallel(network.backbone)
     steps = spec.gradient_accumulation_steps
     with cuda_graphs(network.backbone, device if as_graph else CPU, spec.precision) as begin_step:
-        for number, rows in enumerate(parts, start=1):
+        for number, (rows, images) in enumerate(zip(parts, examples.read_ahead(parts), strict=True), start=1):
             begin_step()
-            images, labels = examples.images[rows], examples.labels[rows]
+            labels = examples.labels[rows]
             batch = MiniBatch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
             value = exercise.objective(network, batch)
             if (number - 1) % steps == 0:

@@ -36,7 +36,8 @@ from client.site.settings import open_site, read_settings
 from common.config import read_experiment
 from common.data.base.spec import FolderSpec, NpzSpec, Rendering
 from common.data.images.headers import DicomHead, encoded_shape, jpeg_2000_tables, read_dicom_heads, rle_plane_size
-from common.data.images.reading import ImageForm, decode_pictures
+from common.data.images.reading import ImageForm
+from common.data.images.store import decode_pictures
 from common.data.load import load
 from common.data.tables.csv import read_columns
 from common.data.tables.labels import open_folder

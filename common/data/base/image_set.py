@@ -1,6 +1,7 @@
 """Pictures and labels in the one form that the rest of the program reads, and as arrays for other processes."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,13 +31,42 @@ class SkippedImage:
     reason: str
 
 
+class PixelRows(ABC):
+    """Pictures that are read when they are needed; like an array ``(n, height, width[, 3])`` of uint8 by its rows.
+
+    Attributes:
+        shape: The shape of the array.
+    """
+
+    shape: tuple[int, ...]
+    dtype = np.dtype(np.uint8)
+
+    @abstractmethod
+    def read(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        """Return the pictures at ``rows``, in that order."""
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: NDArray[np.intp] | slice) -> NDArray[np.uint8]:
+        return self.read(np.arange(len(self))[rows])
+
+
 @dataclass(frozen=True)
 class ImageSet:
     """Pictures with their labels; rows of all arrays belong together.
 
     Attributes:
-        stored: uint8, ``(m, height, width)`` for grey or ``(m, height, width, 3)`` for colour; may be a memmap. Parts
-            of one data set share it.
+        stored: uint8, ``(m, height, width)`` for grey or ``(m, height, width, 3)`` for colour: an array, or rows that
+            are read when they are needed. Parts of one data set share it.
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain), never 0 for it.
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Where unknown,
@@ -47,7 +77,7 @@ class ImageSet:
         places: ``(n,)``, the place of each picture in ``stored``; None where they are all of it, in order.
     """
 
-    stored: NDArray[np.uint8]
+    stored: NDArray[np.uint8] | PixelRows
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
     patients: NDArray[np.str_]
@@ -70,8 +100,13 @@ class ImageSet:
 
     @property
     def images(self) -> NDArray[np.uint8]:
-        """The pictures, ``(n, height, width[, 3])``: ``stored`` itself, or a new copy of those at ``places``."""
-        return self.stored if self.places is None else self.stored[self.places]
+        """All pictures in memory, ``(n, height, width[, 3])``: ``stored`` itself, or a new copy of those at ``places``.
+
+        Take some :meth:`rows` first where there may be many.
+        """
+        if self.places is not None:
+            return self.stored[self.places]
+        return self.stored[:] if isinstance(self.stored, PixelRows) else self.stored
 
     @property
     def channels(self) -> int:
@@ -95,11 +130,16 @@ class ImageSet:
 
 
 def concatenate(sets: Sequence[ImageSet]) -> ImageSet:
-    """Return the images of all sets, one set after the other; the sets have the same classes, size and colour."""
+    """Return the images of all sets, one set after the other; the sets have the same classes, size and colour.
+
+    No picture is copied where all sets have theirs in one store.
+    """
+    shared = all(images.stored is sets[0].stored for images in sets) and len(sets) > 1
+    every = [np.arange(len(images)) if images.places is None else images.places for images in sets]
     return replace(
         sets[0],
-        stored=np.concatenate([images.images for images in sets]),
-        places=None,
+        stored=sets[0].stored if shared else np.concatenate([images.images for images in sets]),
+        places=np.concatenate(every) if shared else None,
         labels=np.concatenate([images.labels for images in sets]),
         patients=np.concatenate([images.patients for images in sets]),
         sources=np.concatenate([images.sources for images in sets]),
@@ -133,10 +173,16 @@ _ARRAYS = ("stored", "labels", "patients", "sources", "places")
 Layout = dict[str, Any]
 
 
-def flatten(splits: Splits) -> tuple[Layout, list[NDArray[Any]]]:
-    """Return a data set, for another process, as a layout for JSON and its arrays; a shared array is there once."""
+def flatten(
+    splits: Splits, describe: Callable[[PixelRows], Any] = lambda stored: None
+) -> tuple[Layout, list[NDArray[Any]]]:
+    """Return a data set, for another process, as a layout for JSON and its arrays; a shared array is there once.
+
+    Args:
+        describe: Returns what another process needs to read these pictures itself, as JSON; None to copy them.
+    """
     arrays: list[NDArray[Any]] = []
-    numbers: dict[int, int] = {}
+    numbers: dict[int, Any] = {}
     layout: Layout = {}
     for part, images in zip(PARTS, splits.parts, strict=True):
         layout[part] = {
@@ -147,17 +193,32 @@ def flatten(splits: Splits) -> tuple[Layout, list[NDArray[Any]]]:
         for name in _ARRAYS:
             array = getattr(images, name)
             if array is not None and id(array) not in numbers:
-                numbers[id(array)] = len(arrays)
-                arrays.append(array)
+                place = describe(array) if isinstance(array, PixelRows) else None
+                numbers[id(array)] = len(arrays) if place is None else place
+                if place is None:
+                    arrays.append(array[:])
             layout[part][name] = None if array is None else numbers[id(array)]
     return layout, arrays
 
 
-def unflatten(layout: Layout, arrays: Sequence[NDArray[Any]]) -> Splits:
-    """Rebuild the data set from the results of :func:`flatten`, without copying an array."""
-    sets = []
+def unflatten(
+    layout: Layout, arrays: Sequence[NDArray[Any]], opened: Callable[[Any], PixelRows] | None = None
+) -> Splits:
+    """Rebuild the data set from the results of :func:`flatten`, without copying an array.
+
+    Args:
+        opened: Opens the pictures that ``describe`` described.
+    """
+    sets, stores = list[ImageSet](), dict[str, PixelRows]()
     for part in (layout[name] for name in PARTS):
-        fields: dict[str, Any] = {name: None if part[name] is None else arrays[part[name]] for name in _ARRAYS}
+        fields: dict[str, Any] = {}
+        for name in _ARRAYS:
+            place = part[name]
+            if isinstance(place, dict) and opened is not None:
+                key = str(place)
+                fields[name] = stores[key] = stores[key] if key in stores else opened(place)
+            else:
+                fields[name] = None if place is None else arrays[place]
         skipped = tuple(SkippedImage(**skip) for skip in part["skipped"])
         sets.append(
             ImageSet(class_names=tuple(part["class_names"]), skipped=skipped, missing=part["missing"], **fields)

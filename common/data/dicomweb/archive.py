@@ -23,15 +23,13 @@ from common.data.dicomweb.client import DicomwebClient, PacsServer, ResponseUnus
 from common.data.dicomweb.search import SEARCHES, UID, ImageLocation
 from common.data.images.headers import read_dataset, tags_by_keyword
 from common.data.images.reading import is_dicom
+from common.data.images.store import MARK, MARK_TEXT, FileIdentity
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import is_disk_full, make_private_folder, remove_partial_files, write_atomically
 
 _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _BATCH = 200
 """Number of searches whose results are written together: a kill loses no more."""
-MARK = "CACHEDIR.TAG"
-"""Name of a file that marks the folder as one that may be emptied, for back-up programs (bford.info/cachedir)."""
-_MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images of a PACS, kept by Polyclinic. May be removed.\n"
 _PLACES = "places.jsonl"
 _RECOUNT_AFTER = 100
 """Number of files written after which the folder is listed again: another program may use it."""
@@ -81,7 +79,7 @@ class ImageCache:
             make_private_folder(self.folder)
             remove_partial_files(self.folder)
             if not (self.folder / MARK).is_file():
-                write_atomically(self.folder / MARK, _MARK_TEXT.encode(), private=True)
+                write_atomically(self.folder / MARK, MARK_TEXT.encode(), private=True)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "no folder can have this name"
             raise BadInput([Fault("data.cache", f"{self.folder} cannot be used: {reason}.")]) from None
@@ -174,6 +172,10 @@ class PacsArchive:
         """Return why no more images could be read: a fault of the disk, of the server, or none."""
         failed = self.client.failed
         return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
+
+    def identify(self, file: Path) -> FileIdentity:
+        """Return the identity of an image: the standard gives another content another UID."""
+        return FileIdentity(f"{self.client.server.url}\0{file.stem}")
 
     def find(self, keys: Iterable[ArchiveKey]) -> dict[ArchiveKey, tuple[ImageLocation, ...]]:
         """Find the images that these keys name; searches whose results are in the cache are not sent again.

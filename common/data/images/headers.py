@@ -21,7 +21,8 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
 from common.data.base.image_set import UNKNOWN_PATIENT
-from common.data.images.reading import IN_MEMORY, is_dicom
+from common.data.images.reading import is_dicom
+from common.data.images.store import IN_MEMORY
 
 # pydicom's warnings about a file are texts for programmers; our own checks report all that matters.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")

@@ -1,7 +1,9 @@
-"""Pictures as tensors for a network: rows of one array that all sites of a process share."""
+"""Pictures as tensors for a network: rows of one store that all sites of a process share."""
 
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.data.base.image_set import ImageSet
+from common.data.base.image_set import ImageSet, PixelRows
+from common.data.images.pixel_cache import MappedRows
 
 PART_OF_FREE_MEMORY = 0.5
 """Part of a GPU's free memory that pictures may take; a larger set stays with the CPU and is copied batch by batch."""
@@ -20,49 +23,89 @@ class Pixels:
     """uint8 pictures ``(n, channels, height, width)``, read by row.
 
     Attributes:
-        stored: ``(m, channels, height, width)``, on the CPU or on ``device``.
+        stored: ``(m, channels, height, width)``, on the CPU or on ``device``; or rows that are read batch by batch.
         rows: ``(n,)`` places in ``stored``, on its device; None where they are all of it, in order.
         device: The device on which pictures are used.
+        on_disk: True where ``stored`` is read from a disk, so that reading the next batch early saves time.
     """
 
-    stored: Tensor
+    stored: Tensor | PixelRows
     rows: Tensor | None
     device: torch.device
+    on_disk: bool = False
 
     def __len__(self) -> int:
         return len(self.stored) if self.rows is None else len(self.rows)
 
+    @property
+    def index_device(self) -> torch.device:
+        """The device on which row numbers are used."""
+        return self.stored.device if isinstance(self.stored, Tensor) else torch.device("cpu")
+
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return the pictures at ``rows``, in that order, on the device."""
-        rows = rows.to(self.stored.device)
-        return self.stored[rows if self.rows is None else self.rows[rows]].to(self.device)
+        return self._read(rows).to(self.device)
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """Yield all pictures in order, ``size`` at a time, on the device; one empty batch where there are none."""
+        if isinstance(self.stored, PixelRows) or self.on_disk:
+            yield from self.read_ahead(torch.arange(len(self)).split(size))
+            return
         for start in range(0, max(len(self), 1), size):
             batch = slice(start, start + size)
             yield self.stored[batch if self.rows is None else self.rows[batch]].to(self.device)
+
+    def read_ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield the pictures at each of ``parts``; from a disk, a thread reads the next ones meanwhile."""
+        if not self.on_disk:
+            yield from (self[rows] for rows in parts)
+            return
+        with ThreadPoolExecutor(1, "read-ahead") as reader:
+            waiting = None
+            for rows in parts:
+                following = reader.submit(self._read, rows)
+                if waiting is not None:
+                    yield waiting.result().to(self.device)  # here: a thread that used a GPU would disturb its graphs
+                waiting = following
+            if waiting is not None:
+                yield waiting.result().to(self.device)
+
+    def _read(self, rows: Tensor) -> Tensor:
+        """Return the pictures at ``rows``, where they are stored."""
+        rows = rows.to(self.index_device)
+        places = rows if self.rows is None else self.rows[rows]
+        if isinstance(self.stored, Tensor):
+            return self.stored[places]
+        return channels_first(self.stored.read(places.numpy()))
 
 
 def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
     """Return the images or features at ``rows``, in that order, as a network's inputs; no picture is copied."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
-    index = torch.from_numpy(rows).to(inputs.stored.device)
+    index = torch.from_numpy(rows).to(inputs.index_device)
     return replace(inputs, rows=index if inputs.rows is None else inputs.rows[index])
 
 
 def pixels_on_device(images: ImageSet, device: str) -> Pixels:
     """Return the pictures of a set for a device; sets that share their store share it there too."""
-    stored = _copy_to_device(images.stored, device)
-    rows = None if images.places is None else torch.from_numpy(images.places).to(stored.device)
-    return Pixels(stored, rows, torch.device(device))
+    stored, on_disk = images.stored, isinstance(images.stored, PixelRows)
+    pixels: Tensor | PixelRows = stored if isinstance(stored, PixelRows) else _copy_to_device(stored, device)
+    if isinstance(stored, MappedRows):
+        pixels = _copy_to_device(stored.array, device)
+        on_disk = pixels.device.type == "cpu"
+    rows = None
+    if images.places is not None:
+        rows = torch.from_numpy(images.places)
+        rows = rows.to(pixels.device) if isinstance(pixels, Tensor) else rows
+    return Pixels(pixels, rows, torch.device(device), on_disk)
 
 
 def channels_first(images: NDArray[np.uint8]) -> Tensor:
     """Turn ``(n, height, width[, 3])`` into ``(n, channels, height, width)``; shares memory where it can."""
-    pixels = np.ascontiguousarray(images)
-    tensor = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read
+        tensor = torch.from_numpy(np.ascontiguousarray(images))
     return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
 
 

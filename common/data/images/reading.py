@@ -1,12 +1,9 @@
-"""PNG, JPEG, DICOM and NIfTI files become one uint8 array, on several threads; unreadable files are listed."""
+"""Decoding of a PNG, JPEG, DICOM or NIfTI file into 8 bits, and its form in a data set: size, colour, rendering."""
 
 import io
-import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,75 +89,6 @@ class ImageForm:
         return (self.size, self.size, 3) if self.color else (self.size, self.size)
 
 
-@dataclass(frozen=True)
-class ImageStore:
-    """The place of decoded images: memory, or a file that is mapped into it.
-
-    Attributes:
-        cache_dir: Arrays above ``memory_budget_bytes`` are mapped from an unnamed file in this folder, gone when the
-            program ends; without it everything is held in memory.
-        memory_budget_bytes: Bytes of one part of a data set that may be held in memory.
-        workers: Number of decoding threads.
-    """
-
-    cache_dir: Path | None = None
-    memory_budget_bytes: int = 4 << 30
-    workers: int = min(8, os.cpu_count() or 1)
-
-    def allocate(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Return an array to write images into."""
-        if self.cache_dir is None or int(np.prod(shape)) <= self.memory_budget_bytes:
-            return np.zeros(shape, dtype=np.uint8)
-        with tempfile.TemporaryFile(dir=self.cache_dir) as file:
-            return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
-
-
-IN_MEMORY = ImageStore()
-
-
-@dataclass(frozen=True)
-class DecodedPictures:
-    """The pictures that could be read; ``images[i]`` is the picture with number ``rows[i]`` of those requested."""
-
-    images: NDArray[np.uint8]
-    rows: NDArray[np.intp]
-    skipped: tuple[SkippedImage, ...]
-
-
-def decode_pictures(
-    names: Sequence[str],
-    read: Callable[[int], bytes | Path],
-    form: ImageForm,
-    store: ImageStore = IN_MEMORY,
-    connection: AbstractContextManager[object] | None = None,
-) -> DecodedPictures:
-    """Decode the pictures of which ``read(i)`` returns the bytes or the file.
-
-    Args:
-        names: The name of each picture, for the list of those that are skipped.
-        connection: Held open while pictures are read. It is closed before the threads are waited for, which may so
-            stop them.
-    """
-    images = store.allocate((len(names), *form.shape))
-
-    def decode_one(index: int) -> str:
-        # Any error of a decoder on a broken file ends here: that file is left out, the others go on.
-        try:
-            images[index] = fit_to_form(decode_picture(read(index), form.rendering), form)
-        except Exception as error:
-            return unreadable_reason(error)
-        return ""
-
-    with ThreadPoolExecutor(store.workers) as pool, connection or nullcontext():
-        reasons = list(pool.map(decode_one, range(len(names))))
-    rows = np.flatnonzero([not reason for reason in reasons])
-    skipped = tuple(SkippedImage(name, reason) for name, reason in zip(names, reasons, strict=True) if reason)
-    for place, row in enumerate(rows):  # close up in place, because the array may be larger than memory
-        if place != row:
-            images[place] = images[row]
-    return DecodedPictures(images[: len(rows)], rows, skipped)
-
-
 def unreadable_reason(error: Exception) -> str:
     """Return in one line why a file cannot be decoded, for the person who has it."""
     reason = " ".join(str(error).split())
@@ -178,7 +106,7 @@ def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> 
         content: The bytes of the file, or its path: of a volume at a path only a slice is read.
 
     Raises:
-        OSError, ValueError, ...: Any error of the decoder; see :func:`decode_pictures`.
+        OSError, ValueError, ...: Any error of the decoder; see :func:`common.data.images.store.decode_pictures`.
     """
     if isinstance(content, Path) and is_nifti(read_head(content)):
         from common.data.images.nifti import nifti_pixels  # takes a second, like DICOM

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, ImageSet, Splits, concatenate, unknown_patients
 from common.data.base.spec import CompositesSpec, MixtureSpec, NpzSpec
-from common.data.images.reading import ImageStore, convert_color, resize_images
+from common.data.images.reading import convert_color, resize_images
+from common.data.images.store import ImageStore
 from common.data.sources.npz import load_npz, open_npz
 from common.data.tables.class_names import repeated_name_faults
 from common.errors import BadInput, Fault, stop_on

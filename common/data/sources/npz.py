@@ -16,15 +16,8 @@ from common.data.base.decoded_size import LARGEST_MB, content_limit, size_proble
 from common.data.base.image_set import ImageSet, Splits, unknown_patients
 from common.data.base.spec import NpzSpec
 from common.data.base.splits import Names, has_positive_label, hold_out, shared_patient_faults
-from common.data.images.reading import (
-    ImageForm,
-    ImageStore,
-    check_skip_budget,
-    decode_picture,
-    decode_pictures,
-    resize_images,
-    unreadable_reason,
-)
+from common.data.images.reading import ImageForm, check_skip_budget, decode_picture, resize_images, unreadable_reason
+from common.data.images.store import ImageStore, decode_pictures
 from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_arrays, read_headers
 from common.data.tables.class_names import public_class_names, repeated_name_faults, unknown_class_faults
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
@@ -330,4 +323,6 @@ def _jpeg_images(
 
     decoded = decode_pictures([f"{part.prefix}[{row}]" for row in part.rows], read, form, store)
     part = part.only(decoded.rows)
-    return ImageSet(decoded.images, part.labels, class_names, part.patients, part.sources, decoded.skipped)
+    return ImageSet(
+        decoded.stored, part.labels, class_names, part.patients, part.sources, decoded.skipped, places=decoded.places
+    )

@@ -23,7 +23,8 @@ from common.data.base.splits import (
     patient_split,
     shared_patient_faults,
 )
-from common.data.images.reading import ImageForm, ImageStore, check_skip_budget, decode_pictures
+from common.data.images.reading import ImageForm, check_skip_budget
+from common.data.images.store import FileIdentity, ImageStore, decode_pictures
 from common.data.tables.cells import finding_matrix, label_matrix, parse_parts, split_findings, strip_cells
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
@@ -40,6 +41,9 @@ class PictureReader(Protocol):
     def read(self, file: Path) -> bytes | Path:
         """Return a picture, or the file in which it is."""
 
+    def identify(self, file: Path) -> FileIdentity | None:
+        """Return by what a picture's content is recognised without reading it; None where only reading tells."""
+
     def faults(self) -> list[Fault]:
         """Return why no picture could be read any more, after reading; empty where all is well."""
 
@@ -52,6 +56,9 @@ class DiskReader:
 
     def read(self, file: Path) -> bytes | Path:
         return file
+
+    def identify(self, file: Path) -> FileIdentity | None:
+        return FileIdentity.of(file)
 
     def faults(self) -> list[Fault]:
         return []
@@ -147,31 +154,39 @@ def _are_files(paths: Sequence[Path]) -> NDArray[np.bool_]:
 
 
 def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -> Splits:
-    """Decode the pictures of a table, part by part.
+    """Decode the pictures of a table into one store, which its three parts share.
 
     Raises:
         BadInput: If more than ``spec.skip_budget`` of them cannot be read, or their archive gives no more.
     """
     form = ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering)
-    splits = Splits(*(_decode_part(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in PARTS))
-    stop_on(table.reader.faults())
-    skipped = [skip for images in splits.parts for skip in images.skipped]
-    check_skip_budget("data.images", skipped, len(table.files), spec.skip_budget)
-    return splits
-
-
-def _decode_part(table: LabelTable, form: ImageForm, store: ImageStore) -> ImageSet:
-    names, reader = [file.name for file in table.files], table.reader
-    decoded = decode_pictures(names, lambda row: reader.read(table.files[row]), form, store, reader.opened())
-    return ImageSet(
-        stored=decoded.images,
-        labels=table.labels[decoded.rows],
-        class_names=table.class_names,
-        patients=table.patients[decoded.rows],
-        sources=table.sources[decoded.rows],
-        skipped=decoded.skipped,
-        missing=table.missing,
+    names, files, reader = [file.name for file in table.files], table.files, table.reader
+    decoded = decode_pictures(
+        names,
+        lambda row: reader.read(files[row]),
+        form,
+        store,
+        reader.opened(),
+        lambda row: reader.identify(files[row]),
     )
+    stop_on(table.reader.faults())
+    check_skip_budget("data.images", decoded.skipped, len(files), spec.skip_budget)
+    readable = table.rows(decoded.rows)
+    unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
+    images = ImageSet(
+        stored=decoded.stored,
+        labels=readable.labels,
+        class_names=table.class_names,
+        patients=readable.patients,
+        sources=readable.sources,
+        missing=table.missing,
+        places=decoded.places,
+    )
+    parts = []
+    for part in PARTS:
+        skipped = tuple(skip for skip, of in zip(decoded.skipped, unreadable, strict=True) if of == part)
+        parts.append(replace(images.rows(np.flatnonzero(readable.parts == part)), skipped=skipped))
+    return Splits(*parts)
 
 
 def read_table_and_folder(spec: PictureSpec, base: Path) -> tuple[Columns, list[Fault]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from common.data.base.image_set import Splits, array_bytes, array_forms, flatten
+from common.data.base.image_set import PixelRows, Splits, array_bytes, array_forms, flatten
+from common.data.images.pixel_cache import MappedRows
 from common.system.resources import keep_large_buffers
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.ray_process import RayProcess
@@ -38,6 +39,11 @@ class SimulatedRun:
     note: Callable[..., None] = lambda event, **facts: None
 
 
+def _describe_here(stored: PixelRows) -> dict[str, Any] | None:
+    """Describe pictures that workers on this machine map from the same file."""
+    return stored.describe() if isinstance(stored, MappedRows) else None
+
+
 def run_on_ray(main: Main, run: SimulatedRun, process: RayProcess) -> None:
     """Run ``main`` with a Grid whose sites Ray's workers serve."""
     prepare_flower()
@@ -59,7 +65,7 @@ class RayGrid(LocalGrid):
         super().__init__(len(run.names))
         self._note, self._process = run.note, process
         self._pending: dict[str, Message] = {}
-        facts, arrays = flatten(run.images)
+        facts, arrays = flatten(run.images, _describe_here if not process.settings.address else lambda stored: None)
         about = {
             "kind": "begin",
             "experiment": run.experiment,

@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 
 from common.config import Experiment
 from common.data.base.image_set import unflatten
+from common.data.images.pixel_cache import MappedRows
 from common.errors import stop_on
 from common.simulation import receive_data
 from server.simulation.backends.cluster import node_versions, version_faults
@@ -64,7 +65,7 @@ class SiteWorker:
         self._frozen = replace_folder(self._folder / FROZEN, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
-        receive_data(experiment, base, unflatten(json.loads(setup["facts"]), setup["images"]))
+        receive_data(experiment, base, unflatten(json.loads(setup["facts"]), setup["images"], MappedRows.open))
         self._app = import_site_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()
         gpus = len(context.get_accelerator_ids().get("GPU", ()))

@@ -22,7 +22,8 @@ from PIL import Image
 
 from common.data.base.spec import NpzSpec, Rendering
 from common.data.images.headers import read_dicom_heads
-from common.data.images.reading import ImageForm, decode_pictures
+from common.data.images.reading import ImageForm
+from common.data.images.store import decode_pictures
 from common.data.load import load
 from common.data.tables.csv import read_columns
 from common.errors import BadInput

@@ -20,7 +20,8 @@ import pydicom
 from pydicom import uid
 
 from common.data.base.spec import Rendering
-from common.data.images.reading import ImageForm, decode_pictures, is_dicom
+from common.data.images.reading import ImageForm, is_dicom
+from common.data.images.store import decode_pictures
 from tests.common.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
 from tests.common.data.nifti_files import volume, write
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from common.data.base.spec import Axis, FolderSpec, Rendering
 from common.data.images import nifti
 from common.data.images.nifti import nifti_pixels
-from common.data.images.reading import ImageForm, decode_picture, decode_pictures
+from common.data.images.reading import ImageForm, decode_picture
+from common.data.images.store import decode_pictures
 from common.data.load import load
 from tests.common.data.nifti_files import AFFINE, volume, write
 

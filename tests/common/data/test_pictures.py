@@ -8,14 +8,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from common.data.images.dicom import apply_window, dicom_pixels
-from common.data.images.reading import (
-    ImageForm,
-    ImageStore,
-    decode_picture,
-    decode_pictures,
-    fit_to_form,
-    resize_images,
-)
+from common.data.images.reading import ImageForm, decode_picture, fit_to_form, resize_images
+from common.data.images.store import decode_pictures
 from tests.common.data.dicom_files import dicom
 
 
@@ -73,15 +67,6 @@ def test_skipped_pictures_leave_no_gap(tmp_path: Path) -> None:
     assert decoded.images[:, 0, 0].tolist() == [10, 20, 30]
     assert decoded.rows.tolist() == [0, 2, 3]
     assert [skip.name for skip in decoded.skipped] == ["b"]
-
-
-def test_images_over_the_memory_budget_are_mapped_from_a_file_that_leaves_no_trace(tmp_path: Path) -> None:
-    data = encoded(Image.new("L", (4, 4), 99))
-    store = ImageStore(cache_dir=tmp_path, memory_budget_bytes=10)
-    decoded = decode_pictures(["a", "b"], lambda _: data, ImageForm(4, color=False, resize="pad"), store)
-    assert isinstance(decoded.images, np.memmap)
-    assert (decoded.images == 99).all()
-    assert list(tmp_path.iterdir()) == []
 
 
 RAMP = np.array([[0, 1000, 2000, 4000]], dtype=np.uint16)

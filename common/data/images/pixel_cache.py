@@ -1,0 +1,322 @@
+"""Decoded pictures on disk: each is decoded once, and every program maps the same bytes into its memory.
+
+A folder holds the pictures of one form (:class:`PixelCache`). Its files:
+
+========== ============================================================================================================
+pixels     row after row, each of the same length; encrypted rows hold a nonce, the pixels and a tag (AES-256-GCM)
+rows       a record for each row of ``pixels``: the key of the picture's content, and a checksum of the row
+files      a record for each file that was read: its path, size and times as a hash, and the key of its content
+lock       locked by the program that adds rows
+in_use     locked by each program that maps the pixels; a folder in use is not removed
+========== ============================================================================================================
+
+A row counts once its record is written, after its pixels are on the disk: a kill loses the rows of a few seconds, and
+the next program writes over them. Content keys are BLAKE3 hashes of whole files, so that a picture that was copied or
+renamed is not decoded again; with encryption they are keyed hashes, which say nothing to others.
+"""
+
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from numpy.typing import NDArray
+
+from common.data.base.image_set import PixelRows
+from common.errors import BadInput, Fault
+from common.system.files import make_private_folder
+
+PIXELS, ROWS, FILES, LOCK, IN_USE = "pixels", "rows", "files", "lock", "in_use"
+_KEY, _CHECK, _IDENTITY = 32, 4, 16
+"""Bytes of a content key, of a row's checksum, and of a file's identity."""
+_NONCE, _TAG = 12, 16
+FLUSH_S = 2.0
+"""Seconds between two moments at which new rows are made to last."""
+_EXAMINED = 64
+"""Rows whose checksum is compared when a folder is opened."""
+SETTLED_S = 2.0
+"""A file that changed later than this before it was read may change again without another time."""
+
+
+class FolderInUse:
+    """Keeps other programs from removing a folder of the cache, which it makes if need be, as long as it lives."""
+
+    def __init__(self, folder: Path) -> None:
+        while True:
+            make_private_folder(folder)
+            with suppress(FileNotFoundError):
+                self._descriptor = os.open(folder / IN_USE, os.O_WRONLY | os.O_CREAT, 0o600)
+                fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+                os.utime(self._descriptor)
+                if os.fstat(self._descriptor).st_nlink:
+                    return
+                os.close(self._descriptor)  # another program has removed the folder in between
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+class MappedRows(PixelRows):
+    """Pictures in a file that is mapped into memory, where all programs share one copy."""
+
+    def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: FolderInUse | None = None) -> None:
+        self.path, self.shape, self._in_use = path, (count, *shape), in_use
+        self.array = _map_file(path, count, int(np.prod(shape))).reshape(self.shape)
+
+    def read(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        return self.array[rows]
+
+    def describe(self) -> dict[str, Any]:
+        """Return, as JSON, what another process on this machine opens them by."""
+        return {"path": str(self.path), "file": self.path.stat().st_ino, "shape": list(self.shape)}
+
+    @classmethod
+    def open(cls, described: Mapping[str, Any]) -> "MappedRows":
+        """Open the pictures that another process described.
+
+        Raises:
+            BadInput: If the file is another one by now.
+        """
+        path, (count, *shape) = Path(described["path"]), described["shape"]
+        in_use = FolderInUse(path.parent)
+        if not path.exists() or path.stat().st_ino != described["file"]:
+            problem = "holds other decoded images than at the start of the run."
+            raise BadInput([Fault(str(path.parent), problem, "Start the run again.")])
+        return cls(path, count, tuple(shape), in_use)
+
+
+class EncryptedRows(PixelRows):
+    """Pictures in an encrypted file; each is decrypted when it is read, and checked to be what was written."""
+
+    def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: FolderInUse) -> None:
+        self.path, self.shape, self._in_use = path, (count, *shape), in_use
+        self._sealed = _map_file(path, count, int(np.prod(shape)) + _NONCE + _TAG)
+        self._cipher = AESGCM(secret)
+
+    def read(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        pictures = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        for picture, row in zip(pictures, rows.tolist(), strict=True):
+            sealed = self._sealed[row]
+            try:
+                content = self._cipher.decrypt(sealed[:_NONCE].data, sealed[_NONCE:].data, _row_name(self.path, row))
+            except InvalidTag:
+                raise _damaged(self.path.parent) from None
+            picture[...] = np.frombuffer(content, np.uint8).reshape(picture.shape)
+        return pictures
+
+
+class PixelCache:
+    """The pictures of one form in a folder, which this process keeps from being removed.
+
+    Attributes:
+        row_bytes: Length of a row of the file ``pixels``.
+
+    Args:
+        shape: The shape of each picture, ``(height, width[, 3])``.
+        secret: Key of AES-256, 32 bytes, by which rows are encrypted; None writes them as they are.
+
+    Raises:
+        OSError: If the folder cannot be made or locked.
+    """
+
+    def __init__(self, folder: Path, shape: tuple[int, ...], secret: bytes | None = None) -> None:
+        self.folder, self.shape, self.secret = folder, shape, secret
+        self.row_bytes = int(np.prod(shape)) + (0 if secret is None else _NONCE + _TAG)
+        self._in_use = FolderInUse(folder)
+
+    def rows(self) -> dict[bytes, int]:
+        """Return the row of each picture by the key of its content."""
+        records = _read_records(self.folder / ROWS, _KEY + _CHECK)
+        path = self.folder / PIXELS
+        whole = path.stat().st_size // self.row_bytes if path.exists() else 0
+        return {record[:_KEY]: row for row, record in enumerate(records[:whole])}
+
+    def files(self) -> dict[bytes, bytes]:
+        """Return the content key of each file by its identity (:meth:`identity`)."""
+        return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_records(self.folder / FILES, _IDENTITY + _KEY)}
+
+    def identity(self, about: str) -> bytes:
+        """Return a short hash of a description that changes whenever the file may have changed."""
+        return blake3(about.encode(), key=self.secret).digest(_IDENTITY)
+
+    def content_key(self, content: bytes | Path) -> bytes:
+        """Return the key of a picture's file, given its bytes or its path."""
+        hasher = blake3(key=self.secret)
+        return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
+
+    def map_rows(self, count: int) -> PixelRows:
+        """Return the first ``count`` rows as pictures.
+
+        Raises:
+            BadInput: If rows are not what was written.
+        """
+        path = self.folder / PIXELS
+        records = _read_records(self.folder / ROWS, _KEY + _CHECK)
+        stored = _map_file(path, count, self.row_bytes)
+        for row in np.unique(np.linspace(0, count - 1, min(count, _EXAMINED)).astype(int)).tolist():
+            if zlib.crc32(stored[row].data) != int.from_bytes(records[row][_KEY:], "little"):
+                raise _damaged(self.folder)
+        if self.secret is None:
+            return MappedRows(path, count, self.shape, self._in_use)
+        return EncryptedRows(path, count, self.shape, self.secret, self._in_use)
+
+    @contextmanager
+    def writing(self, waits: Callable[[], object] = lambda: None) -> Iterator["RowWriter"]:
+        """Add rows inside the ``with`` block; one program at a time.
+
+        Args:
+            waits: Called if another program adds rows, before waiting for it.
+        """
+        with (self.folder / LOCK).open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            writer = RowWriter(self)
+            try:
+                yield writer
+            finally:
+                writer.close()
+
+
+class RowWriter:
+    """Adds rows to a cache, from several threads.
+
+    Attributes:
+        places: The row of each picture that is there, by its content key.
+    """
+
+    def __init__(self, cache: PixelCache) -> None:
+        self._cache, self.places = cache, cache.rows()
+        self._next = self._lasting = len(self.places)
+        self._rows = (cache.folder / ROWS).open("ab", buffering=0)
+        self._files = (cache.folder / FILES).open("ab", buffering=0)
+        self._pixels = os.open(cache.folder / PIXELS, os.O_RDWR | os.O_CREAT, 0o600)
+        self._rows.truncate(self._next * (_KEY + _CHECK))
+        self._files.truncate((cache.folder / FILES).stat().st_size // (_IDENTITY + _KEY) * (_IDENTITY + _KEY))
+        self._written: dict[int, bytes] = {}
+        self._new_files: list[bytes] = []
+        self._lock, self._flushing, self._flushed = threading.Lock(), threading.Lock(), time.monotonic()
+
+    def reserve(self, count: int) -> None:
+        """Extend the file for so many further rows, which take no room before they are written."""
+        os.truncate(self._pixels, (self._next + count) * self._cache.row_bytes)
+
+    def add(self, key: bytes, picture: NDArray[np.uint8]) -> int:
+        """Write a picture, and return its row.
+
+        Raises:
+            OSError: If the disk has no room.
+        """
+        with self._lock:
+            row, self._next = self._next, self._next + 1
+        content: Any = np.ascontiguousarray(picture).data.cast("B")
+        if self._cache.secret is not None:
+            nonce, name = os.urandom(_NONCE), _row_name(self._cache.folder / PIXELS, row)
+            content = memoryview(nonce + AESGCM(self._cache.secret).encrypt(nonce, content, name))
+        record, offset = key + zlib.crc32(content).to_bytes(_CHECK, "little"), row * self._cache.row_bytes
+        while len(content):
+            count = os.pwrite(self._pixels, content, offset)
+            content, offset = content[count:], offset + count
+        with self._lock:
+            self._written[row], self.places[key] = record, row
+        if time.monotonic() - self._flushed > FLUSH_S and self._flushing.acquire(blocking=False):
+            try:
+                self._flush()
+            finally:
+                self._flushing.release()
+        return row
+
+    def add_file(self, identity: bytes, key: bytes) -> None:
+        """Note the content key of a file, by which its picture is found at the next start without reading it."""
+        with self._lock:
+            self._new_files.append(identity + key)
+
+    def _flush(self) -> None:
+        with self._lock:
+            rows, files, last = list[bytes](), self._new_files, self._lasting
+            while last in self._written:
+                rows.append(self._written.pop(last))
+                last += 1
+            self._new_files, self._lasting = [], last
+        os.fdatasync(self._pixels)
+        self._rows.write(b"".join(rows))
+        self._files.write(b"".join(files))
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Make all rows last, and give back what was reserved for others."""
+        try:
+            self._flush()
+            os.truncate(self._pixels, self._lasting * self._cache.row_bytes)
+        finally:
+            os.close(self._pixels)
+            self._rows.close()
+            self._files.close()
+
+
+def total_bytes(root: Path) -> int:
+    """Return the bytes that the pixels of all forms in a folder take, with those that are reserved."""
+    return sum(file.stat().st_size for file in root.glob(f"*/{PIXELS}"))
+
+
+def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
+    """Remove forms that no program uses, those used last at the end, until so many bytes are free; return the bytes.
+
+    Args:
+        spare: The folder of a form that stays.
+    """
+    freed, used = 0, list[tuple[float, Path]]()
+    for folder in root.iterdir():
+        with suppress(OSError):
+            used.append(((folder / IN_USE).stat().st_mtime if (folder / IN_USE).exists() else 0, folder))
+    for _, folder in sorted(used):
+        if freed >= wanted or folder == spare or not folder.is_dir():
+            continue
+        with suppress(OSError), (folder / IN_USE).open("ab") as in_use:
+            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size = (folder / PIXELS).stat().st_size if (folder / PIXELS).exists() else 0
+            shutil.rmtree(folder.rename(root / f".{folder.name}.{os.getpid()}"))  # never half of a folder by its name
+            freed += size
+    return freed
+
+
+def _read_records(path: Path, size: int) -> list[bytes]:
+    """Return the whole records of a file, without a last one that a kill has cut off."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return [content[start : start + size] for start in range(0, len(content) - size + 1, size)]
+
+
+def _map_file(path: Path, count: int, row_bytes: int) -> NDArray[np.uint8]:
+    """Map the first ``count`` rows of a file, ``(count, row_bytes)``, read-only."""
+    if not count:
+        return np.zeros((0, row_bytes), np.uint8)
+    with path.open("rb") as file:
+        return np.frombuffer(
+            mmap.mmap(file.fileno(), count * row_bytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED), np.uint8
+        ).reshape(count, row_bytes)
+
+
+def _row_name(path: Path, row: int) -> bytes:
+    """Return what an encrypted row is bound to: no row stands for another one."""
+    return f"{path.parent.name}/{row}".encode()
+
+
+def _damaged(folder: Path) -> BadInput:
+    problem = "holds decoded images that are not what was written: the disk, or somebody, changed them."
+    return BadInput([Fault(str(folder), problem, "Remove this folder; the images are then decoded again.")])

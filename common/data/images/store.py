@@ -1,0 +1,376 @@
+"""Pictures of a data set become rows of one store: in memory where they are few, else decoded once into a cache.
+
+The kind of store changes no pixel. What a cache holds depends on the content of each file and on everything that
+determines its pixels: the form, and the versions of our decoders and of the libraries that they call.
+"""
+
+import math
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from common.data.base.decoded_size import SHARE_OF_MEMORY, available_memory
+from common.data.base.image_set import PixelRows, SkippedImage
+from common.data.images.pixel_cache import SETTLED_S, PixelCache, RowWriter, remove_unused, total_bytes
+from common.data.images.reading import (
+    ImageForm,
+    decode_picture,
+    fit_to_form,
+    is_nifti,
+    read_head,
+    unreadable_reason,
+)
+from common.errors import BadInput, Fault
+from common.system.files import is_disk_full, make_private_folder
+from common.system.plain_text import counted, duration, json_text, size
+
+SMALL_BYTES = 16 << 20
+"""Bytes of files that are decoded within about a second: such a set is held in memory, and leaves no file."""
+PROGRESS_S = 5.0
+SPARE_BYTES = 1 << 30
+"""Bytes of a disk that a cache leaves free."""
+MARK = "CACHEDIR.TAG"
+"""Name of a file that marks a folder as one that may be emptied, for back-up programs (bford.info/cachedir)."""
+MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
+_AT_A_TIME = 4096
+_DECODERS = ("pillow", "pydicom", "nibabel", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle", "pyjpegls")
+_DECODERS += ("python-gdcm", "imagecodecs", "numpy")
+
+
+@dataclass(frozen=True)
+class ImageStore:
+    """The place of decoded pictures.
+
+    Attributes:
+        folder: The folder of the cache; None holds all pictures in memory, and decodes them anew at each start.
+        limit_bytes: Bytes that the folder may take.
+        limit_key: The key of the config file that sets them, for messages.
+        secret: Key of AES-256, 32 bytes, by which pictures are encrypted; None stores them as they are.
+        workers: Number of decoding threads.
+        tell: Prints a line for the person who waits.
+    """
+
+    folder: Path | None = None
+    limit_bytes: int = 100 * 10**9
+    limit_key: str = "simulation.image_cache_gb"
+    secret: bytes | None = field(default=None, repr=False)
+    workers: int = min(8, os.cpu_count() or 1)
+    tell: Callable[[str], object] = field(default=lambda line: None, compare=False)
+
+
+IN_MEMORY = ImageStore()
+
+
+def user_store(
+    tell: Callable[[str], object] = lambda line: None, folder: str = "", limit_gb: float = 100.0
+) -> ImageStore:
+    """Return the store of this account: decoded images are in its cache folder, for all runs.
+
+    Args:
+        folder: Another folder; empty for ``$XDG_CACHE_HOME/polyclinic/images`` or ``~/.cache/polyclinic/images``.
+        limit_gb: Size that the folder may have; 0 holds images in memory.
+    """
+    place = Path(folder) if folder else None
+    if place is None:
+        with suppress(RuntimeError):  # an account without a home
+            place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyclinic" / "images"
+    return ImageStore(place if limit_gb else None, int(limit_gb * 1e9), tell=tell)
+
+
+@dataclass(frozen=True)
+class FileIdentity:
+    """A file as the disk or an archive knows it.
+
+    Attributes:
+        about: Text that changes whenever the file may have changed.
+        size: Bytes; None where unknown.
+        changed: Time of the last change in seconds.
+    """
+
+    about: str
+    size: int | None = None
+    changed: float = 0.0
+
+    @classmethod
+    def of(cls, path: Path) -> "FileIdentity | None":
+        """Return the identity of a file on this machine's disk; None where there is none."""
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            return None
+        about = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
+        return cls(about, status.st_size, status.st_ctime)
+
+
+@dataclass(frozen=True)
+class DecodedPictures:
+    """The pictures that could be read.
+
+    Attributes:
+        stored: All pictures of the store, and maybe others.
+        places: ``(n,)``, the place in ``stored`` of each picture that could be read.
+        rows: ``(n,)``, the number of each of these among those requested.
+        skipped: Those that could not be read.
+    """
+
+    stored: NDArray[np.uint8] | PixelRows
+    places: NDArray[np.intp]
+    rows: NDArray[np.intp]
+    skipped: tuple[SkippedImage, ...]
+
+    @property
+    def images(self) -> NDArray[np.uint8]:
+        """The pictures that could be read, in memory; ``images[i]`` is the one with number ``rows[i]``."""
+        return self.stored[self.places]
+
+
+Read = Callable[[int], bytes | Path]
+
+
+def decode_pictures(
+    names: Sequence[str],
+    read: Read,
+    form: ImageForm,
+    store: ImageStore = IN_MEMORY,
+    connection: AbstractContextManager[object] | None = None,
+    identify: Callable[[int], FileIdentity | None] = lambda row: None,
+) -> DecodedPictures:
+    """Decode the pictures of which ``read(i)`` returns the bytes or the file; those in the cache are not read.
+
+    Args:
+        names: The name of each picture, for the list of those that are skipped.
+        connection: Held open while pictures are read. It is closed before the threads are waited for, which may so
+            stop them.
+        identify: Returns the identity of picture ``i``; None where only its content tells.
+
+    Raises:
+        BadInput: If there is neither memory nor room on the disk for so many pictures.
+    """
+    work = _Decoding(names, read, form, store, connection or nullcontext(), identify)
+    sizes = [identity.size for identity in work.identities if identity]
+    small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
+    if store.folder is None or small or not names:
+        return work.in_memory()
+    try:
+        return work.in_cache(store.folder)
+    except OSError as error:
+        if is_disk_full(error):
+            remedy = f"Make room, or set a smaller {store.limit_key}."
+            raise BadInput([Fault(str(store.folder), "the disk is full.", remedy)]) from None
+        store.tell(f"{store.folder} cannot be used ({error.strerror or error}): images are decoded at each start")
+        return work.in_memory()
+
+
+class _Decoding:
+    """The decoding of one list of pictures, into memory or into a cache."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        read: Read,
+        form: ImageForm,
+        store: ImageStore,
+        connection: AbstractContextManager[object],
+        identify: Callable[[int], FileIdentity | None],
+    ) -> None:
+        self.names, self.read, self.form, self.store, self.connection = names, read, form, store, connection
+        self.identify = identify
+        self.identities = [identify(row) for row in range(len(names))]
+        self.places = np.full(len(names), -1, np.intp)
+        self.reasons = dict[int, str]()
+
+    def in_memory(self) -> DecodedPictures:
+        """Decode all pictures into one array.
+
+        Raises:
+            BadInput: If they take more memory than this process may use.
+        """
+        images = allocate_pictures(len(self.names), self.form.shape, self.store)
+
+        def decode(row: int) -> None:
+            try:
+                images[row] = fit_to_form(decode_picture(self.read(row), self.form.rendering), self.form)
+                self.places[row] = row
+            except Exception as error:  # any error of a decoder on a broken file: the others go on
+                self.reasons[row] = unreadable_reason(error)
+
+        self._for_each(range(len(self.names)), decode)
+        return self._result(images)
+
+    def in_cache(self, root: Path) -> DecodedPictures:
+        """Decode the pictures that the cache does not hold; return those of its rows that are these pictures.
+
+        Raises:
+            BadInput: If the cache has no room for them.
+            OSError: If the folder cannot be used.
+        """
+        about = {"form": asdict(self.form), "decoders": _decoder_versions(), "encrypted": self.store.secret is not None}
+        make_private_folder(root)
+        if not (root / MARK).exists():
+            (root / MARK).write_text(MARK_TEXT, encoding="ascii")
+        folder = root / blake3(json_text(about).encode(), key=self.store.secret).hexdigest(16)
+        cache = PixelCache(folder, self.form.shape, self.store.secret)
+        if missing := self._find_rows(cache, cache.rows()):
+            (folder / "form.json").write_text(json_text(about, indent=1), encoding="utf-8")
+            _make_room(cache, len(missing), self.store)
+            with cache.writing(lambda: self.store.tell("another program decodes these images: waiting for it")) as out:
+                missing = self._find_rows(cache, out.places)
+                out.reserve(len(missing))
+                decoder = _DecodingIntoCache(self, cache, out)
+                self._for_each(missing, decoder.decode)
+        held = cache.map_rows(len(cache.rows()))
+        now = f"{counted(len(self.names), 'image')}, {len(missing):,} of them decoded now"
+        kept = f"{root} keeps {size(total_bytes(root))} of decoded images"
+        self.store.tell(f"{now}; {kept}, at most {size(self.store.limit_bytes)} ({self.store.limit_key})")
+        return self._result(held)
+
+    def _find_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
+        """Find the places of pictures that are in the cache; return the numbers of the others."""
+        files, missing = cache.files(), list[int]()
+        for number, identity in enumerate(self.identities):
+            key = files.get(cache.identity(identity.about)) if identity else None
+            if key in rows:
+                self.places[number] = rows[key]
+            else:
+                missing.append(number)
+        return missing
+
+    def _for_each(self, numbers: Sequence[int], decode: Callable[[int], None]) -> None:
+        progress = DecodingProgress(len(numbers), self.store.tell)
+
+        def decode_and_count(number: int) -> None:
+            decode(number)
+            progress.advance()
+
+        with ThreadPoolExecutor(self.store.workers) as pool, self.connection:
+            for start in range(0, len(numbers), _AT_A_TIME):
+                for _ in pool.map(decode_and_count, numbers[start : start + _AT_A_TIME]):
+                    pass
+
+    def _result(self, stored: NDArray[np.uint8] | PixelRows) -> DecodedPictures:
+        skipped = (SkippedImage(self.names[row], self.reasons[row]) for row in sorted(self.reasons))
+        rows = np.flatnonzero(self.places >= 0)
+        return DecodedPictures(stored, self.places[rows], rows, tuple(skipped))
+
+
+class _DecodingIntoCache:
+    """Decodes pictures into the rows of a cache, each content once."""
+
+    def __init__(self, work: _Decoding, cache: PixelCache, out: RowWriter) -> None:
+        self.work, self.cache, self.out = work, cache, out
+        self._busy, self._changed = set[bytes](), threading.Condition()
+
+    def decode(self, number: int) -> None:
+        """Decode picture ``number`` where no picture of the same content is there."""
+        work, began = self.work, time.time()
+        try:
+            content = work.read(number)
+            if isinstance(content, Path) and not is_nifti(read_head(content)):
+                content = content.read_bytes()
+            key = self.cache.content_key(content)
+        except Exception as error:  # any error of a disk or an archive: the other pictures go on
+            work.reasons[number] = unreadable_reason(error)
+            return
+        with self._alone(key):
+            if key not in self.out.places:
+                try:
+                    picture = fit_to_form(decode_picture(content, work.form.rendering), work.form)
+                except Exception as error:  # any error of a decoder on a broken file
+                    work.reasons[number] = unreadable_reason(error)
+                    return
+                self.out.add(key, picture)
+        work.places[number] = self.out.places[key]
+        before = work.identities[number]
+        if before and before == work.identify(number) and began - before.changed > SETTLED_S:
+            self.out.add_file(self.cache.identity(before.about), key)
+
+    @contextmanager
+    def _alone(self, key: bytes) -> Iterator[None]:
+        """Wait until no other thread works on the same content."""
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._busy)
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.discard(key)
+                self._changed.notify_all()
+
+
+class DecodingProgress:
+    """Prints a line every few seconds: how many pictures are decoded, how fast, and how long the rest takes."""
+
+    def __init__(self, total: int, tell: Callable[[str], object]) -> None:
+        self._total, self._tell, self._done = total, tell, 0
+        self._began = self._told = time.monotonic()
+        self._lock = threading.Lock()
+
+    def advance(self) -> None:
+        """Count a picture."""
+        with self._lock:
+            self._done += 1
+            now = time.monotonic()
+            if now - self._told < PROGRESS_S or self._done == self._total:
+                return
+            self._told = now
+            rate = self._done / (now - self._began)
+        rest = duration((self._total - self._done) / rate)
+        self._tell(f"decoding images: {self._done:,} of {self._total:,}, {rate:,.0f} a second, {rest} left")
+
+
+def allocate_pictures(count: int, shape: tuple[int, ...], store: ImageStore) -> NDArray[np.uint8]:
+    """Return an array ``(count, *shape)`` in memory.
+
+    Raises:
+        BadInput: If it takes more memory than this process may use.
+    """
+    needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * available_memory())
+    if needed > room:
+        problem = f"{counted(count, 'image')} take {size(needed)} once decoded, and only {size(room)} of memory may be "
+        problem += "used for them: images are held in memory because no folder keeps them."
+        raise BadInput([Fault("data", problem, f"Let decoded images be kept on the disk: {store.limit_key}.")])
+    return np.zeros((count, *shape), np.uint8)
+
+
+def _make_room(cache: PixelCache, count: int, store: ImageStore) -> None:
+    """Remove what other data sets left in the cache, where there is no room for so many further rows.
+
+    Raises:
+        BadInput: If that does not suffice.
+    """
+    root = cache.folder.parent
+    needed = count * cache.row_bytes
+    free = min(store.limit_bytes - total_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
+    if needed > free:
+        free += remove_unused(root, needed - free, spare=cache.folder)
+    if needed <= free:
+        return
+    problem = f"has room for {size(max(0, free))}, and {counted(count, 'image')} take {size(needed)} once decoded."
+    limit = f"all decoded images may take {size(store.limit_bytes)} ({store.limit_key}), "
+    limit += f"and {size(shutil.disk_usage(root).free)} of the disk are free"
+    raise BadInput([Fault(str(root), problem, f"Raise the limit or make room: {limit}.")])
+
+
+@lru_cache(maxsize=1)
+def _decoder_versions() -> dict[str, str]:
+    """Return what determines a picture's pixels beside its file and its form: our decoders and those of others."""
+    others = ("pixel_cache.py", "store.py", "pixels.py", "augmentation.py")
+    sources = [file for file in sorted(Path(__file__).parent.glob("*.py")) if file.name not in others]
+    versions = {"polyclinic": blake3(b"".join(file.read_bytes() for file in sources)).hexdigest()}
+    for name in _DECODERS:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions

@@ -1,0 +1,339 @@
+"""Decoded pictures in a cache: the pixels of the decoder, decoded once, also after kills and beside other programs."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from common.data.base.spec import Rendering
+from common.data.images import store
+from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, MappedRows
+from common.data.images.reading import ImageForm
+from common.data.images.store import DecodedPictures, DecodingProgress, FileIdentity, ImageStore, decode_pictures
+from common.errors import BadInput
+
+FORM = ImageForm(8, color=False, resize="pad")
+SECRET = bytes(range(32))
+
+
+def write_pictures(folder: Path, count: int, *, color: bool = False, first: int = 0) -> list[Path]:
+    """Write pictures that all differ."""
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{number}.png" for number in range(first, first + count)]
+    for number, file in enumerate(files, start=first):
+        random = np.random.default_rng(number)
+        shape = (9, 7, 3) if color else (9, 7)
+        Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)).save(file, format="PNG")
+    return files
+
+
+@pytest.fixture(autouse=True)
+def every_set_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    monkeypatch.setattr(store, "SETTLED_S", 0.0)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ImageStore:
+    return ImageStore(tmp_path / "cache")
+
+
+class Reads:
+    """Reads files, and counts how often."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files, self.count = files, 0
+
+    def __call__(self, row: int) -> Path:
+        self.count += 1
+        return self.files[row]
+
+
+def decode(
+    files: Sequence[Path], place: ImageStore, form: ImageForm = FORM, reads: Callable[[int], Path] | None = None
+) -> DecodedPictures:
+    identities = [FileIdentity.of(file) for file in files]
+    names = [file.name for file in files]
+    return decode_pictures(names, reads or Reads(files), form, place, identify=identities.__getitem__)
+
+
+def pixels(files: Sequence[Path], form: ImageForm = FORM) -> NDArray[np.uint8]:
+    return decode(files, ImageStore(), form).images
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("color", [False, True])
+def test_a_cache_gives_the_pixels_of_the_decoder(tmp_path: Path, secret: bytes | None, color: bool) -> None:
+    files = write_pictures(tmp_path / "images", 20, color=color)
+    files.insert(3, tmp_path / "images" / "torn.png")
+    files[3].write_bytes(files[0].read_bytes()[:60])
+    form, place = replace(FORM, color=color), ImageStore(tmp_path / "cache", secret=secret)
+    plain = decode(files, ImageStore(), form)
+    for _ in range(2):
+        decoded = decode(files, place, form)
+        np.testing.assert_array_equal(decoded.images, plain.images)
+        assert decoded.rows.tolist() == plain.rows.tolist() == [*range(3), *range(4, 21)]
+        assert decoded.skipped == plain.skipped
+
+
+def test_the_second_start_reads_no_file(tmp_path: Path, place: ImageStore) -> None:
+    files = write_pictures(tmp_path / "images", 30)
+    first, second = Reads(files), Reads(files)
+    decode(files, place, reads=first)
+    again = decode(files, place, reads=second)
+    assert (first.count, second.count) == (30, 0)
+    assert isinstance(again.stored, MappedRows)
+    np.testing.assert_array_equal(again.images, pixels(files))
+
+
+def test_only_new_and_changed_files_are_decoded(tmp_path: Path, place: ImageStore) -> None:
+    files = write_pictures(tmp_path / "images", 10)
+    decode(files, place)
+    files += write_pictures(tmp_path / "images", 2, first=10)
+    Image.fromarray(np.full((9, 7), 77, np.uint8)).save(files[4])
+    reads = Reads(files)
+    decoded = decode(files, place, reads=reads)
+    assert reads.count == 3
+    np.testing.assert_array_equal(decoded.images, pixels(files))
+
+
+def test_a_copy_and_a_new_name_are_read_but_not_decoded(
+    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_pictures(tmp_path / "images", 6)
+    expected = pixels(files)
+    decode(files, place)
+    (tmp_path / "moved").mkdir()
+    moved = [file.rename(tmp_path / "moved" / f"x{file.name}") for file in files]
+    (tmp_path / "copy.png").write_bytes(moved[2].read_bytes())
+    monkeypatch.setattr(store, "decode_picture", None)  # would raise, and leave the picture out
+    decoded = decode([*moved, tmp_path / "copy.png"], place)
+    np.testing.assert_array_equal(decoded.images, np.concatenate([expected, expected[2:3]]))
+
+
+def test_a_file_that_has_just_changed_is_read_again(
+    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It may change once more without another time of change, as in Git's "racy" index.
+    monkeypatch.setattr(store, "SETTLED_S", 60.0)
+    files = write_pictures(tmp_path / "images", 3)
+    decode(files, place)
+    reads = Reads(files)
+    decode(files, place, reads=reads)
+    assert reads.count == 3
+
+
+OTHER_FORMS = {
+    "size": replace(FORM, size=9),
+    "color": replace(FORM, color=True),
+    "resize": replace(FORM, resize="stretch"),
+    "window": replace(FORM, rendering=Rendering(window=(40.0, 80.0))),
+    "frame": replace(FORM, rendering=Rendering(frame=1)),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS.values(), ids=OTHER_FORMS)
+def test_another_form_is_decoded_by_itself(tmp_path: Path, place: ImageStore, form: ImageForm) -> None:
+    files = write_pictures(tmp_path / "images", 4)
+    decode(files, place)
+    np.testing.assert_array_equal(decode(files, place, form).images, pixels(files, form))
+    np.testing.assert_array_equal(decode(files, place).images, pixels(files))
+
+
+def test_another_release_of_a_decoder_decodes_again(
+    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_pictures(tmp_path / "images", 4)
+    decode(files, place)
+    monkeypatch.setattr(store, "_decoder_versions", lambda: {"pillow": "another"})
+    reads = Reads(files)
+    decode(files, place, reads=reads)
+    assert reads.count == 4
+
+
+def test_encrypted_pictures_show_nothing_and_open_with_their_key_alone(tmp_path: Path) -> None:
+    file = tmp_path / "flat.png"
+    Image.fromarray(np.full((8, 8), 200, np.uint8)).save(file)
+    place = ImageStore(tmp_path / "cache", secret=SECRET)
+    decode([file], place)
+    (stored,) = (tmp_path / "cache").glob(f"*/{PIXELS}")
+    assert bytes([200] * 8) not in stored.read_bytes()
+    other = replace(place, secret=bytes(32))
+    assert decode([file], other).images.tolist() == [[[200] * 8] * 8]
+    assert len(list((tmp_path / "cache").glob(f"*/{PIXELS}"))) == 2
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_a_row_that_was_changed_is_refused(tmp_path: Path, secret: bytes | None) -> None:
+    files, place = write_pictures(tmp_path / "images", 3), ImageStore(tmp_path / "cache", secret=secret)
+    decode(files, place)
+    (stored,) = (tmp_path / "cache").glob(f"*/{PIXELS}")
+    content = bytearray(stored.read_bytes())
+    content[70] ^= 1
+    stored.write_bytes(content)
+    with pytest.raises(BadInput, match="not what was written"):
+        decode(files, place)
+
+
+def test_two_encrypted_rows_cannot_be_exchanged(tmp_path: Path) -> None:
+    files, place = write_pictures(tmp_path / "images", 2), ImageStore(tmp_path / "cache", secret=SECRET)
+    stored = decode(files, place).stored
+    (path,) = (tmp_path / "cache").glob(f"*/{PIXELS}")
+    rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(2, -1)
+    path.write_bytes(rows[::-1].tobytes())
+    with pytest.raises(BadInput, match="not what was written"):
+        stored[np.array([0])]
+
+
+# ---------------------------------------------------------------------- kills and other programs
+
+DECODE = """
+import sys, time
+from pathlib import Path
+from common.data.images import pixel_cache, store
+from tests.common.data.test_store import FORM, Reads, decode
+store.SMALL_BYTES, store.SETTLED_S, pixel_cache.FLUSH_S = 0, 0.0, 0.05
+files = sorted(Path(sys.argv[1]).iterdir())
+class Slow(Reads):
+    def __call__(self, row):
+        time.sleep(float(sys.argv[3]))
+        return super().__call__(row)
+reads = Slow(files)
+print("begun", flush=True)
+decoded = decode(files, store.ImageStore(Path(sys.argv[2]), workers=2), reads=reads)
+print(reads.count, int(decoded.images.astype(int).sum()), flush=True)
+"""
+
+
+def start_decoding(images: Path, cache: Path, pause_s: float) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", DECODE, str(images), str(cache), str(pause_s)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_program_leaves_whole_pictures_that_are_not_decoded_again(tmp_path: Path, place: ImageStore) -> None:
+    files = sorted(write_pictures(tmp_path / "images", 60))
+    for _ in range(3):
+        with start_decoding(tmp_path / "images", tmp_path / "cache", 0.02) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.25)
+            process.send_signal(signal.SIGKILL)
+    reads = Reads(files)
+    decoded = decode(files, place, reads=reads)
+    assert 0 < reads.count < 60
+    np.testing.assert_array_equal(decoded.images, pixels(files))
+
+
+def test_two_programs_at_once_decode_each_picture_once(tmp_path: Path) -> None:
+    files = sorted(write_pictures(tmp_path / "images", 40))
+    both = [start_decoding(tmp_path / "images", tmp_path / "cache", 0.01) for _ in range(2)]
+    counts, sums = zip(*(map(int, process.communicate()[0].splitlines()[1].split()) for process in both), strict=True)
+    assert sum(counts) == 40
+    assert sums == (int(pixels(files).astype(int).sum()),) * 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut=st.integers(0, 400), which=st.sampled_from([ROWS, "files", PIXELS]))
+def test_records_that_a_crash_cut_off_do_not_count(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, which: str
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    files, place = write_pictures(folder / "images", 7), ImageStore(folder / "cache")
+    decode(files, place)
+    (path,) = (folder / "cache").glob(f"*/{which}")
+    os.truncate(path, max(0, path.stat().st_size - cut))
+    np.testing.assert_array_equal(decode(files, place).images, pixels(files))
+    np.testing.assert_array_equal(decode(files[::-1], place).images, pixels(files[::-1]))
+
+
+def test_pictures_of_one_content_are_decoded_once_by_many_threads(
+    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = write_pictures(tmp_path / "images", 1)
+    copies = [tmp_path / f"copy{number}.png" for number in range(16)]
+    for copy in copies:
+        copy.write_bytes(file.read_bytes())
+    real, threads = store.decode_picture, list[int]()
+
+    def slow(content: bytes | Path, rendering: Rendering) -> Image.Image:
+        threads.append(threading.get_ident())
+        time.sleep(0.05)
+        return real(content, rendering)
+
+    monkeypatch.setattr(store, "decode_picture", slow)
+    decoded = decode(copies, replace(place, workers=8))
+    assert len(threads) == 1
+    assert set(decoded.places) == {0}
+
+
+# ---------------------------------------------------------------------- room
+
+
+def test_a_new_data_set_takes_the_place_of_the_one_used_longest_ago(tmp_path: Path) -> None:
+    files, room = write_pictures(tmp_path / "images", 10), ImageStore(tmp_path / "cache", limit_bytes=10 * (64 + 81))
+    for time_of_use, side in enumerate((8, 9)):
+        decode(files, room, replace(FORM, size=side))
+        (newest,) = (f for f in (tmp_path / "cache").glob(f"*/{IN_USE}") if f.stat().st_mtime > 1000)
+        os.utime(newest, (time_of_use, time_of_use))
+    gc.collect()
+    decode(files, room, replace(FORM, size=7))
+    assert sorted(f.stat().st_size for f in (tmp_path / "cache").glob(f"*/{PIXELS}")) == [490, 810]
+
+
+def test_pictures_in_use_stay(tmp_path: Path) -> None:
+    files, room = write_pictures(tmp_path / "images", 10), ImageStore(tmp_path / "cache", limit_bytes=700)
+    used = decode(files, room)
+    with pytest.raises(BadInput, match="has room for 60 B"):
+        decode(files, room, replace(FORM, size=9))
+    np.testing.assert_array_equal(used.images, pixels(files))
+
+
+def test_the_key_of_a_limit_that_is_too_small_is_named(tmp_path: Path) -> None:
+    files = write_pictures(tmp_path / "images", 10)
+    with pytest.raises(BadInput, match=r"10 images take 640 B .*at most|may take 600 B \(simulation\.image_cache_gb\)"):
+        decode(files, ImageStore(tmp_path / "cache", limit_bytes=600))
+
+
+def test_without_a_folder_too_many_images_are_refused_before_the_first_is_decoded(tmp_path: Path) -> None:
+    reads = Reads([])
+    with pytest.raises(BadInput, match=r"10,000,000 images take 160 TB .*simulation\.image_cache_gb"):
+        decode_pictures(["a"] * 10**7, reads, replace(FORM, size=4000), ImageStore())
+    assert reads.count == 0
+
+
+def test_a_folder_that_cannot_be_used_is_said_and_does_without(tmp_path: Path) -> None:
+    files, lines = write_pictures(tmp_path / "images", 3), list[str]()
+    (tmp_path / "cache").write_text("a file")
+    decoded = decode(files, ImageStore(tmp_path / "cache" / "images", tell=lines.append))
+    np.testing.assert_array_equal(decoded.images, pixels(files))
+    assert "images are decoded at each start" in lines[0]
+
+
+def test_few_files_leave_nothing_on_the_disk(
+    tmp_path: Path, place: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SMALL_BYTES", 1 << 20)
+    decode(write_pictures(tmp_path / "images", 3), place)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_progress_says_count_rate_and_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lines = iter([0.0, *np.arange(1.0, 11.0).tolist()]), list[str]()
+    monkeypatch.setattr(store.time, "monotonic", lambda: next(clock))
+    progress = DecodingProgress(10, lines.append)
+    for _ in range(10):
+        progress.advance()
+    assert lines == ["decoding images: 5 of 10, 1 a second, 5.0 s left"]
