@@ -100,7 +100,7 @@ def preview(
     from client.preview.dry_run import choose_experiment, format_record, make_round_records, write_records
     from client.site.settings import open_site, read_settings
 
-    site = open_site(read_settings(folder))
+    site = replace(open_site(read_settings(folder), event_printer(PlainConsole(stderr=True))), tell=lambda line: None)
     planned = choose_experiment(planned, site)
     if attack:
         _attack(site, planned, out or folder / "attack.html", as_json=as_json)
@@ -177,7 +177,7 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     kit = read_credentials(settings)
     status = SiteStatus(site=settings.file.name, coordinator=kit.coordinator)
     with lock_site_folder(settings.state), keep_status_file(status, settings.state):
-        site = replace(open_site(settings), tell=tell)
+        site = open_site(settings, tell)
         status.privacy = privacy_status(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical)}")

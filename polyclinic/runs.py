@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import ExperimentFile, read_experiment, validate_experiment
-from common.data.sources.plugin import DatasetPlugin, LabelledImages
+from common.data.sources.plugin import DatasetPlugin, LabelledImages, MapDataset
 from common.errors import BadInput, Fault
 from common.metrics.measured import Measured, figure
 from common.plugins import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor, nn
 
+
 Network = Callable[[int, int], "nn.Module"]
 """``network(channels, image_size)``: images ``(batch, channels, size, size)`` in, features ``(batch, width)`` out."""
 TrainingLoss = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
@@ -59,6 +60,8 @@ OptimizerFactory = Callable[..., "torch.optim.Optimizer"]
 """``optimizer(parameters, lr=..., weight_decay=...)`` returns a ``torch.optim.Optimizer``."""
 RateSchedule = Callable[[int, int], float]
 """``schedule(server_round, rounds)`` returns a factor of 0 or more; rounds count from 1."""
+OwnImages = LabelledImages | MapDataset
+"""Images of your own with their labels."""
 ClassMetric = Callable[[NDArray[Any], NDArray[Any]], float]
 """``metric(scores, labels)`` returns the value of one class."""
 
@@ -69,7 +72,7 @@ def simulate(
     settings: Mapping[str, Any] | None = None,
     model: nn.Module | Network | None = None,
     head: str | None = None,
-    dataset: LabelledImages | DatasetPlugin | None = None,
+    dataset: OwnImages | Mapping[str, OwnImages] | DatasetPlugin | None = None,
     loss: TrainingLoss | None = None,
     transform: ImageTransform | None = None,
     optimizer: OptimizerFactory | None = None,
@@ -88,7 +91,9 @@ def simulate(
             the first round, or a function of channels and image size that returns one.
         head: Name of the model's last dense layer, such as ``"fc"``, whose place the run's head takes; None for a model
             that returns features.
-        dataset: Images of your own in the place of ``[data]``.
+        dataset: Images of your own in the place of ``[data]``: a map-style torch data set, or arrays or such a data set
+            in :class:`LabelledImages`, or these by part (``{"train": ..., "test": ...}``); or a function that returns
+            them.
         loss: A loss of your own in the place of ``[training] loss``.
         transform: Changes training images, in the place of ``[augmentation] transform``.
         optimizer: An optimiser of your own in the place of ``[training] optimizer``.
@@ -119,8 +124,7 @@ def simulate(
         key: PLUGIN + register_local(group, part) for key, (group, part) in own.items() if part is not None
     }
     if dataset is not None:
-        read = _make_dataset_plugin(dataset) if isinstance(dataset, LabelledImages) else dataset
-        replaced["data"] = {"kind": "plugin", "name": register_local(DATASETS, read)}
+        replaced["data"] = {"kind": "plugin", "name": register_local(DATASETS, _make_dataset_plugin(dataset))}
     changed = {**(settings or {}), **replaced, **({} if head is None else {"model.head": head})}
     file = _read_experiment(experiment, changed, dataset is not None, metrics)
     _refuse_ray(file, replaced, metrics)
@@ -345,12 +349,25 @@ def _mean_auroc_of_test(test: Mapping[str, Any], subset: str) -> float | None:
     return None if group is None else group["mean_auroc"]
 
 
-def _make_dataset_plugin(images: LabelledImages) -> DatasetPlugin:
-    """Wrap images in memory as a data set plug-in, whose name follows from the images."""
-
-    def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
+def _make_dataset_plugin(images: OwnImages | Mapping[str, OwnImages] | DatasetPlugin) -> DatasetPlugin:
+    """Wrap images as a data set plug-in, whose name follows from the images; a function is one already."""
+    if not isinstance(images, Mapping | LabelledImages) and callable(images) and not hasattr(images, "__getitem__"):
         return images
 
+    def wrapped(part: Any) -> LabelledImages:
+        return part if isinstance(part, LabelledImages) else LabelledImages(part)
+
+    own = {name: wrapped(part) for name, part in images.items()} if isinstance(images, Mapping) else wrapped(images)
+
+    def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages | Mapping[str, LabelledImages]:
+        return own
+
+    shown = (
+        "parts"
+        if isinstance(own, Mapping)
+        else type(own if isinstance(own.images, np.ndarray) else own.images).__name__
+    )
+    dataset.__name__ = shown  # by which faults call it
     return dataset
 
 

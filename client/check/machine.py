@@ -109,13 +109,16 @@ class ResourceNeeds:
     gpu: int
 
 
-def estimate_needs(network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1) -> ResourceNeeds:
+def estimate_needs(
+    network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1, *, images_on_disk: bool = False
+) -> ResourceNeeds:
     """Estimate the disk and memory that training takes.
 
     Args:
         sample: One image as it lies in memory, uint8 ``(1, channels, height, width)``.
         images: Number of images in all parts.
         gpus: Number of GPUs that each batch is split across.
+        images_on_disk: True if decoded images are kept on the disk, and read from there batch by batch.
     """
     model = FLOAT * sum(tensor.numel() for tensor in network.state_dict().values())
     resident = images * sample.numel()
@@ -124,9 +127,9 @@ def estimate_needs(network: SplitNetwork, plan: Plan, sample: Tensor, images: in
     on_one_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # noise in each step uses one GPU
     return ResourceNeeds(
         model=model,
-        disk=DISK_FLOOR + MEMORIES * model,
-        memory=PROGRAM + COPIES * model + resident + batch,
-        gpu=PROGRAM + ON_GPU * model + resident + on_one_gpu,
+        disk=DISK_FLOOR + MEMORIES * model + (resident if images_on_disk else 0),
+        memory=PROGRAM + COPIES * model + (0 if images_on_disk else resident) + batch,
+        gpu=PROGRAM + ON_GPU * model + (0 if images_on_disk else resident) + on_one_gpu,
     )
 
 

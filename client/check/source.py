@@ -139,7 +139,8 @@ def _open_array_source(settings: Settings) -> ImageSource:
 
     def read(row: int) -> NDArray[np.uint8]:
         part = int(np.searchsorted(starts, row, side="right")) - 1
-        return sets[part].rows(np.array([row - starts[part]])).images[0]
+        pixels: NDArray[np.uint8] = sets[part].rows(np.array([row - starts[part]])).images[0]
+        return pixels
 
     patients = np.concatenate([images.patients for images in sets])
     return ImageSource(

@@ -64,6 +64,7 @@ class TrainingTrial:
 
     Attributes:
         totals: Number of all training images and of all validation images of the site.
+        images_on_disk: True if decoded images are kept on the disk, and not in memory.
     """
 
     planned: PlannedTraining
@@ -73,11 +74,13 @@ class TrainingTrial:
     device: str
     totals: tuple[int, int]
     gpus: int = 1
+    images_on_disk: bool = False
 
     @property
     def estimated_needs(self) -> ResourceNeeds:
-        sample = channels_first(self.images.images[:1]).to(self.device)
-        return estimate_needs(self.network, self.planned.plan, sample, sum(self.totals), self.gpus)
+        sample, plan = channels_first(self.images.images[:1]).to(self.device), self.planned.plan
+        total, on_disk = sum(self.totals), self.images_on_disk
+        return estimate_needs(self.network, plan, sample, total, self.gpus, images_on_disk=on_disk)
 
 
 def prepare_trial(
@@ -100,7 +103,8 @@ def prepare_trial(
     gpus = settings.file.gpus if settings.file.gpus <= visible_gpus() else 1
     use_gpus(network.backbone, gpus)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
-    return TrainingTrial(planned, build_site_method(plan), network, images, device, totals, gpus)
+    on_disk = source.form is not None and settings.file.policy.keep_images != "no"
+    return TrainingTrial(planned, build_site_method(plan), network, images, device, totals, gpus, on_disk)
 
 
 @dataclass(frozen=True)

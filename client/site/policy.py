@@ -103,6 +103,8 @@ class Policy(Section):
     maximum_plan_kb: float | None = Field(64.0, gt=0)
     maximum_method_number: int | None = Field(10_000, ge=1)
     keep_features: bool = True
+    keep_images: Literal["encrypted", "plain", "no"] = "encrypted"
+    keep_images_gb: float = Field(100.0, gt=0, le=1_000_000)
     test_each_round: bool = True
     parts: tuple[Group, ...] = GROUPS
     statistics: tuple[str, ...] | None = None

@@ -1,6 +1,7 @@
 """Reading of a site from its folder: first ``site.toml`` with all its faults, then images and labels."""
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from client.site.site import Site
 from client.site.site_file import FILE, Settings, SiteFile, read_with_faults
 from common.contract import Declaration, merge_declarations
 from common.data.base.image_set import PARTS, ImageSet, Splits
+from common.data.images.store import ImageStore
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.models.gpu import describe_gpus, visible_gpus
+from common.security.identity import derive_storage_key, read_key
 
 
 def read_settings(folder: Path) -> Settings:
@@ -51,14 +54,17 @@ def list_data_faults(settings: Settings) -> list[Fault]:
     ]
 
 
-def open_site(settings: Settings) -> Site:
+def open_site(settings: Settings, tell: Callable[[str], None] = lambda line: None) -> Site:
     """Read the site's images and labels.
+
+    Args:
+        tell: Prints a line about images that are being decoded, and later what the site tells its people.
 
     Raises:
         BadInput: With every fault, or with the files where too many cannot be read.
     """
     try:
-        splits = load(settings.file.data, settings.folder)
+        splits = load(settings.file.data, settings.folder, image_store(settings, tell))
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
     declaration = make_declaration(settings, splits.class_names)
@@ -75,7 +81,28 @@ def open_site(settings: Settings) -> Site:
         **_find_hidden(splits, declaration, settings.file.policy.smallest_count),
         policy=settings.file.policy,
         weights_folder=settings.folder / "weights",
+        tell=tell,
     )
+
+
+def image_store(settings: Settings, tell: Callable[[str], None]) -> ImageStore:
+    """Return the place of a site's decoded images, and remove those that the policy does not allow any more."""
+    policy = settings.file.policy
+    folders = {form: settings.state / f"images-{form}" for form in ("encrypted", "plain")}
+    for form, folder in folders.items():
+        if form != policy.keep_images and folder.exists():
+            shutil.rmtree(folder)
+            tell(f"removed {folder}: policy.keep_images is {policy.keep_images}")
+    store = ImageStore(
+        folders.get(policy.keep_images), int(policy.keep_images_gb * 1e9), "policy.keep_images_gb", tell=tell
+    )
+    if policy.keep_images != "encrypted":
+        return store
+    try:
+        key = read_key(settings.key_path)
+    except BadInput:  # a command that needs no key tells of none
+        return replace(store, folder=None)
+    return replace(store, secret=derive_storage_key(key, "images"))
 
 
 def choose_device(settings: Settings) -> str:

@@ -12,11 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives import serialization as form
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor, nn
 
 from client.site.site import Site
@@ -24,6 +20,7 @@ from common.config import Plan
 from common.data.base.spec import AugmentationSpec
 from common.data.images.pixels import Pixels
 from common.models.network import SplitNetwork, apply_with_single_doubled, autocast
+from common.security.identity import derive_storage_key
 from common.system.files import write_atomically
 from strategies.local.arithmetic import read_arithmetic
 from strategies.local.site_method import SiteMethod
@@ -121,17 +118,15 @@ class FeatureCache:
 
 def feature_cache_of(site: Site) -> FeatureCache:
     """Return the cache of a site's features, which lasts in memory as long as the site's images."""
-    key = _derive_key(site.identity.key) if site.identity is not None and site.policy.keep_features else None
+    key = (
+        derive_storage_key(site.identity.key, "features")
+        if site.identity is not None and site.policy.keep_features
+        else None
+    )
     features: FeatureCache = site.in_memory.setdefault(
         "features", FeatureCache(site.folder / "features", key, site.durable)
     )
     return features
-
-
-def _derive_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Derive a key for these files alone from the site's private key (HKDF, RFC 5869)."""
-    secret = key.private_bytes(form.Encoding.DER, form.PrivateFormat.PKCS8, form.NoEncryption())
-    return HKDF(hashes.SHA256(), 32, salt=None, info=b"polyclinic features").derive(secret)
 
 
 def _hash_images(pixels: Pixels) -> str:

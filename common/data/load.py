@@ -79,7 +79,7 @@ def load(spec: DataSpec, base: Path, store: ImageStore = IN_MEMORY) -> Splits:
         case PhantomSpec():
             return load_phantom(spec)
         case PluginSpec():
-            return load_plugin(spec, base)
+            return load_plugin(spec, base, store.tell)
         case _:
             return decode_table(open_table(spec, base), spec, store)
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import field_validator
 
 from common.errors import BadInput, Fault, stop_on
@@ -241,6 +243,12 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
         problem = "is a key of another kind; expected one on the curve NIST P-256."
         raise BadInput([Fault(str(path), problem, _NEW_KEY)])
     return key
+
+
+def derive_storage_key(key: ec.EllipticCurvePrivateKey, purpose: str) -> bytes:
+    """Derive an AES-256 key for one purpose, such as ``"images"``, from a site's private key (HKDF, RFC 5869)."""
+    secret = key.private_bytes(form.Encoding.DER, form.PrivateFormat.PKCS8, form.NoEncryption())
+    return HKDF(hashes.SHA256(), 32, salt=None, info=f"polyclinic {purpose}".encode()).derive(secret)
 
 
 def public_key_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:

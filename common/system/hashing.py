@@ -27,23 +27,23 @@ def fingerprint(part: object) -> str:
     return digest.hexdigest()
 
 
-def _bytes_of_object(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
+def _bytes_of_object(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     """Yield the bytes that stand for an object; a repeated object is named by its place in ``visited``.
 
     Args:
-        visited: Objects by id, kept alive so that their ids stay unique.
+        visited: Places of objects, and the objects, by id; they are kept alive so that their ids stay unique.
     """
     if part is None or isinstance(part, bool | int | float | complex | str | bytes):
         yield repr(part).encode()
     elif id(part) in visited:
-        yield f"again {list(visited).index(id(part))}".encode()
+        yield f"again {visited[id(part)][0]}".encode()
     else:
-        visited[id(part)] = part
+        visited[id(part)] = len(visited), part
         yield type(part).__qualname__.encode()
         yield from _bytes_of_content(part, visited)
 
 
-def _bytes_of_content(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
+def _bytes_of_content(part: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     if isinstance(part, types.ModuleType):
         yield part.__name__.encode()
     elif isinstance(part, functools.partial):
@@ -75,7 +75,7 @@ def _bytes_of_content(part: Any, visited: dict[int, Any]) -> Iterator[bytes]:
         yield from _bytes_of_sequence((type(part), state), visited)
 
 
-def _bytes_of_sequence(parts: Any, visited: dict[int, Any]) -> Iterator[bytes]:
+def _bytes_of_sequence(parts: Any, visited: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     for part in parts:
         yield from _bytes_of_object(part, visited)
 

@@ -10,11 +10,11 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 KEPT_BYTES = 2**30
-_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of <malloc.h>
 
 LARGE_BUFFERS = {
@@ -31,11 +31,25 @@ def physical_memory() -> int:
 
 
 def container_limit() -> int:
-    """Return the bytes of memory that this container may use; outside containers, more than any machine has."""
-    try:
-        return int(_CONTAINER_LIMIT.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no container, or "max"
-        return 2**62
+    """Return the bytes of memory that the control groups of this process allow; 2^62 where they set no limit.
+
+    A container has such groups, and so has a service or ``systemd-run -p MemoryMax=...``. Of version 1 and 2.
+    """
+    limits = [2**62]
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root = _CONTROL_GROUPS / "memory" if controllers else _CONTROL_GROUPS
+            folder = root / group.strip("/")
+            for place in (folder, *folder.parents):
+                with suppress(OSError, ValueError):  # no such file in this container, or "max"
+                    name = "memory.limit_in_bytes" if controllers else "memory.max"
+                    limits.append(int((place / name).read_text(encoding="ascii")))
+                if place == root:
+                    break
+    return min(limits)
 
 
 def keep_large_buffers() -> None:

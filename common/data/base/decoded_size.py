@@ -24,14 +24,16 @@ def picture_limit(largest_mb: int = LARGEST_MB) -> int:
     return largest_mb << 20
 
 
-def content_limit(file_size: int, largest_mb: int = LARGEST_MB) -> int:
+def content_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
     """Return the bytes that the content of a file of many pictures or lines may take.
 
     Args:
         file_size: Size of the file in bytes.
         largest_mb: MiB that the content may take however small the file is.
+        in_memory: False for content that goes to the disk piece by piece.
     """
-    return max(largest_mb << 20, min(MOST_GROWTH * file_size, int(SHARE_OF_MEMORY * available_memory())))
+    memory = int(SHARE_OF_MEMORY * available_memory()) if in_memory else MOST_GROWTH * file_size
+    return max(largest_mb << 20, min(MOST_GROWTH * file_size, memory))
 
 
 def check_size(claimed: int, limit: int) -> None:

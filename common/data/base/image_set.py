@@ -36,14 +36,17 @@ class PixelRows(ABC):
 
     Attributes:
         shape: The shape of the array.
+        draws: True where each reading may draw pictures anew, by ``seed``; reading then uses the process's random
+            numbers, and has to keep to one thread.
     """
 
     shape: tuple[int, ...]
+    draws = False
     dtype = np.dtype(np.uint8)
 
     @abstractmethod
-    def read(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
-        """Return the pictures at ``rows``, in that order."""
+    def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[Any]:
+        """Return the pictures at ``rows``, in that order; uint8, or float32 from 0 to 255."""
 
     @property
     def ndim(self) -> int:

@@ -74,7 +74,7 @@ class MappedRows(PixelRows):
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
         self.array = _map_file(path, count, int(np.prod(shape))).reshape(self.shape)
 
-    def read(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+    def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         return self.array[rows]
 
     def describe(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class EncryptedRows(PixelRows):
         self._sealed = _map_file(path, count, int(np.prod(shape)) + _NONCE + _TAG)
         self._cipher = AESGCM(secret)
 
-    def read(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+    def read(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         pictures = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for picture, row in zip(pictures, rows.tolist(), strict=True):
             sealed = self._sealed[row]
@@ -148,11 +148,11 @@ class PixelCache:
 
     def identity(self, about: str) -> bytes:
         """Return a short hash of a description that changes whenever the file may have changed."""
-        return blake3(about.encode(), key=self.secret).digest(_IDENTITY)
+        return keyed_hash(self.secret).update(about.encode()).digest(_IDENTITY)
 
     def content_key(self, content: bytes | Path) -> bytes:
         """Return the key of a picture's file, given its bytes or its path."""
-        hasher = blake3(key=self.secret)
+        hasher = keyed_hash(self.secret)
         return (hasher.update_mmap(content) if isinstance(content, Path) else hasher.update(content)).digest()
 
     def map_rows(self, count: int) -> PixelRows:
@@ -291,6 +291,11 @@ def remove_unused(root: Path, wanted: int, spare: Path | None = None) -> int:
             shutil.rmtree(folder.rename(root / f".{folder.name}.{os.getpid()}"))  # never half of a folder by its name
             freed += size
     return freed
+
+
+def keyed_hash(secret: bytes | None) -> blake3:
+    """Return a new BLAKE3 hash; with a key, nobody else can tell which content it is of."""
+    return blake3() if secret is None else blake3(key=secret)
 
 
 def _read_records(path: Path, size: int) -> list[bytes]:

@@ -2,9 +2,10 @@
 
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ class Pixels:
         rows: ``(n,)`` places in ``stored``, on its device; None where they are all of it, in order.
         device: The device on which pictures are used.
         on_disk: True where ``stored`` is read from a disk, so that reading the next batch early saves time.
+
+    Where pictures are drawn anew at each reading, as a data set's own random transforms do, training sees new draws,
+    which follow from torch's generator; :meth:`batches`, for evaluation, always gives the same ones.
     """
 
     stored: Tensor | PixelRows
@@ -44,12 +48,12 @@ class Pixels:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return the pictures at ``rows``, in that order, on the device."""
-        return self._read(rows).to(self.device)
+        return self._read(rows, self._draw_seed()).to(self.device)
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """Yield all pictures in order, ``size`` at a time, on the device; one empty batch where there are none."""
         if isinstance(self.stored, PixelRows) or self.on_disk:
-            yield from self.read_ahead(torch.arange(len(self)).split(size))
+            yield from self._read_in_turn(torch.split(torch.arange(len(self)), size), lambda: 0)
             return
         for start in range(0, max(len(self), 1), size):
             batch = slice(start, start + size)
@@ -57,26 +61,34 @@ class Pixels:
 
     def read_ahead(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
         """Yield the pictures at each of ``parts``; from a disk, a thread reads the next ones meanwhile."""
+        return self._read_in_turn(parts, self._draw_seed)
+
+    def _read_in_turn(self, parts: Iterable[Tensor], draw_seed: Callable[[], int]) -> Iterator[Tensor]:
         if not self.on_disk:
-            yield from (self[rows] for rows in parts)
+            yield from (self._read(rows, draw_seed()).to(self.device) for rows in parts)
             return
         with ThreadPoolExecutor(1, "read-ahead") as reader:
             waiting = None
             for rows in parts:
-                following = reader.submit(self._read, rows)
+                following = reader.submit(self._read, rows, 0)
                 if waiting is not None:
                     yield waiting.result().to(self.device)  # here: a thread that used a GPU would disturb its graphs
                 waiting = following
             if waiting is not None:
                 yield waiting.result().to(self.device)
 
-    def _read(self, rows: Tensor) -> Tensor:
+    def _draw_seed(self) -> int:
+        if isinstance(self.stored, Tensor) or not self.stored.draws:
+            return 0
+        return int(torch.randint(2**62, (), generator=torch.default_generator))
+
+    def _read(self, rows: Tensor, seed: int) -> Tensor:
         """Return the pictures at ``rows``, where they are stored."""
         rows = rows.to(self.index_device)
         places = rows if self.rows is None else self.rows[rows]
         if isinstance(self.stored, Tensor):
             return self.stored[places]
-        return channels_first(self.stored.read(places.numpy()))
+        return channels_first(self.stored.read(places.numpy(), seed))
 
 
 def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pixels:
@@ -89,7 +101,8 @@ def select_rows(inputs: Tensor | Pixels, rows: NDArray[np.intp]) -> Tensor | Pix
 
 def pixels_on_device(images: ImageSet, device: str) -> Pixels:
     """Return the pictures of a set for a device; sets that share their store share it there too."""
-    stored, on_disk = images.stored, isinstance(images.stored, PixelRows)
+    stored = images.stored
+    on_disk = isinstance(stored, PixelRows) and not stored.draws
     pixels: Tensor | PixelRows = stored if isinstance(stored, PixelRows) else _copy_to_device(stored, device)
     if isinstance(stored, MappedRows):
         pixels = _copy_to_device(stored.array, device)
@@ -101,7 +114,7 @@ def pixels_on_device(images: ImageSet, device: str) -> Pixels:
     return Pixels(pixels, rows, torch.device(device), on_disk)
 
 
-def channels_first(images: NDArray[np.uint8]) -> Tensor:
+def channels_first(images: NDArray[Any]) -> Tensor:
     """Turn ``(n, height, width[, 3])`` into ``(n, channels, height, width)``; shares memory where it can."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only, and the tensor is only read

@@ -9,13 +9,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 
 from common.data.base.decoded_size import SHARE_OF_MEMORY, available_memory
 from common.data.base.image_set import PixelRows, SkippedImage
-from common.data.images.pixel_cache import SETTLED_S, PixelCache, RowWriter, remove_unused, total_bytes
+from common.data.images.pixel_cache import SETTLED_S, PixelCache, RowWriter, keyed_hash, remove_unused, total_bytes
 from common.data.images.reading import (
     ImageForm,
     decode_picture,
@@ -45,8 +47,10 @@ MARK = "CACHEDIR.TAG"
 """Name of a file that marks a folder as one that may be emptied, for back-up programs (bford.info/cachedir)."""
 MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
 _AT_A_TIME = 4096
-_DECODERS = ("pillow", "pydicom", "nibabel", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle", "pyjpegls")
-_DECODERS += ("python-gdcm", "imagecodecs", "numpy")
+_DECODERS = (
+    *("pillow", "pydicom", "nibabel", "numpy", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle"),
+    *("pyjpegls", "python-gdcm", "imagecodecs"),
+)
 
 
 @dataclass(frozen=True)
@@ -161,16 +165,10 @@ def decode_pictures(
     work = _Decoding(names, read, form, store, connection or nullcontext(), identify)
     sizes = [identity.size for identity in work.identities if identity]
     small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
-    if store.folder is None or small or not names:
-        return work.in_memory()
-    try:
-        return work.in_cache(store.folder)
-    except OSError as error:
-        if is_disk_full(error):
-            remedy = f"Make room, or set a smaller {store.limit_key}."
-            raise BadInput([Fault(str(store.folder), "the disk is full.", remedy)]) from None
-        store.tell(f"{store.folder} cannot be used ({error.strerror or error}): images are decoded at each start")
-        return work.in_memory()
+    if store.folder is not None and names and not small:
+        with _cache_errors(store):
+            return work.in_cache(store.folder)
+    return work.in_memory()
 
 
 class _Decoding:
@@ -198,6 +196,8 @@ class _Decoding:
             BadInput: If they take more memory than this process may use.
         """
         images = allocate_pictures(len(self.names), self.form.shape, self.store)
+        self.places[:] = -1  # a cache that failed may have had some
+        self.reasons.clear()
 
         def decode(row: int) -> None:
             try:
@@ -216,25 +216,16 @@ class _Decoding:
             BadInput: If the cache has no room for them.
             OSError: If the folder cannot be used.
         """
-        about = {"form": asdict(self.form), "decoders": _decoder_versions(), "encrypted": self.store.secret is not None}
-        make_private_folder(root)
-        if not (root / MARK).exists():
-            (root / MARK).write_text(MARK_TEXT, encoding="ascii")
-        folder = root / blake3(json_text(about).encode(), key=self.store.secret).hexdigest(16)
-        cache = PixelCache(folder, self.form.shape, self.store.secret)
+        cache = _open_cache(self.store, root, asdict(self.form), self.form.shape)
         if missing := self._find_rows(cache, cache.rows()):
-            (folder / "form.json").write_text(json_text(about, indent=1), encoding="utf-8")
             _make_room(cache, len(missing), self.store)
             with cache.writing(lambda: self.store.tell("another program decodes these images: waiting for it")) as out:
                 missing = self._find_rows(cache, out.places)
                 out.reserve(len(missing))
                 decoder = _DecodingIntoCache(self, cache, out)
                 self._for_each(missing, decoder.decode)
-        held = cache.map_rows(len(cache.rows()))
-        now = f"{counted(len(self.names), 'image')}, {len(missing):,} of them decoded now"
-        kept = f"{root} keeps {size(total_bytes(root))} of decoded images"
-        self.store.tell(f"{now}; {kept}, at most {size(self.store.limit_bytes)} ({self.store.limit_key})")
-        return self._result(held)
+        _tell_place(self.store, root, len(self.names), len(missing))
+        return self._result(cache.map_rows(len(cache.rows())))
 
     def _find_rows(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
         """Find the places of pictures that are in the cache; return the numbers of the others."""
@@ -255,9 +246,13 @@ class _Decoding:
             progress.advance()
 
         with ThreadPoolExecutor(self.store.workers) as pool, self.connection:
-            for start in range(0, len(numbers), _AT_A_TIME):
-                for _ in pool.map(decode_and_count, numbers[start : start + _AT_A_TIME]):
-                    pass
+            try:
+                for start in range(0, len(numbers), _AT_A_TIME):
+                    for _ in pool.map(decode_and_count, numbers[start : start + _AT_A_TIME]):
+                        pass
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def _result(self, stored: NDArray[np.uint8] | PixelRows) -> DecodedPictures:
         skipped = (SkippedImage(self.names[row], self.reasons[row]) for row in sorted(self.reasons))
@@ -343,6 +338,87 @@ def allocate_pictures(count: int, shape: tuple[int, ...], store: ImageStore) -> 
         problem += "used for them: images are held in memory because no folder keeps them."
         raise BadInput([Fault("data", problem, f"Let decoded images be kept on the disk: {store.limit_key}.")])
     return np.zeros((count, *shape), np.uint8)
+
+
+def keep_rows(
+    store: ImageStore,
+    file: Path,
+    form: Mapping[str, Any],
+    names: Sequence[str],
+    read: Callable[[NDArray[np.intp]], Iterable[NDArray[np.uint8]]],
+) -> tuple[PixelRows, NDArray[np.intp]] | None:
+    """Keep the pictures of one large file in the cache; return the store and the place of each picture.
+
+    Args:
+        form: Everything that determines the pixels beside the file; ``shape`` is that of a picture.
+        names: A name for each picture inside the file.
+        read: Yields pictures by their numbers, which ascend, in blocks.
+
+    Returns:
+        None where no cache can be used.
+
+    Raises:
+        BadInput: If the cache has no room for them.
+    """
+    if store.folder is None or (identity := FileIdentity.of(file)) is None:
+        return None
+    with _cache_errors(store):
+        cache = _open_cache(store, store.folder, form, tuple(form["shape"]))
+        whole, began = cache.files().get(cache.identity(identity.about)), time.time()
+        content = whole or cache.content_key(file)
+        keys = [blake3(content + name.encode()).digest() for name in names]
+        places, written = cache.rows(), list[int]()
+        if whole is None or not set(keys) <= places.keys():
+            _make_room(cache, len(set(keys) - places.keys()), store)
+            with cache.writing(lambda: store.tell("another program reads these images: waiting for it")) as out:
+                written = [number for number, key in enumerate(keys) if key not in out.places]
+                out.reserve(len(written))
+                progress, following = DecodingProgress(len(written), store.tell), iter(written)
+                for picture in chain.from_iterable(read(np.array(written, np.intp)) if written else ()):
+                    out.add(keys[next(following)], picture)
+                    progress.advance()
+                if began - identity.changed > SETTLED_S and identity == FileIdentity.of(file):
+                    out.add_file(cache.identity(identity.about), content)
+                places = out.places
+        _tell_place(store, store.folder, len(keys), len(written))
+        return cache.map_rows(len(cache.rows())), np.array([places[key] for key in keys], np.intp)
+    return None
+
+
+@contextmanager
+def _cache_errors(store: ImageStore) -> Iterator[None]:
+    """Say that a folder cannot be used, and go on behind the ``with`` block; a full disk is a fault.
+
+    Raises:
+        BadInput: If the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_disk_full(error):
+            remedy = f"Make room, or set a smaller {store.limit_key}."
+            raise BadInput([Fault(str(store.folder), "the disk is full.", remedy)]) from None
+        store.tell(f"{store.folder} cannot be used ({error.strerror or error}): images are decoded at each start")
+
+
+def _open_cache(store: ImageStore, root: Path, form: Mapping[str, Any], shape: tuple[int, ...]) -> PixelCache:
+    """Open the cache of a form, which is named by a hash of everything that determines the pixels beside the files."""
+    about = {"form": dict(form), "decoders": _decoder_versions(), "encrypted": store.secret is not None}
+    text = json_text(about, indent=1)
+    make_private_folder(root)
+    if not (root / MARK).exists():
+        (root / MARK).write_text(MARK_TEXT, encoding="ascii")
+    folder = root / keyed_hash(store.secret).update(text.encode()).hexdigest(16)
+    cache = PixelCache(folder, shape, store.secret)
+    if not (folder / "form.json").exists():
+        (folder / "form.json").write_text(text, encoding="utf-8")
+    return cache
+
+
+def _tell_place(store: ImageStore, root: Path, count: int, decoded: int) -> None:
+    kept = f"{root} keeps {size(total_bytes(root))} of decoded images"
+    limit = f"at most {size(store.limit_bytes)} ({store.limit_key})"
+    store.tell(f"{counted(count, 'image')}, {decoded:,} of them read now; {kept}, {limit}")
 
 
 def _make_room(cache: PixelCache, count: int, store: ImageStore) -> None:

@@ -4,7 +4,7 @@ Faults are found from the headers of the arrays and from the labels, before pict
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from common.data.base.image_set import ImageSet, Splits, unknown_patients
 from common.data.base.spec import NpzSpec
 from common.data.base.splits import Names, has_positive_label, hold_out, shared_patient_faults
 from common.data.images.reading import ImageForm, check_skip_budget, decode_picture, resize_images, unreadable_reason
-from common.data.images.store import ImageStore, decode_pictures
+from common.data.images.store import ImageStore, decode_pictures, keep_rows
 from common.data.sources.npz_file import ArrayHeader, NpzArrays, open_arrays, read_headers
 from common.data.tables.class_names import public_class_names, repeated_name_faults, unknown_class_faults
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
@@ -28,6 +28,8 @@ _MOST_OF_A_VALUE = 16
 _OF_A_ROW = 256
 """Bytes of a name of a patient and of a centre, and of a place, where the file itself gives none."""
 _OF_A_LABEL = 8
+KEPT_BYTES = 256 << 20
+"""Bytes of a part's images beyond which they are kept in the cache and not in memory."""
 Headers = Mapping[str, ArrayHeader]
 
 
@@ -92,21 +94,35 @@ def shape_faults(spec: NpzSpec, headers: Headers, prefixes: Sequence[str]) -> li
 
 
 def array_size_faults(
-    spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str], classes: int
+    spec: NpzSpec, path: Path, headers: Headers, prefixes: Sequence[str], classes: int, *, in_memory: bool = False
 ) -> list[Fault]:
-    """Find out from the headers that the arrays, with what is made of each row, take more memory than they may."""
-    claimed = 0
+    """Find out from the headers that the arrays, with what is made of each row, take more room than they may.
+
+    Args:
+        in_memory: True if all images have to be in memory; else those of a large part are kept on the disk.
+    """
+    memory, disk = 0, 0
     for prefix in prefixes:
-        claimed += _image_count(headers, prefix) * (_OF_A_ROW + _OF_A_LABEL * classes)
-        claimed += headers[f"{prefix}_jpeg" if _is_jpeg(headers) else f"{prefix}_images"].size
+        memory += _image_count(headers, prefix) * (_OF_A_ROW + _OF_A_LABEL * classes)
         for kind in {"offsets", "labels", spec.patient_key, spec.source_key} - {None}:
-            claimed += _MOST_OF_A_VALUE * headers[name].size if (name := f"{prefix}_{kind}") in headers else 0
-    return size_faults(path, claimed, spec.largest_mb)
+            memory += _MOST_OF_A_VALUE * headers[name].size if (name := f"{prefix}_{kind}") in headers else 0
+        images = headers[f"{prefix}_jpeg" if _is_jpeg(headers) else f"{prefix}_images"].size
+        if in_memory or _is_jpeg(headers) or images <= KEPT_BYTES:
+            memory += images
+        else:
+            disk += images
+    return size_faults(path, memory, spec.largest_mb) or size_faults(path, disk, spec.largest_mb, on_disk=True)
 
 
-def size_faults(path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path") -> list[Fault]:
-    """Return a fault if a file's content takes more memory than a file of its size may take."""
-    limit = content_limit(path.stat().st_size, largest_mb)
+def size_faults(
+    path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
+) -> list[Fault]:
+    """Return a fault if a file's content takes more memory than a file of its size may take.
+
+    Args:
+        on_disk: True if the content goes to the disk in pieces: then only its growth is limited.
+    """
+    limit = content_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
     subject = "" if where.endswith(path.name) else f"{path.name}: "
     remedy = "If that is right, raise this key; else get the file again, or divide it."
     return [Fault(where, f"{subject}{size_problem(claimed, limit)}.", remedy)] if claimed > limit else []
@@ -283,8 +299,11 @@ def load_npz_test(spec: NpzSpec, base: Path, store: ImageStore) -> ImageSet:
 def _read_images(
     spec: NpzSpec, base: Path, parts: Sequence[NpzPart], class_names: tuple[str, ...], store: ImageStore
 ) -> list[ImageSet]:
-    sets = []
-    with open_arrays(base / spec.path) as arrays:
+    sets, path = [], base / spec.path
+    if store.folder is None:
+        prefixes = list(dict.fromkeys(part.prefix for part in parts))
+        stop_on(array_size_faults(spec, path, read_headers(path), prefixes, len(class_names), in_memory=True))
+    with open_arrays(path) as arrays:
         for part in parts:
             read = _jpeg_images if f"{part.prefix}_jpeg" in arrays else _array_images
             sets.append(read(spec, arrays, part, class_names, store))
@@ -296,11 +315,21 @@ def _read_images(
 def _array_images(
     spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: ImageStore
 ) -> ImageSet:
-    images = arrays.rows(f"{part.prefix}_images", part.rows)
-    if spec.image_size is not None:
-        size = len(images) * spec.image_size**2 * math.prod(images.shape[3:])
-        stop_on(size_faults(arrays.path, size, spec.largest_mb))
-    images = resize_images(images, spec.image_size, spec.resize)
+    key = f"{part.prefix}_images"
+    header = arrays.header(key)
+    shape = header.shape[1:] if spec.image_size is None else (spec.image_size, spec.image_size, *header.shape[3:])
+    size = len(part.rows) * math.prod(shape)
+    if size > KEPT_BYTES:
+
+        def read(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
+            for block in arrays.blocks(key, part.rows[numbers]):
+                yield resize_images(block, spec.image_size, spec.resize)
+
+        form = {"shape": list(shape), "resize": spec.resize, "kind": "npz"}
+        if kept := keep_rows(store, arrays.path, form, [f"{key}[{row}]" for row in part.rows], read):
+            return ImageSet(kept[0], part.labels, class_names, part.patients, part.sources, places=kept[1])
+    stop_on(size_faults(arrays.path, max(size, header.size), spec.largest_mb))
+    images = resize_images(arrays.rows(key, part.rows), spec.image_size, spec.resize)
     return ImageSet(images, part.labels, class_names, part.patients, part.sources)
 
 

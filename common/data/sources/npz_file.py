@@ -76,15 +76,28 @@ class NpzArrays:
             with self._archive.open(self._entries[key]) as member:
                 return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
+    def header(self, key: str) -> ArrayHeader:
+        """Return the shape and type of an array, which is not read."""
+        with damage_as_fault(self._where, self.path.name):
+            return read_header(self._archive, self._entries[key])
+
     def rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return the entries at ``rows``, which ascend; the rest of the array is read block by block."""
-        with damage_as_fault(self._where, self.path.name):
-            header = read_header(self._archive, self._entries[key])
+        header = self.header(key)
         if len(rows) == header.shape[0]:
             return self[key]
+        entries, end = np.empty((len(rows), *header.shape[1:]), header.dtype), 0
+        for block in self.blocks(key, rows):
+            entries[end : end + len(block)] = block
+            end += len(block)
+        return entries
+
+    def blocks(self, key: str, rows: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
+        """Yield the entries at ``rows``, which ascend, in blocks."""
+        header = self.header(key)
         if header.fortran or not header.size:
-            return np.asarray(self[key][rows])
-        entries = np.empty((len(rows), *header.shape[1:]), header.dtype)
+            yield np.asarray(self[key][rows])
+            return
         with damage_as_fault(self._where, self.path.name), self._archive.open(self._entries[key]) as member:
             _parse_header(member)
             step = max(1, _BLOCK * header.shape[0] // header.size)
@@ -92,8 +105,7 @@ class NpzArrays:
                 count = min(step, header.shape[0] - start)
                 block = np.frombuffer(_read_exactly(member, count * header.size // header.shape[0]), header.dtype)
                 first, last = np.searchsorted(rows, (start, start + count))
-                entries[first:last] = block.reshape(count, *header.shape[1:])[rows[first:last] - start]
-        return entries
+                yield block.reshape(count, *header.shape[1:])[rows[first:last] - start]
 
 
 @contextmanager

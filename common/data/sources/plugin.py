@@ -1,45 +1,66 @@
 """Data sets that a package of the user's reads: ``kind = "plugin"``; checked as closely as our own."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, Splits, unknown_patients
+from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, unknown_patients
 from common.data.base.spec import PluginSpec
-from common.data.base.splits import divide, shared_patient_faults, split_by_patient
+from common.data.base.splits import (
+    VALIDATION,
+    divide,
+    has_positive_label,
+    hold_out,
+    shared_patient_faults,
+    split_by_patient,
+)
 from common.data.images.reading import resize_images
 from common.data.tables.class_names import repeated_name_faults
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.plugins import DATASETS, load_entry_point, stamp_of
+from common.plugins import DATASETS, describe_plugin, is_local_name, load_entry_point, stamp_of
+
+
+class MapDataset(Protocol):
+    """A map-style data set, such as a ``torch.utils.data.Dataset`` with a length."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """The images and labels that a data set's plug-in returns; rows of all arrays belong together.
+    """The images and labels that a data set's plug-in returns; rows of all fields belong together.
 
     Attributes:
-        images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour.
-        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown.
-        class_names: Column names of ``labels``.
+        images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; or a map-style torch
+            data set, whose items are read when a batch needs them (:mod:`common.data.sources.torch_dataset`).
+        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown. None for those of a data set's items, all of which
+            are then read once at the start.
+        class_names: Column names of ``labels``; empty for those that the data set names itself.
         patients: ``(n,)`` names; images of one patient never stand on two sides of a split. None where nobody knows:
             then each image counts as a patient.
         parts: ``(n,)``, each ``"train"``, ``"validation"`` or ``"test"``. None for a split 70/10/20 by patient.
         sources: ``(n,)`` names of the centres that the images came from; None where nobody knows.
+        value_range: The values of black and white where a data set gives floats; None for 0 and 1.
     """
 
-    images: NDArray[np.uint8]
-    labels: NDArray[np.float32]
-    class_names: Sequence[str]
+    images: NDArray[np.uint8] | MapDataset
+    labels: NDArray[np.float32] | None = None
+    class_names: Sequence[str] = ()
     patients: Sequence[str] | NDArray[np.str_] | None = None
     parts: Sequence[str] | NDArray[np.str_] | None = None
     sources: Sequence[str] | NDArray[np.str_] | None = None
+    value_range: tuple[float, float] | None = None
 
 
-DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages]
+ImageParts = Mapping[str, LabelledImages]
+"""Images by part of the data: ``"train"``, ``"test"`` and maybe ``"validation"``."""
+DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
 """Called with the folder of the file that names the data set, and with ``data.options``."""
 
 
@@ -52,57 +73,142 @@ def plugin_faults(spec: PluginSpec) -> list[Fault]:
     return []
 
 
-def load_plugin(spec: PluginSpec, base: Path) -> Splits:
+def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = lambda line: None) -> Splits:
     """Run the plug-in, check what it returns, and split it.
+
+    Args:
+        tell: Prints a line about items that are being read.
 
     Raises:
         BadInput: If the plug-in is not installed, fails, or returns something else than :class:`LabelledImages`.
     """
     read: DatasetPlugin = load_entry_point(DATASETS, spec.name)
-    where = f"data.name: plugin:{spec.name}"
+    where = ("" if is_local_name(spec.name) else "data.name: ") + describe_plugin("dataset", spec.name)
     try:
-        pictures = read(base, spec.options)
+        returned = read(base, spec.options)
     except BadInput:
         raise
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
-    if not isinstance(pictures, LabelledImages):
-        problem = f"returned {type(pictures).__name__}, not polyclinic.data.LabelledImages."
+    if isinstance(returned, LabelledImages):
+        everything = _open_images(spec, returned, where, tell)
+        if returned.parts is None:
+            return split_by_patient(everything, spec.split_seed)
+        parts = np.asarray(returned.parts)
+        stop_on(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
+        return divide(everything, parts)
+    if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
+        problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
-    stop_on([Fault(where, problem) for problem in _find_problems(pictures)])
-    count = len(pictures.images)
-    everything = ImageSet(
-        stored=resize_images(pictures.images, spec.image_size, spec.resize),
+    return _join_parts(spec, returned, where, tell)
+
+
+def _join_parts(
+    spec: PluginSpec, images: ImageParts, where: str, tell: Callable[[str], object] = lambda line: None
+) -> Splits:
+    """Return a data set whose parts are given one by one; without validation images some patients are held out."""
+    if not {"train", "test"} <= set(images) <= set(PARTS):
+        problem = f"has the parts {quoted(map(str, images))}."
+        raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
+    opened, faults, start = dict[str, ImageSet](), list[Fault](), 0
+    for name, part in images.items():
+        try:
+            opened[name] = _open_images(spec, part, f'{where}["{name}"]', tell, start)
+            start += len(opened[name])
+        except BadInput as bad:
+            faults += bad.faults
+    stop_on(faults)
+    forms = {f"{part.class_names}, {part.stored.shape[1:]}" for part in opened.values()}
+    if len(forms) > 1:
+        forms_by_part = "; ".join(
+            f"{name}: {quoted(part.class_names)}, images {part.stored.shape[1:]}" for name, part in opened.items()
+        )
+        problem = f"has parts of different classes or sizes. {forms_by_part}."
+        raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
+    stop_on(shared_patient_faults(where, {name: part.patients for name, part in opened.items()}))
+    if "validation" not in opened:
+        train = opened["train"]
+        held_out = hold_out(train.patients, has_positive_label(train.labels), VALIDATION, spec.split_seed)
+        opened |= {"train": train.rows(np.flatnonzero(~held_out)), "validation": train.rows(np.flatnonzero(held_out))}
+    return Splits(*(opened[name] for name in PARTS))
+
+
+def _open_images(
+    spec: PluginSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object], start: int = 0
+) -> ImageSet:
+    """Check images and labels, and return them as a set.
+
+    Args:
+        start: Number of the first image where nobody knows the patients.
+
+    Raises:
+        BadInput: With all faults.
+    """
+    stored: Any = pictures.images  # whatever somebody else's code returned
+    if not isinstance(stored, np.ndarray | list):
+        stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
+    stop_on([Fault(where, problem) for problem in _find_problems(pictures, stored)])
+    count = len(stored)
+    return ImageSet(
+        stored=stored if isinstance(stored, PixelRows) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
         class_names=tuple(pictures.class_names),
-        patients=unknown_patients(count) if pictures.patients is None else np.asarray(pictures.patients, np.str_),
+        patients=unknown_patients(count, start)
+        if pictures.patients is None
+        else np.asarray(pictures.patients, np.str_),
         sources=np.full(count, "") if pictures.sources is None else np.asarray(pictures.sources, np.str_),
     )
-    if pictures.parts is None:
-        return split_by_patient(everything, spec.split_seed)
-    parts = np.asarray(pictures.parts)
-    stop_on(shared_patient_faults(where, {part: everything.patients[parts == part] for part in PARTS}))
-    return divide(everything, parts)
 
 
-def _find_problems(pictures: LabelledImages) -> Iterator[str]:
-    """Yield a sentence for each thing that is wrong with the result of a plug-in."""
-    images, labels = pictures.images, np.asarray(pictures.labels)
+def _open_torch_dataset(
+    spec: PluginSpec, pictures: LabelledImages, where: str, tell: Callable[[str], object]
+) -> tuple[PixelRows, LabelledImages]:
+    """Open a torch data set; return its images, and the given labels or those that its items have.
+
+    Raises:
+        BadInput: If it cannot be read by number, its items cannot be used, or it names no classes.
+    """
+    from common.data.sources.torch_dataset import class_names_of, open_dataset, read_labels  # imports torch
+
+    if spec.image_size is not None:
+        problem = "cannot resize the images of a torch data set."
+        raise BadInput([Fault("data.image_size", problem, "Leave it out, and resize them in its transform.")])
+    stored = open_dataset(pictures.images, where, pictures.value_range)
+    names = pictures.class_names if len(pictures.class_names) else class_names_of(pictures.images)
+    if not len(names):
+        remedy = 'Name them: dataset=pc.LabelledImages(dataset, class_names=["Effusion", ...]).'
+        raise BadInput([Fault(where, f"{type(pictures.images).__name__} names no classes.", remedy)])
+    if pictures.labels is not None:
+        return stored, replace(pictures, class_names=names)
+    items = read_labels(stored, names, tell)
+    patients = items.patients if pictures.patients is None else pictures.patients
+    return stored, replace(pictures, class_names=names, labels=items.labels, patients=patients)
+
+
+def _find_problems(pictures: LabelledImages, images: NDArray[np.uint8] | PixelRows) -> Iterator[str]:
+    """Yield a sentence for each thing that is wrong with the result of a plug-in.
+
+    Args:
+        images: Those of ``pictures``, opened.
+    """
+    labels = np.asarray(pictures.labels)
     if isinstance(pictures.class_names, str) or not isinstance(pictures.class_names, Sequence | np.ndarray):
         yield f"class_names must be a list of texts, not {pictures.class_names!r}."
         return
     names = list(pictures.class_names)
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+    if not isinstance(images, np.ndarray | PixelRows) or images.dtype != np.uint8:
         yield f"images must be a uint8 array, not {getattr(images, 'dtype', type(images).__name__)}."
         return
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3) or not images.size:
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3) or not images.nbytes:
         yield f"images must have the shape (n, height, width) or (n, height, width, 3), not {images.shape}."
         return
     if not names or not all(isinstance(name, str) and name for name in names):
         yield "class_names must be non-empty texts, at least one."
         return
     yield from (fault.problem for fault in repeated_name_faults("class_names", names))
-    if labels.shape != (len(images), len(names)):
+    if pictures.labels is None:
+        yield "labels are missing; only a torch data set brings its own."
+    elif labels.shape != (len(images), len(names)):
         yield f"labels must have the shape {(len(images), len(names))} (images, classes), not {labels.shape}."
     elif labels.dtype.kind not in "biuf" or not (np.isnan(labels.astype(float)) | np.isin(labels, (0, 1))).all():
         yield "labels must be 1 (present), 0 (absent) or NaN (unknown)."

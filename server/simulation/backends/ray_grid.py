@@ -65,14 +65,16 @@ class RayGrid(LocalGrid):
         super().__init__(len(run.names))
         self._note, self._process = run.note, process
         self._pending: dict[str, Message] = {}
-        facts, arrays = flatten(run.images, _describe_here if not process.settings.address else lambda stored: None)
+        draws = any(isinstance(part.stored, PixelRows) and part.stored.draws for part in run.images.parts)
+        describe = _describe_here if not process.settings.address else lambda stored: None
+        facts, arrays = (None, list[Any]()) if draws else flatten(run.images, describe)
         about = {
             "kind": "begin",
             "experiment": run.experiment,
             "base": str(run.base.resolve()),
             "run_folder": str(run.run_folder.resolve()),
             "names": run.names,
-            "facts": json.dumps(facts),
+            "facts": json.dumps(facts) if facts else "",
             "shapes": array_forms(arrays),
         }
         self.workers = process.begin(about, [array_bytes(array) for array in arrays])

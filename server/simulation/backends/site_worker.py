@@ -65,7 +65,8 @@ class SiteWorker:
         self._frozen = replace_folder(self._folder / FROZEN, ())
         self._count, base = setup["sites"], Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
-        receive_data(experiment, base, unflatten(json.loads(setup["facts"]), setup["images"], MappedRows.open))
+        if setup["facts"]:  # else images are drawn as they are read, here by the data set's own plug-in
+            receive_data(experiment, base, unflatten(json.loads(setup["facts"]), setup["images"], MappedRows.open))
         self._app = import_site_app(setup["experiment"], base, self._folder)
         context = ray.get_runtime_context()
         gpus = len(context.get_accelerator_ids().get("GPU", ()))

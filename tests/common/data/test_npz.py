@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.data.base.spec import NpzSpec
+from common.data.images import store
+from common.data.images.pixel_cache import MappedRows
+from common.data.images.store import ImageStore
 from common.data.load import faults, load
+from common.data.sources import npz
 from common.data.sources.npz import stratified_rows
 
 Save = Callable[..., Path]
@@ -71,6 +75,25 @@ def test_without_a_validation_part_training_patients_are_held_out(
     # 0.4 of 5 patients, 2 images each
     assert [len(part) for part in splits.parts] == expected
     assert not set(splits.train.patients.tolist()) & set(splits.validation.patients.tolist())
+
+
+@pytest.mark.parametrize("settings", [{}, {"image_size": 7}, {"keep": ["z", "x"]}, {"train_limit": 4}])
+@pytest.mark.parametrize("changes", [{}, NO_VALIDATION, {"train_images": np.zeros((10, 4, 8), np.uint8)}])
+def test_images_of_a_large_file_are_kept_on_the_disk(
+    save: Save, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    base, lines = save(**changes), list[str]()
+    expected = load(spec(**settings), base)
+    monkeypatch.setattr(npz, "KEPT_BYTES", 0)
+    monkeypatch.setattr(store, "SETTLED_S", 0)
+    for _ in range(2):
+        lines.clear()
+        splits = load(spec(**settings), base, ImageStore(base / "cache", tell=lines.append))
+        for part, same in zip(splits.parts, expected.parts, strict=True):
+            assert isinstance(part.stored, MappedRows) or not len(part)
+            np.testing.assert_array_equal(part.images, same.images)
+            np.testing.assert_array_equal(part.labels, same.labels)
+    assert {"0 of them read now" in line for line in lines} == {True}
 
 
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [

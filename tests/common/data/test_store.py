@@ -13,14 +13,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
+import polyclinic as pc
+from common.data.base.image_set import ImageSet
 from common.data.base.spec import Rendering
 from common.data.images import store
 from common.data.images.pixel_cache import IN_USE, PIXELS, ROWS, MappedRows
+from common.data.images.pixels import pixels_on_device
 from common.data.images.reading import ImageForm
 from common.data.images.store import DecodedPictures, DecodingProgress, FileIdentity, ImageStore, decode_pictures
 from common.errors import BadInput
@@ -74,7 +78,7 @@ def pixels(files: Sequence[Path], form: ImageForm = FORM) -> NDArray[np.uint8]:
     return decode(files, ImageStore(), form).images
 
 
-@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "encrypted"])
 @pytest.mark.parametrize("color", [False, True])
 def test_a_cache_gives_the_pixels_of_the_decoder(tmp_path: Path, secret: bytes | None, color: bool) -> None:
     files = write_pictures(tmp_path / "images", 20, color=color)
@@ -176,7 +180,7 @@ def test_encrypted_pictures_show_nothing_and_open_with_their_key_alone(tmp_path:
     assert len(list((tmp_path / "cache").glob(f"*/{PIXELS}"))) == 2
 
 
-@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "encrypted"])
 def test_a_row_that_was_changed_is_refused(tmp_path: Path, secret: bytes | None) -> None:
     files, place = write_pictures(tmp_path / "images", 3), ImageStore(tmp_path / "cache", secret=secret)
     decode(files, place)
@@ -196,6 +200,62 @@ def test_two_encrypted_rows_cannot_be_exchanged(tmp_path: Path) -> None:
     path.write_bytes(rows[::-1].tobytes())
     with pytest.raises(BadInput, match="not what was written"):
         stored[np.array([0])]
+
+
+@pytest.mark.parametrize("color", [False, True])
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "encrypted"])
+def test_batches_from_the_disk_are_those_from_memory(tmp_path: Path, secret: bytes | None, color: bool) -> None:
+    files, form = write_pictures(tmp_path / "images", 23, color=color), replace(FORM, color=color)
+    held, kept = (
+        image_set_of(decode(files, place, form))
+        for place in (ImageStore(), ImageStore(tmp_path / "cache", secret=secret))
+    )
+    parts = list(torch.split(torch.randperm(23, generator=torch.Generator().manual_seed(0)), 4))
+    for chosen in (np.arange(23), np.array([5, 2, 2, 9])):
+        memory, disk = (pixels_on_device(images.rows(chosen), "cpu") for images in (held, kept))
+        rows = [part[part < len(chosen)] for part in parts if (part < len(chosen)).any()]
+        for expected, batch in zip(memory.read_ahead(rows), disk.read_ahead(rows), strict=True):
+            assert torch.equal(expected, batch)
+            assert expected.stride() == batch.stride()
+        for expected, batch in zip(memory.batches(4), disk.batches(4), strict=True):
+            assert torch.equal(expected, batch)
+    assert [len(batch) for batch in pixels_on_device(kept.rows(np.arange(0)), "cpu").batches(4)] == [0]
+
+
+def image_set_of(decoded: DecodedPictures) -> ImageSet:
+    count = len(decoded.places)
+    labels, names = np.zeros((count, 1), np.float32), np.full(count, "")
+    return ImageSet(decoded.stored, labels, ("a",), names, names, places=decoded.places)
+
+
+def test_a_reader_that_is_left_early_ends_its_thread(tmp_path: Path, place: ImageStore) -> None:
+    kept = pixels_on_device(image_set_of(decode(write_pictures(tmp_path / "images", 9), place)), "cpu")
+    before = threading.active_count()
+    batches = kept.batches(1)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("backend", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_run_ends_in_the_same_model_with_and_without_the_cache(tmp_path: Path, backend: str) -> None:
+    files = write_pictures(tmp_path / "images", 60)
+    lines = [f"{file.name},p{number // 2},{number % 2},{number // 3 % 2}" for number, file in enumerate(files)]
+    (tmp_path / "labels.csv").write_text("\n".join(["image,patient,a,b", *lines]))
+    columns = {"image_column": "image", "patient_column": "patient", "label_columns": ["a", "b"]}
+    place = {"images": str(tmp_path / "images"), "labels": str(tmp_path / "labels.csv"), "image_size": 16}
+    tree = {
+        "run": {"method": "surgical", "rounds": 2},
+        "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16},
+        "data": {"kind": "folder", **place, **columns},
+        "partition": {"kind": "class_lists", "lists": {"east": ["a", "b"], "north": ["b"]}},
+        "simulation": {"backend": "inline"},
+    }
+    cache = {"simulation.image_cache": str(tmp_path / "cache"), "simulation.backend": backend}
+    plain = pc.simulate(tree, settings={"simulation.image_cache_gb": 0}, out=tmp_path / "plain")
+    hashes = [pc.simulate(tree, settings=cache, out=tmp_path / name).model_sha256 for name in ("first", "second")]
+    assert hashes == [plain.model_sha256] * 2
+    assert list((tmp_path / "cache").glob(f"*/{PIXELS}"))
 
 
 # ---------------------------------------------------------------------- kills and other programs

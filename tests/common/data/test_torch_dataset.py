@@ -1,0 +1,286 @@
+"""Torch data sets as a source: the values that their items say, read when needed, random transforms by the seed."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from common.data.base.image_set import Splits
+from common.data.base.spec import PluginSpec
+from common.data.images.pixels import pixels_on_device
+from common.data.load import load
+from common.data.sources import plugin
+from common.data.sources.torch_dataset import DatasetRows
+from common.errors import BadInput
+from polyclinic.data import LabelledImages
+
+NAN = float("nan")
+COUNT = 60
+RANDOM = np.random.default_rng(0)
+GREY = RANDOM.integers(0, 256, (COUNT, 6, 5), dtype=np.uint8)
+COLOR = RANDOM.integers(0, 256, (COUNT, 6, 5, 3), dtype=np.uint8)
+LABELS = np.where(RANDOM.random((COUNT, 2)) < 0.2, np.nan, RANDOM.random((COUNT, 2)) < 0.5).astype(np.float32)
+
+
+@dataclass
+class Items(Dataset[Any]):
+    """A data set of a function, which counts how often each item is read."""
+
+    get: Callable[[int], Any]
+    count: int = COUNT
+    class_names: tuple[str, ...] = ("a", "b")
+    reads: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads.append(index)
+        return self.get(index)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Any], Splits]:
+    def open_data(images: Any) -> Splits:
+        given = images if isinstance(images, LabelledImages | Mapping) else LabelledImages(images)
+        monkeypatch.setattr(plugin, "load_entry_point", lambda group, name: lambda folder, options: given)
+        return load(PluginSpec(kind="plugin", name="stripes"), tmp_path)
+
+    return open_data
+
+
+def float_tensor(image: NDArray[np.uint8]) -> torch.Tensor:
+    """What torchvision's ToTensor makes of a picture."""
+    values = torch.from_numpy(image).float() / 255
+    return values[None] if values.ndim == 2 else values.permute(2, 0, 1)
+
+
+FORMS: dict[str, Callable[[NDArray[np.uint8]], Any]] = {
+    "uint8 array": lambda image: image,
+    "uint8 tensor": lambda image: torch.from_numpy(image if image.ndim == 2 else image.transpose(2, 0, 1)),
+    "float tensor": float_tensor,
+    "float array": lambda image: image / 255,
+    "channels first": lambda image: image[None] if image.ndim == 2 else image.transpose(2, 0, 1),
+    "picture": lambda image: Image.fromarray(image),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("images", [GREY, COLOR], ids=["grey", "color"])
+def test_pixels_are_those_of_the_arrays(
+    opened: Callable[[Any], Splits], images: NDArray[np.uint8], form: Callable[[NDArray[np.uint8]], Any]
+) -> None:
+    arrays = opened(LabelledImages(images, LABELS, ("a", "b")))
+    lazy = opened(Items(lambda row: (form(images[row]), LABELS[row])))
+    for part, same in zip(arrays.parts, lazy.parts, strict=True):
+        np.testing.assert_array_equal(part.images, same.images)
+        np.testing.assert_array_equal(part.labels, same.labels)
+        (pixels,), (read,) = (pixels_on_device(data, "cpu").batches(COUNT) for data in (part, same))
+        assert torch.equal(pixels.float(), read.float())
+        assert pixels.stride() == read.stride()
+
+
+LABEL_FORMS: dict[str, tuple[Callable[[NDArray[np.float32]], tuple[Any, ...]], NDArray[np.float32]]] = {
+    "nan": (lambda row: (row,), LABELS),
+    "list": (lambda row: (row.tolist(),), LABELS),
+    "double tensor": (lambda row: (torch.tensor(row).double(),), LABELS),
+    "mask": (lambda row: (np.nan_to_num(row), ~np.isnan(row)), LABELS),
+    "mask of numbers": (lambda row: (np.nan_to_num(row), torch.tensor(1.0 - np.isnan(row))), LABELS),
+    "class": (lambda row: (int(row[0] == 1),), np.eye(2, dtype=np.float32)[(LABELS[:, 0] == 1).astype(int)]),
+}
+
+
+@pytest.mark.parametrize(("form", "expected"), LABEL_FORMS.values(), ids=LABEL_FORMS)
+def test_labels_are_those_of_the_items(
+    opened: Callable[[Any], Splits],
+    form: Callable[[NDArray[np.float32]], tuple[Any, ...]],
+    expected: NDArray[np.float32],
+) -> None:
+    splits = opened(Items(lambda row: (GREY[row], *form(LABELS[row]))))
+    for part in splits.parts:
+        np.testing.assert_array_equal(part.labels, expected[part.places])
+
+
+def test_a_dictionary_names_image_labels_mask_and_patient(opened: Callable[[Any], Splits]) -> None:
+    splits = opened(
+        Items(
+            lambda row: {
+                "img": float_tensor(GREY[row]),
+                "lab": np.nan_to_num(LABELS[row]),
+                "label_mask": ~np.isnan(LABELS[row]),
+                "patient_id": row // 2,
+                "mask": GREY[row] > 9,
+            }
+        )
+    )
+    for part in splits.parts:
+        np.testing.assert_array_equal(part.labels, LABELS[part.places])
+        assert part.patients.tolist() == [str(row // 2) for row in part.places]
+
+
+def test_one_number_a_class_of_two_and_a_yes_or_no_of_one(opened: Callable[[Any], Splits]) -> None:
+    splits = opened(Items(lambda row: (GREY[row], row % 2), class_names=("sick",)))
+    assert splits.train.labels[:, 0].tolist() == [row % 2 for row in splits.train.places]
+
+
+def test_items_are_read_once_for_their_labels_and_then_when_they_are_needed(opened: Callable[[Any], Splits]) -> None:
+    items = Items(lambda row: (GREY[row], LABELS[row]))
+    splits = opened(items)
+    assert sorted(items.reads) == [0, *range(COUNT)]
+    items.reads.clear()
+    pixels_on_device(splits.train, "cpu")[torch.tensor([3, 1])]
+    assert items.reads == splits.train.places[[3, 1]].tolist()
+
+
+def test_with_labels_given_only_the_first_item_is_read(opened: Callable[[Any], Splits]) -> None:
+    items = Items(lambda row: GREY[row])
+    splits = opened(LabelledImages(items, LABELS, ("a", "b"), patients=[f"p{row // 3}" for row in range(COUNT)]))
+    assert items.reads == [0]
+    np.testing.assert_array_equal(splits.test.labels, LABELS[splits.test.places])
+
+
+def test_classes_are_those_of_the_data_set_inside_a_subset(opened: Callable[[Any], Splits]) -> None:
+    items = Items(lambda row: (GREY[row], LABELS[row]), class_names=("x", "y"))
+    assert opened(Subset(items, list(range(10, 50)))).class_names == ("x", "y")
+
+
+def noisy(row: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
+    """An item that draws from all three global generators."""
+    value = torch.rand(()) / 3 + random.random() / 3 + np.random.random() / 3
+    return value.float() * torch.ones(1, 4, 4), LABELS[row]
+
+
+def test_training_draws_anew_by_the_seed_and_evaluation_draws_the_same(opened: Callable[[Any], Splits]) -> None:
+    pixels = pixels_on_device(opened(Items(noisy)).train, "cpu")
+    rows = torch.tensor([0, 1, 0])
+
+    def draws(seed: int) -> list[torch.Tensor]:
+        torch.default_generator.manual_seed(seed)
+        return [pixels[rows], *pixels.read_ahead([rows, rows])]
+
+    first, again, other = draws(1), draws(1), draws(2)
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[union-attr]
+    assert torch.equal(torch.cat(list(pixels.batches(7))), torch.cat(list(pixels.batches(9))))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # type: ignore[union-attr]
+
+
+def test_floats_are_not_rounded_for_the_network(opened: Callable[[Any], Splits]) -> None:
+    value = 100.37 / 255
+    splits = opened(Items(lambda row: (torch.full((1, 4, 4), value), LABELS[row])))
+    (read,) = pixels_on_device(splits.train, "cpu").batches(COUNT)
+    assert read.unique().item() == pytest.approx(100.37)
+    assert splits.train.images.dtype == np.uint8
+    assert set(np.unique(splits.train.images)) == {100}
+
+
+def test_a_range_of_values_is_brought_to_black_and_white(opened: Callable[[Any], Splits]) -> None:
+    """TorchXRayVision's data sets go from -1024 to 1024."""
+    images = GREY.astype(np.float32) / 255 * 2048 - 1024
+    items = Items(lambda row: {"img": images[row][None], "lab": LABELS[row]})
+    splits = opened(LabelledImages(items, value_range=(-1024, 1024)))
+    np.testing.assert_array_equal(splits.train.images, GREY[splits.train.places])
+
+
+def test_parts_have_data_sets_of_their_own(opened: Callable[[Any], Splits]) -> None:
+    """Those for training augment, those for tests do not."""
+    test = Items(lambda row: (GREY[row + 40], LABELS[row + 40]), 20)
+    train = Items(lambda row: (GREY[row], LABELS[row]), 40)
+    splits = opened({"train": LabelledImages(train), "test": LabelledImages(test)})
+    assert (len(splits.train) + len(splits.validation), len(splits.test)) == (40, 20)
+    assert len(splits.validation) in (3, 4)
+    np.testing.assert_array_equal(splits.test.images, GREY[40:])
+    assert not set(splits.train.patients) & set(splits.test.patients)
+
+
+def parts(**more: Any) -> dict[str, LabelledImages]:
+    items = LabelledImages(Items(lambda row: (GREY[row], LABELS[row])))
+    return {"train": items, "test": items, **more}
+
+
+def of(item: Callable[[int], Any], **more: Any) -> Any:
+    return LabelledImages(Items(item), **more)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+def failing(row: int) -> Any:
+    raise FileNotFoundError(f"{row}.png")
+
+
+P = "data.name: plugin:stripes"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "loader": (DataLoader(Items(lambda row: row)), "is a DataLoader"),
+    "stream": (Stream(), "is Stream, whose items cannot be read by number"),
+    "nothing": (Items(lambda row: row, 0), "holds no image"),
+    "no classes": (Items(lambda row: (GREY[row], 1), class_names=()), "Items names no classes"),
+    "fails": (of(failing), f"{P}[0]: failed: FileNotFoundError: 0.png"),
+    "later": (of(lambda row: failing(row) if row in (7, 9) else (GREY[row], LABELS[row])), "2 of 60 items cannot"),
+    "normalised": (of(lambda row: (float_tensor(GREY[row]) * 4 - 2, LABELS[row])), "Leave Normalize out"),
+    "wide": (of(lambda row: (GREY[row].astype(np.float32), LABELS[row])), "Floats go from 0, black, to 1, white"),
+    "nan": (of(lambda row: (np.full((4, 4), np.nan), LABELS[row])), "has values from nan to nan"),
+    "16 bits": (of(lambda row: (GREY[row].astype(np.int32), LABELS[row])), "is int32"),
+    "palette": (of(lambda row: (Image.fromarray(GREY[row]).convert("P"), 1)), "is a picture of mode P"),
+    "four channels": (of(lambda row: (torch.zeros(4, 6, 5), 1)), "is no image: Tensor of shape"),
+    "sizes": (of(lambda row: (GREY[row][: 6 - row % 2], LABELS[row])), f"{P}[1]: is uint8 (5, 5), and {P}[0] is"),
+    "string": (of(lambda row: ("a.png", 1)), "is no image: str of shape ()"),
+    "four entries": (of(lambda row: (GREY[row], 1, 2, 3)), "has 4 entries"),
+    "no image": (
+        of(lambda row: {"picture": GREY[row], "label": 1}),
+        'without an image; its keys are "picture", "label"',
+    ),
+    "no labels": (of(lambda row: {"image": GREY[row]}), "has no labels"),
+    "words": (of(lambda row: (GREY[row], "Effusion")), "has labels that are no numbers: 'Effusion'"),
+    "width": (of(lambda row: (GREY[row], [1, 0, 1])), "has labels of shape (3,), and there are 2 classes"),
+    "minus": (of(lambda row: (GREY[row], [1, -1])), "has labels [1.0, -1.0]; they are 1 (present), 0 (absent) or NaN"),
+    "class number": (of(lambda row: (GREY[row], 2)), "has the label 2, which is no number of one of 2 classes"),
+    "float class": (of(lambda row: (GREY[row], 1.0)), "has the label 1.0, which is no number"),
+    "mask": (of(lambda row: (GREY[row], [1, 0], [1, 2])), "has a mask that is not 1"),
+    "some patients": (
+        of(lambda row: {"image": GREY[row], "label": LABELS[row], **({"patient": row} if row else {})}),
+        "1 of 60 items name no patient",
+    ),
+    "range": (of(lambda row: GREY[row], value_range=(1, 0)), "goes from 1 to 0"),
+    "labels": (of(lambda row: GREY[row], labels=LABELS[:5]), "labels must have the shape (60, 2)"),
+    "part names": ({"train": parts()["train"], "exam": parts()["test"]}, 'has the parts "train", "exam"'),
+    "part classes": (parts(test=of(lambda row: (GREY[row], 1), class_names=("b", "a"))), "parts of different classes"),
+    "part sizes": (parts(test=of(lambda row: (COLOR[row], LABELS[row]))), "parts of different classes or sizes"),
+    "part patients": (
+        parts(**{name: of(lambda row: GREY[row], labels=LABELS, patients=["x"] * 60) for name in ("train", "test")}),
+        "1 patient in both train and test",
+    ),
+    "part fails": (parts(train=of(failing), test=of(failing)), f'{P}["train"][0]: failed'),
+}
+
+
+@pytest.mark.parametrize(("images", "problem"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_used_is_named(opened: Callable[[Any], Splits], images: Any, problem: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        opened(images)
+    assert problem in str(refused.value)
+
+
+def test_faults_of_all_items_are_listed_together(opened: Callable[[Any], Splits]) -> None:
+    with pytest.raises(BadInput) as refused:
+        opened(of(lambda row: (GREY[row], [1, 3]) if row % 20 == 5 else (GREY[row], LABELS[row])))
+    assert [fault.where for fault in refused.value.faults] == [f"{P}[5]", f"{P}[25]", f"{P}[45]", P]
+
+
+def test_images_are_rows_that_a_network_reads(opened: Callable[[Any], Splits]) -> None:
+    splits = opened(Items(lambda row: (GREY[row], LABELS[row])))
+    assert isinstance(splits.train.stored, DatasetRows)
+    assert splits.train.stored is splits.test.stored
