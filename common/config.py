@@ -98,6 +98,8 @@ class EvaluationSection(Section):
         checkpoint: The final model of a run: the ``best`` one on validation, or that of the ``last`` round.
         criterion: The measure of the best round: the ``method``'s own criterion, the sites' mean validation
             ``auroc``, or their mean validation ``loss``.
+        patience: The run ends before its last round when so many validated rounds in a row brought no better model by
+            the criterion; None for no such end.
         sites: Sites that test the final model, drawn from (seed, round); 0 stands for all. None asks all of up to 100
             sites; of more, all where all train in a round, else 100 or as many as train in a round.
         metrics: Names of plug-in metrics, computed for each class on test images in addition to our own metrics.
@@ -111,6 +113,7 @@ class EvaluationSection(Section):
     sensitivity: float = Field(0.9, gt=0, le=1)
     checkpoint: Literal["best", "last"] = "best"
     criterion: Literal["method", "auroc", "loss"] = "method"
+    patience: int | None = Field(None, ge=1)
     sites: int | None = Field(None, ge=0)
     metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
     sample_grid: bool | None = None

@@ -19,6 +19,7 @@ from common.errors import BadInput, Fault, quoted
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.system.files import Parts, write_atomically
 from strategies.engine.state import FederationState, deserialize_state, serialize_state_in_parts
+from strategies.registry import build_experiment_strategy
 
 VERSION = 3
 KEPT = 2
@@ -153,12 +154,33 @@ def _hash_checkpoint(content: Parts, facts: Any) -> str:
 
 
 def refuse_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
-    """Raise :class:`BadInput` unless this is the experiment that the run began with; it may have more rounds."""
+    """Raise :class:`BadInput` unless this is the experiment that the run began with.
+
+    It may have more rounds, where the rounds up to the checkpoint would have been the same in a run of so many.
+    """
     refuse_changes(checkpoint.experiment, experiment, out)
-    rounds = experiment.run.rounds
-    if checkpoint.state.round > rounds:
-        problem = f"has done {checkpoint.state.round} rounds; the experiment asks for {rounds}."
+    rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round
+    if done and rounds != before:
+        last = build_experiment_strategy(experiment).last_rounds
+        if experiment.training.schedule != "constant":
+            reason = f'the learning rates of training.schedule "{experiment.training.schedule}" follow from it'
+        elif experiment.privacy.level != "none":
+            reason = f'the noise of privacy.level "{experiment.privacy.level}" follows from it'
+        elif last and done > min(before, rounds) - last:
+            reason = f'the last {last} rounds of "{experiment.run.method}" differ from the others'
+        else:
+            reason = ""
+        if reason:
+            problem = f"has done {done} rounds as a run of {before}; run.rounds cannot become {rounds}, for {reason}."
+            raise BadInput([Fault(f"--resume {out}", problem, f"Set run.rounds to {before}, or {new_run_from(out)}.")])
+    if done > rounds:
+        problem = f"has done {done} rounds; the experiment asks for {rounds}."
         raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])
+
+
+def new_run_from(out: Path) -> str:
+    """Return how a new run begins from the model of the run in ``out``."""
+    return f"begin a new run from its model: --out NEW --set model.weights={out / 'model.safetensors'}"
 
 
 def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path) -> None:

@@ -73,6 +73,8 @@ def run_federation(
     try:
         deadline_s = experiment.participation.round_deadline_s
         coordinator.start(grid, make_array_record(initial), experiment.run.rounds, deadline_s)
+        if coordinator.state.round < experiment.run.rounds:
+            setting.folder.event("ended_early", round=coordinator.state.round, best_round=coordinator.state.best_round)
         recorder.totals.finalize(coordinator.last_validation, coordinator.state)
         tested = coordinator.test(grid)
         outcome = save_and_test_model(network, coordinator, tested, setting, open_test_histograms(coordinator, tested))

@@ -12,7 +12,13 @@ from typing import Any, Protocol
 
 from common.config import Experiment, ExperimentFile
 from common.errors import BadInput, Fault, stop_on
-from server.federation.checkpoints import Checkpoint, CheckpointFolder, refuse_changes, refuse_other_experiment
+from server.federation.checkpoints import (
+    Checkpoint,
+    CheckpointFolder,
+    new_run_from,
+    refuse_changes,
+    refuse_other_experiment,
+)
 from server.runs.folder import RunFolder
 from server.runs.tracking import TrackingStore, open_store, track_run
 
@@ -32,10 +38,10 @@ class OpenedRunFolder:
 
 
 def read_finished_summary(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
-    """Return ``summary.json`` if the run that is to be resumed is done already; else None.
+    """Return ``summary.json`` if the run that is to be resumed is done already, with as many rounds; else None.
 
     Raises:
-        BadInput: If the file is damaged, or is of another experiment, or of fewer or more rounds.
+        BadInput: If the file is damaged, or is of another experiment, or of more rounds.
     """
     path = out / "summary.json"
     if not resume or not path.is_file():
@@ -47,9 +53,12 @@ def read_finished_summary(out: Path, experiment: Experiment, *, resume: bool) ->
         raise BadInput([Fault(str(path), "is damaged or was edited: it is no JSON.", remedy)]) from None
     if isinstance(began := summary.get("experiment"), dict):
         refuse_changes(began, experiment, out)
-        if (rounds := began["run"]["rounds"]) != (wished := experiment.run.rounds):
+        rounds, wished = began["run"]["rounds"], experiment.run.rounds
+        if rounds > wished:
             problem = f"is done: a run of {rounds} rounds. The experiment asks for {wished}."
-            raise BadInput([Fault(f"--resume {out}", problem, "No run goes on after its end: take a new --out.")])
+            raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])
+        if rounds < wished:
+            return None
     return summary
 
 
@@ -76,6 +85,9 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
         for name, problem in broken.items():
             folder.event("checkpoint_broken", file=name, reason=problem)
         if checkpoint is None:
+            if folder.is_done:
+                problem = "is done, and no checkpoint is left from which it could go on for more rounds."
+                raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {new_run_from(out)}.")])
             where = f"--resume {out}: checkpoints"
             remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
             stop_on([Fault(f"{where}/{name}", f"{problem.rstrip('.')}.", remedy) for name, problem in broken.items()])
@@ -84,6 +96,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
             yield OpenedRunFolder(folder, uuid.uuid4().hex)
             return
         refuse_other_experiment(checkpoint, experiment, out)
+        folder.remove_end()
         folder.event("resumed", round=checkpoint.state.round)
         yield OpenedRunFolder(folder, checkpoint.run, checkpoint)
 

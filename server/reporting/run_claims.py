@@ -223,7 +223,8 @@ def prominent_limits(run: Run) -> list[str]:
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:
         limits.append(
-            f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model."
+            f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model. "
+            "The run goes on with --resume and a larger run.rounds."
         )
     return limits
 
@@ -232,6 +233,10 @@ def further_limits(run: Run) -> list[str]:
     """Return less important sentences on what the run does not show, in addition to :func:`prominent_limits`."""
     summary, test = run.summary, run.summary.test
     limits = list[str]()
+    planned = (summary.experiment.get("run") or {}).get("rounds", 0)
+    if summary.rounds < planned:
+        later = "no later model was better on validation"
+        limits.append(f"The run ended after {summary.rounds:,} of at most {planned:,} rounds, because {later}.")
     for name in summary.classes:
         positives, negatives = test.counts(name) if name in test.per_class else (None, None)
         if positives is not None and negatives is not None and test.per_class[name].auroc is not None:

@@ -123,6 +123,16 @@ class RunFolder:
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
             write_atomically(events, content[: content.rfind(b"\n") + 1])
 
+    @property
+    def is_done(self) -> bool:
+        """True where the run has ended, with its summary."""
+        return (self.path / SUMMARY).is_file()
+
+    def remove_end(self) -> None:
+        """Remove the summary and the pages of a run that was done and goes on for more rounds."""
+        for name in (SUMMARY, "report.html", "MODEL_CARD.md"):
+            (self.path / name).unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Lock the folder within the context.

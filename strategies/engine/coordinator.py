@@ -222,8 +222,14 @@ class Coordinator:
         """Prepare a new run before its first round; this class does nothing, and subclasses override it."""
 
     def _is_over(self) -> bool:
-        """Return True if the run is to end before its last planned round; here never."""
-        return False
+        """Return True if the run is to end before its last planned round, see ``evaluation.patience``."""
+        patience, best = self.plan.evaluation.patience, self.state.best_round
+        return patience is not None and best >= 0 and self._validated_round - best >= patience
+
+    @property
+    def _validated_round(self) -> int:
+        """Return the round of the newest validated model: sites validate it with the request of the next round."""
+        return self.state.round - 1
 
     def _train_round(self, server_round: int, timeout: float) -> RoundRecord:
         """Ask all sites of the round, and aggregate their replies."""

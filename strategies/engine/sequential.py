@@ -147,7 +147,13 @@ class SequentialCoordinator(Coordinator):
     def _is_over(self) -> bool:
         """Return True if too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
         server, best = self.method.server_training, self.state.best_round
-        return server is not None and best > 0 and self.state.round - best >= server.patience
+        settled = server is not None and best > 0 and self.state.round - best >= server.patience
+        return settled or super()._is_over()
+
+    @property
+    def _validated_round(self) -> int:
+        """Return the round of the newest validated model: here each round ends with its validation."""
+        return self.state.round
 
     def _before_rounds(self, timeout: float) -> None:
         """Have all sites train one epoch from the same model, where the method orders sites by their losses."""

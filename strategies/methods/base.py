@@ -92,6 +92,11 @@ class Method(Strategy):
     def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
         self.site = self.site_class(parameters, task)
 
+    @property
+    def last_rounds(self) -> int:
+        """Return the number of a run's last rounds that differ from the others, so that the run cannot be extended."""
+        return 0
+
     # ------------------------------------------------------------------ the rules of a round
 
     @property

@@ -58,6 +58,11 @@ class Polyclinic(SequentialMethod):
         generator = np.random.default_rng(derive_seed(context.seed, context.round, "order"))
         return [sites[place] for place in generator.permutation(len(sites))]
 
+    @property
+    def last_rounds(self) -> int:
+        """Return the number of last rounds that end with a mean."""
+        return self.site.parameters.mean_rounds
+
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """Return in the last rounds the mean of the models after all sites so far, else the model after this site."""
         return mix_models(passed, result, 1 / hops) if left < self.site.parameters.mean_rounds else passed

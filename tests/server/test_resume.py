@@ -278,13 +278,57 @@ def test_two_checkpoints_stay_and_a_run_that_is_done_is_not_run_again(tmp_path: 
     before = (run / "events.jsonl").read_bytes()
     assert resumed(run) == json.loads(json.dumps(summary))
     with pytest.raises(BadInput, match="is done"):
-        resumed(run, "run.rounds=9")
+        resumed(run, "run.rounds=3")
     assert (run / "events.jsonl").read_bytes() == before
 
 
 def test_a_run_may_go_on_for_more_rounds_than_it_began_with(whole: Path, tmp_path: Path) -> None:
     summary = resumed(killed(tmp_path, RunFolder, "summary", 1, "run.rounds=2"))
     assert summary["model_sha256"] == finished(ROUNDS)[1]["model_sha256"]
+
+
+def test_a_run_that_is_done_goes_on_to_the_model_of_one_longer_run(whole: Path, tmp_path: Path) -> None:
+    federation(tmp_path, "run.rounds=2", out="extended")
+    for name in ("report.html", "MODEL_CARD.md"):
+        (tmp_path / "extended" / name).write_text("of two rounds")
+    check_same_end(tmp_path / "extended", whole)
+    assert not (tmp_path / "extended" / "report.html").exists()  # the pages of two rounds; these tests draw no new ones
+    assert [event["round"] for event in events(tmp_path / "extended", "resumed")] == [2]
+
+
+def test_a_run_that_is_done_without_checkpoints_keeps_its_result(tmp_path: Path) -> None:
+    done = federation(tmp_path, "run.rounds=1", out="done")
+    shutil.rmtree(tmp_path / "done" / "checkpoints")
+    with pytest.raises(BadInput, match="no checkpoint is left"):
+        federation(tmp_path, "run.rounds=2", out="done", resume=True)
+    assert json.loads((tmp_path / "done" / "summary.json").read_text())["model_sha256"] == done["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (("training.schedule=cosine",), "learning rates"),
+        (("run.method=polyclinic", "method.mean_rounds=1", "participation.clip=off"), "last 1 rounds"),
+    ],
+)
+def test_a_run_whose_rounds_depend_on_their_number_is_not_extended(
+    settings: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    federation(tmp_path, "run.rounds=1", *settings, out="done")
+    before = (tmp_path / "done" / "summary.json").read_bytes()
+    with pytest.raises(BadInput, match=reason):
+        federation(tmp_path, "run.rounds=2", *settings, out="done", resume=True)
+    assert (tmp_path / "done" / "summary.json").read_bytes() == before
+
+
+def test_a_run_ends_when_its_patience_is_over_and_not_before(tmp_path: Path) -> None:
+    """A learning rate of almost 0: the first rounds move running statistics only, later ones hardly anything."""
+    still = ("training.lr=1e-30", "run.rounds=9", "evaluation.patience=2")
+    summary = federation(tmp_path, *still)
+    assert summary["rounds"] == summary["best_round"] + 3 < 9  # a round's model is validated in the round after it
+    assert [event["round"] for event in events(tmp_path / "run", "ended_early")] == [summary["rounds"]]
+    passed = federation(tmp_path, *still, "run.method=fedseq", out="passed")
+    assert passed["rounds"] == passed["best_round"] + 2 < 9  # each pass ends with its validation
 
 
 def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def _add_steady(kind: type[nn.Module]) -> type[nn.Module]:
 def make_steady(module: nn.Module) -> None:
     """Make every batch normalisation inside ``module`` a :class:`SteadyNorm`, in place; all values stay.
 
-    Any layer with running statistics is one, of whatever class and library.
+    Any layer with running statistics is one, of any class and library.
     """
     for layer in module.modules():
         if hasattr(layer, "running_mean") and hasattr(layer, "running_var") and not isinstance(layer, SteadyNorm):
