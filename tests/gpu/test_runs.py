@@ -66,7 +66,7 @@ def test_a_run_that_is_killed_ends_in_the_same_bits(tmp_path: Path, name: str) -
     whole = federation(tmp_path, *overrides, out="whole")
     (tmp_path / "again.toml").write_text(DIGITS, encoding="utf-8")
     program = [sys.executable, "-m", "studies.cli", "run", "again.toml", "--out", "killed"]
-    settings = [part for one in overrides for part in ("--set", one)]
+    settings = [part for setting in overrides for part in ("--set", setting)]
     for more in ([], ["--resume"]):
         process = subprocess.Popen(
             [*program, *settings, *more], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -88,8 +88,7 @@ def test_images_without_room_on_the_gpu_come_in_batches(tmp_path: Path, monkeypa
 
 def test_a_run_on_the_gpu_can_be_used_on_a_cpu(tmp_path: Path) -> None:
     federation(tmp_path, *CASES["surgical"], pages=True)
-    tensors = load_file(next((tmp_path / "run").glob("**/model.safetensors")))
-    assert tensors
+    assert load_file(next((tmp_path / "run").glob("**/model.safetensors")))
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -105,11 +104,11 @@ def test_a_site_over_several_gpus_ends_in_the_same_bits_twice_and_learns_as_on_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gpus: int
 ) -> None:
     overrides = (*(CASES.get(name) or ("run.rounds=4", *MORE[name])), "model.norm=group")
-    one = federation(tmp_path, *overrides, out="one")
+    single = federation(tmp_path, *overrides, out="single")
     monkeypatch.setattr(simulate, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(gpu, "first_gpus", devices)
     several = f"simulation.gpus_per_site={gpus}"
     two, again = (federation(tmp_path, *overrides, several, out=out) for out in ("two", "again"))
     assert two["model_sha256"] == again["model_sha256"]
-    assert two["model_sha256"] != one["model_sha256"], "did it go over several?"
-    assert abs(two["test"]["mean_auroc"] - one["test"]["mean_auroc"]) < 0.02
+    assert two["model_sha256"] != single["model_sha256"], "did it go over several?"
+    assert abs(two["test"]["mean_auroc"] - single["test"]["mean_auroc"]) < 0.02

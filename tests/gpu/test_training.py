@@ -77,15 +77,15 @@ def trained(
     return read_state(network), network
 
 
-def apart(one: ModelState, other: ModelState) -> float:
-    """Relative distance of two models' trunks and heads."""
-    pairs = ((one.trunk, other.trunk), (one.head.weight, other.head.weight))
+def apart(first: ModelState, second: ModelState) -> float:
+    """Return the relative distance of two models' trunks and heads."""
+    pairs = ((first.trunk, second.trunk), (first.head.weight, second.head.weight))
     return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
 
 
-def equal(one: ModelState, other: ModelState) -> bool:
-    """Whether all bits are the same."""
-    pairs = ((one.trunk, other.trunk), (one.norm, other.norm), (one.head.weight, other.head.weight))
+def equal(first: ModelState, second: ModelState) -> bool:
+    """Return whether all bits are the same."""
+    pairs = ((first.trunk, second.trunk), (first.norm, second.norm), (first.head.weight, second.head.weight))
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
@@ -94,13 +94,13 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Record after three steps; the shapes for which it was done."""
     done, recorded = list[tuple[int, ...]](), gpu.record_graph
 
-    def noted(backbone: nn.Module, images: Tensor) -> Any:
-        made = recorded(backbone, images)
+    def record(backbone: nn.Module, images: Tensor) -> Any:
+        graph = recorded(backbone, images)
         done.append(tuple(images.shape))
-        return made
+        return graph
 
     monkeypatch.setattr(gpu, "RECORD_AFTER", 3)
-    monkeypatch.setattr(gpu, "record_graph", noted)
+    monkeypatch.setattr(gpu, "record_graph", record)
     return done
 
 

@@ -24,12 +24,12 @@ def test_every_line_of_a_lock_is_a_version_with_its_hashes_and_names_no_host(loc
     text = lock.read_text(encoding="utf-8")
     assert "://" not in text
     assert "index" not in text
-    found = entries(text)
-    assert found
-    for name, entry in found.items():
+    lines = entries(text)
+    assert lines
+    for name, entry in lines.items():
         assert re.match(r"[a-z0-9-]+==[\w.]+( ;.*)?$", name)
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), name
-    assert "".join(found[name] for name in sorted(found)) == text.partition("\n")[2]
+    assert "".join(lines[name] for name in sorted(lines)) == text.partition("\n")[2]
 
 
 def test_every_dependency_of_the_project_is_locked() -> None:
@@ -49,8 +49,8 @@ def test_the_images_install_nothing_without_a_hash_but_torch_of_an_index_of_ones
 def test_no_library_is_of_an_unknown_or_strong_copyleft_licence() -> None:
     written = on_page()
     assert set(written) == {name for name, _ in locked()}
-    libraries = [Library(name, "", licence_of(name) or said) for name, said in written.items()]
-    assert {one.name: one.fault for one in libraries if one.fault} == {}
+    libraries = [Library(name, "", licence_of(name) or text) for name, text in written.items()]
+    assert {library.name: library.fault for library in libraries if library.fault} == {}
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_no_library_is_of_an_unknown_or_strong_copyleft_licence() -> None:
     ],
 )
 def test_licences_are_told_apart(licence: str, fault: str) -> None:
-    found = Library("anything", "1", licence).fault
-    assert fault in found
-    assert bool(fault) == bool(found)
+    reason = Library("anything", "1", licence).fault
+    assert fault in reason
+    assert bool(fault) == bool(reason)
 
 
 FORBIDDEN = {
@@ -79,22 +79,25 @@ FORBIDDEN = {
 
 
 def dangers(source: str) -> list[str]:
-    """Imports and calls by which data could become code."""
-    found = []
+    """Return the imports and calls by which data could become code."""
+    names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN]
+            names += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN:
-            found += [f"{node.module}.{alias.name}" for alias in node.names if not alias.name.endswith("Error")]
+            names += [f"{node.module}.{alias.name}" for alias in node.names if not alias.name.endswith("Error")]
         elif isinstance(node, ast.Call):
-            name, options = ast.unparse(node.func), {one.arg: ast.unparse(one.value) for one in node.keywords}
+            name, options = (
+                ast.unparse(node.func),
+                {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords},
+            )
             if name in FORBIDDEN or name.split(".")[0] in FORBIDDEN - {"compile"}:
-                found.append(name)
+                names.append(name)
             if name == "torch.load" and options.get("weights_only") != "True":
-                found.append("torch.load without weights_only=True")
+                names.append("torch.load without weights_only=True")
             if options.get("allow_pickle", "False") != "False" or options.get("shell", "False") != "False":
-                found.append(f"{name} with a pickle or a shell")
-    return found
+                names.append(f"{name} with a pickle or a shell")
+    return names
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -110,7 +113,7 @@ def test_no_code_of_ours_runs_what_it_reads(path: Path) -> None:
         "yaml.load(text)", "subprocess.run(text, shell=True)", "os.system(text)", "import joblib",
     ],
 )  # fmt: skip
-def test_each_way_to_run_data_is_found(source: str) -> None:
+def test_each_way_to_run_data_is_a_danger(source: str) -> None:
     assert dangers(source)
 
 
@@ -123,11 +126,11 @@ def test_what_only_looks_like_one_is_not(source: str) -> None:
 
 
 SAFE, FLAWED = {"name": "a", "version": "1", "vulns": []}, {"name": "b", "version": "2", "vulns": [{"id": "X-1"}]}
-UNASKED = {"name": "c", "skip_reason": "not found"}
+UNKNOWN = {"name": "c", "skip_reason": "not found"}
 
 
 @pytest.mark.parametrize(
-    ("libraries", "code"), [([SAFE], 0), ([SAFE, FLAWED], 1), ([SAFE, UNASKED], 1), ([UNASKED], 2), ([], 2)]
+    ("libraries", "code"), [([SAFE], 0), ([SAFE, FLAWED], 1), ([SAFE, UNKNOWN], 1), ([UNKNOWN], 2), ([], 2)]
 )
 def test_an_audit_that_could_not_ask_does_not_pass(libraries: list[dict[str, Any]], code: int) -> None:
     assert verdict(libraries) == code
