@@ -71,7 +71,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 def test_both_sides_see_the_same_fingerprint_and_nothing_is_written_before_the_coordinator_agrees(
     coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = flwr_client("init", tmp_path / "north", "--name", "north")
+    created = flwr_client("init", tmp_path / "north", "--name", "north")
     request, before = tmp_path / "north" / "north.request", everything_in(coordinator.folder)
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     declined = flwr_server("admit", coordinator.folder, request)
@@ -80,7 +80,7 @@ def test_both_sides_see_the_same_fingerprint_and_nothing_is_written_before_the_c
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     agreed = flwr_server("admit", coordinator.folder, request)
     assert agreed.code == 0
-    assert all(fingerprint(read_request(request).public_key) in ended.out for ended in (made, declined, agreed))
+    assert all(fingerprint(read_request(request).public_key) in ended.out for ended in (created, declined, agreed))
     assert list(unrevoked_sites(coordinator)) == ["north"]
 
 
