@@ -5,19 +5,22 @@ the coordinator's half, a Flower ``Strategy``; its ``site_class`` names the hosp
 """
 
 from common.models.network import Model, SplitNetwork
-from strategies.aggregation.means import Weighting, Weights
+from strategies.aggregation.means import HeadMean, Weighting, Weights
 from strategies.local.objective import Batch, ClientContext, LocalRound, Losses, Objective, plain
 from strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
 from strategies.methods.base import Method, RoundContext, SiteReply
+from strategies.methods.surgical import OwnersMean, SurgicalAggregation
 
 __all__ = [
     "Batch",
     "ClientContext",
+    "HeadMean",
     "LocalRound",
     "Losses",
     "Method",
     "Model",
     "Objective",
+    "OwnersMean",
     "Parameters",
     "Payload",
     "RoundContext",
@@ -25,6 +28,7 @@ __all__ = [
     "SiteReply",
     "SplitNetwork",
     "Statistic",
+    "SurgicalAggregation",
     "Weighting",
     "Weights",
     "plain",

@@ -234,8 +234,10 @@ def as_csv(evaluation: Evaluation) -> bytes:
 def terminal_view(evaluation: Evaluation) -> Group:
     """Return the evaluation for a terminal: the table by class, the result in a sentence, and what limits it."""
     table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("AUROC", "95 % interval", "average precision", "sensitivity", "specificity", "with", "without"):
-        table.add_column(heading, justify="right")
+    # In 80 columns a long class name is wrapped, never a figure.
+    measures_by_line = ("average\nprecision", "sensi-\ntivity", "speci-\nficity")
+    for heading in ("AUROC", "95 % interval", *measures_by_line, "with", "without"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name in evaluation.results:
         auroc, interval, *measures, positives, negatives = _class_figures(evaluation, name).values()
         cells = [number(auroc), format_interval(interval), *map(number, measures), str(positives), str(negatives)]

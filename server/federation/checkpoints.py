@@ -15,14 +15,16 @@ from typing import Any
 from blake3 import blake3
 
 from common.config import Experiment
-from common.errors import BadInput, Fault, quoted
+from common.errors import BadInput, Fault
 from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.system.files import Parts, write_atomically
+from common.system.plain_text import list_first_and_count_rest
 from strategies.engine.state import FederationState, deserialize_state, serialize_state_in_parts
 from strategies.registry import build_experiment_strategy
 
 VERSION = 3
 KEPT = 2
+_MOST_CHANGES = 5
 _MAY_CHANGE = ("simulation", "participation")
 """Tables of an experiment that change where and when sites train, not what comes out of it."""
 
@@ -197,14 +199,25 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
     for key in NAMED_BY_THE_RUN:
         if now["model"][key] is None:  # compared when the network is built
             now["model"] = {**now["model"], key: began["model"].get(key)}
-    changed = sorted(
-        name for name in began.keys() | now.keys() if name not in _MAY_CHANGE and began.get(name) != now.get(name)
-    )
+    old, new = (_flatten({k: v for k, v in tree.items() if k not in _MAY_CHANGE}) for tree in (began, now))
     if _gpus_per_site(began) != _gpus_per_site(now):  # of another number of parts the sums are rounded otherwise
-        changed.append("simulation.gpus_per_site")
+        old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = map(_gpus_per_site, (began, now))
+    changed = [
+        f"{key} was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
     if changed:
-        problem = f"began with another experiment: {quoted(changed)} differ."
+        problem = f"began with another experiment: {list_first_and_count_rest(changed, _MOST_CHANGES)}."
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a tree of tables by their whole keys, such as ``training.lr``; a missing one is None."""
+    flat = dict[str, Any]()
+    for key, value in tree.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _gpus_per_site(experiment: Mapping[str, Any]) -> int:
