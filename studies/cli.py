@@ -391,7 +391,7 @@ def evaluate(
         from server.reporting.tables import limits_of_model
 
         console.print(evaluation.terminal_view(result))
-        console.print(limits_of_model(folder), end="")
+        console.print(limits_of_model(folder, tuple(evaluation.evaluation_limits(result))), end="")
 
 
 @app.command()

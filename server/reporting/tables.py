@@ -1,6 +1,6 @@
 """Tables of runs for the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,20 +65,23 @@ def _mark_best(values: Sequence[Measured | None]) -> list[Text]:
 
 def terminal_result(run: Run) -> Group:
     """Return the end of a run for the terminal: the table by class, the result, and what limits it."""
-    return Group(coverage_table({run.summary.label: run.summary}), Text(run_result(run)), *_prominent_limit_lines(run))
+    table, result = coverage_table({run.summary.label: run.summary}), Text(run_result(run))
+    return Group(table, result, *_limit_lines(prominent_limits(run)))
 
 
-def limits_of_model(folder: Path) -> Group:
+def limits_of_model(folder: Path, without: Collection[str] = ()) -> Group:
     """Return the limits of a run's model, for a person who uses it on images; empty for a model without its run.
 
     Args:
         folder: Folder of a run, or with a model alone.
+        without: Sentences that the person has read already.
     """
     if is_file(folder / "summary.json"):
         with suppress(BadInput):  # of another version, or edited: the model alone is enough
-            return Group(*_prominent_limit_lines(read_run(folder)))
+            limits = [limit for limit in prominent_limits(read_run(folder)) if limit not in without]
+            return Group(*(["Of the run that trained the model:"] if limits else []), *_limit_lines(limits))
     return Group()
 
 
-def _prominent_limit_lines(run: Run) -> list[Text]:
-    return [Text(f"! {limit}", style="yellow") for limit in prominent_limits(run)]
+def _limit_lines(limits: Iterable[str]) -> list[Text]:
+    return [Text(f"! {limit}", style="yellow") for limit in limits]
