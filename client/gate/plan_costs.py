@@ -83,10 +83,7 @@ def estimate_cost(spec: ModelSpec, rows: int) -> NetworkCost:
         width, backbone, activations = _measure_network(spec)
     else:
         width, bytes_a_pixel, listed = BACKBONES[spec.architecture]
-        backbone = listed or sum(
-            value.numel()
-            for value in meta_backbone(spec).module.parameters()
-        )
+        backbone = listed or sum(value.numel() for value in meta_backbone(spec).module.parameters())
         activations = bytes_a_pixel * spec.image_size**2
     features = spec.neck or width
     behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows

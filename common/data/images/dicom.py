@@ -3,15 +3,15 @@
 from typing import Any
 
 import numpy as np
-import pydicom
 from numpy.typing import NDArray
 from pydicom.encaps import get_frame
-from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.uid import RLELossless
 
 from common.data.base.decoded_size import check_size, picture_limit
-from common.data.base.spec import AS_IN_FILE, Frame, Rendering, Window
+from common.data.base.spec import AS_IN_FILE, Frame, Rendering
+from common.data.images.bands import convert_in_bands, scale_to_8_bits
+from common.data.images.grey import GreyDisplay, StoredNumbers, entry_depth, grey_of, table_entries
 from common.data.images.headers import (
     encoded_shape,
     jpeg_2000_tables,
@@ -20,12 +20,11 @@ from common.data.images.headers import (
     rle_plane_size,
     tags_by_keyword,
 )
-from common.data.images.reading import convert_in_bands, iterate_bands
 from common.data.images.syntaxes import READ_BY, is_readable, syntax_name
 
 _FRAME_KEYWORDS = {
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
-    "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction"),
+    "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
 }
 
 
@@ -55,9 +54,9 @@ def frame_index(frame: Frame | None, count: int, subject: str) -> int:
 
 
 def apply_functional_groups(dataset: Any, index: int) -> None:
-    """Copy a frame's rescaling and window, of an enhanced multi-frame file, to where single pictures have theirs.
+    """Copy a frame's rescaling, window or VOI LUT, of an enhanced file, to where single pictures have theirs.
 
-    Source: DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10; a value of the frame goes before one that all frames share.
+    Source: DICOM PS3.3 C.7.6.16.2.9 and C.7.6.16.2.10; what a frame says of itself replaces what all frames share.
     """
     shared, of_frames = dataset.get("SharedFunctionalGroupsSequence"), dataset.get("PerFrameFunctionalGroupsSequence")
     groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
@@ -65,8 +64,9 @@ def apply_functional_groups(dataset: Any, index: int) -> None:
         for sequence, keywords in _FRAME_KEYWORDS.items():
             for item in (group.get(sequence) or [])[:1]:
                 for keyword in keywords:
+                    dataset.pop(keyword, None)
                     if keyword in item:
-                        setattr(dataset, keyword, item[keyword].value)
+                        dataset[keyword] = item[keyword]
 
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -78,8 +78,9 @@ _NEEDED = (
 )
 _READ = tags_by_keyword(
     *_NEEDED,
-    *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "RescaleSlope", "RescaleIntercept"),
-    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "ModalityLUTSequence"),
+    *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
+    *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
+    *("VOILUTSequence", "ModalityLUTSequence"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *(f"{color}PaletteColorLookupTableDescriptor" for color in ("Red", "Green", "Blue")),
 )
@@ -99,15 +100,16 @@ def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.u
     apply_functional_groups(dataset, index)
     limit = picture_limit(rendering.largest_mb)
     check_size(_decoded_size(dataset), limit)
-    pixels = _decode_frame(dataset, index, limit)
+    meaning = _meaning(dataset)
     if dataset.PhotometricInterpretation in _COLOR:
-        return convert_in_bands(lambda band: _eight_bit_color(band, int(dataset.BitsStored)), pixels)
+        pixels = _decode_frame(dataset, index, limit)
+        return convert_in_bands(
+            lambda band: scale_to_8_bits(meaning.values(band), meaning.stored, "BitsStored"), pixels
+        )
+    numbers = _decode_grey(dataset, index, limit)
     if dataset.PhotometricInterpretation == _PALETTE:
-        return convert_in_bands(lambda band: _apply_palette(band, dataset), pixels)
-    own_window = dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None
-    windowless = rendering.window is None and not dataset.get("VOILUTSequence") and not own_window
-    limits = _value_range(pixels, dataset) if windowless else None
-    return convert_in_bands(lambda band: _eight_bit_grey(band, dataset, rendering.window, limits), pixels)
+        return convert_in_bands(lambda band: _apply_palette(meaning.values(band), dataset), numbers)
+    return grey_of(numbers, GreyDisplay(dataset, meaning, 8 * numbers.itemsize, rendering.window))
 
 
 def _decoded_size(dataset: Any) -> int:
@@ -124,19 +126,60 @@ def _refuse_other_than_pictures(dataset: Any) -> None:
     """
     if "PixelData" not in dataset:
         raise ValueError("the DICOM file holds no pixels")
+    if not dataset.file_meta.get("TransferSyntaxUID"):
+        raise ValueError("the DICOM file does not give TransferSyntaxUID")
     if missing := [name for name in _NEEDED if dataset.get(name) is None]:
         raise ValueError(f"the DICOM file does not give {', '.join(missing)}")
-    if dataset.PhotometricInterpretation not in (*_GREY, *_COLOR, _PALETTE):
-        kind = str(dataset.PhotometricInterpretation)[:20]
+    kind, samples = str(dataset.PhotometricInterpretation)[:20], int(dataset.SamplesPerPixel)
+    if kind not in (*_GREY, *_COLOR, _PALETTE):
         raise ValueError(f"its pixels are of the kind {kind}, which is neither grey, palette, RGB nor YBR")
+    if samples != (3 if kind in _COLOR else 1):
+        raise ValueError(f"SamplesPerPixel {samples} contradicts PhotometricInterpretation {kind}")
+    if kind in _COLOR and dataset.PixelRepresentation:
+        raise ValueError("PixelRepresentation says that its colours are signed, which is not read here")
+    if samples > 1 and dataset.get("PlanarConfiguration") is None:
+        if not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
+            raise ValueError("the DICOM file does not give PlanarConfiguration")
+        dataset.PlanarConfiguration = 0  # a packed frame has its own order
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes of it may grow to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
-    if dataset.PhotometricInterpretation == _PALETTE and "RedPaletteColorLookupTableDescriptor" not in dataset:
+    if kind == _PALETTE and "RedPaletteColorLookupTableDescriptor" not in dataset:
         raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
 
 
+def _meaning(dataset: Any) -> StoredNumbers:
+    """Return what the bits of a pixel mean; a codec gives values, without bits beside them.
+
+    Raises:
+        ValueError: If the value reaches below or above the bits that a pixel has.
+    """
+    syntax, stored, allocated = dataset.file_meta.TransferSyntaxUID, int(dataset.BitsStored), int(dataset.BitsAllocated)
+    exact = not syntax.is_encapsulated or syntax == RLELossless
+    high = dataset.get("HighBit")
+    high = stored - 1 if high is None or not exact else int(high)
+    if not 0 < stored <= high + 1 <= allocated:
+        raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
+    return StoredNumbers(stored, high + 1 - stored, bool(dataset.PixelRepresentation), exact)
+
+
+def _decode_grey(dataset: Any, index: int, limit: int) -> NDArray[Any]:
+    """Decode one frame of grey or of numbers in a palette, ``(rows, columns)``, as :func:`_decode_frame` does.
+
+    Raises:
+        ValueError: If it cannot be decoded here, or has another size than the file says.
+    """
+    syntax, size = dataset.file_meta.TransferSyntaxUID, int(dataset.BitsAllocated) // 8
+    if syntax.is_encapsulated or not syntax.is_little_endian or size not in (1, 2, 4):
+        pixels = _decode_frame(dataset, index, limit)
+        return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
+    _refuse_another_size(dataset, index, limit)
+    rows, columns = int(dataset.Rows), int(dataset.Columns)
+    kind, start = f"<{'i' if dataset.PixelRepresentation else 'u'}{size}", index * rows * columns * size
+    return np.frombuffer(dataset.PixelData, kind, rows * columns, start).reshape(rows, columns)
+
+
 def _decode_frame(dataset: Any, index: int, limit: int) -> NDArray[Any]:
-    """Decode one frame to its stored values, ``(rows, columns[, samples])``.
+    """Decode one frame ``(rows, columns[, samples])``; where nothing packs the pixels, with the bits beside the values.
 
     Raises:
         ValueError: If it cannot be decoded here, or has another size than the file says.
@@ -145,28 +188,17 @@ def _decode_frame(dataset: Any, index: int, limit: int) -> NDArray[Any]:
     if not is_readable(syntax):
         raise ValueError(f"its pixels are packed as {syntax_name(syntax)}, which cannot be decoded here")
     _refuse_another_size(dataset, index, limit)
-    unused = 0 if syntax.is_encapsulated and syntax != RLELossless else _unused_low_bits(dataset)
-    dataset.BitsStored += unused  # pydicom keeps the low ones of a pixel; codecs have no unused ones
+    stored = dataset.BitsStored
+    if not syntax.is_encapsulated or syntax == RLELossless:
+        dataset.BitsStored = dataset.BitsAllocated  # pydicom would clear the bits beside the values
     try:
-        pixels = pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
-        return pixels >> unused if unused else pixels
+        return pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
     except (RuntimeError, NotImplementedError):
-        raise ValueError(f"its pixels, packed as {syntax_name(syntax)}, are damaged") from None
+        raise ValueError(f"its pixels, packed as {syntax_name(syntax)}, are damaged or cut off") from None
+    except AttributeError as error:  # pydicom names the element that is missing
+        raise ValueError(str(error)) from None
     finally:
-        dataset.BitsStored -= unused
-
-
-def _unused_low_bits(dataset: Any) -> int:
-    """Return the number of unused bits below the value of a pixel; older archives have some (HighBit > BitsStored - 1).
-
-    Raises:
-        ValueError: If the value reaches below or above the bits that a pixel has.
-    """
-    stored, allocated = int(dataset.BitsStored), int(dataset.BitsAllocated)
-    high = int(dataset.get("HighBit", stored - 1))
-    if not stored <= high + 1 <= allocated:
-        raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
-    return high + 1 - stored
+        dataset.BitsStored = stored
 
 
 def _refuse_another_size(dataset: Any, index: int, limit: int) -> None:
@@ -179,7 +211,7 @@ def _refuse_another_size(dataset: Any, index: int, limit: int) -> None:
     if not syntax.is_encapsulated:
         expected, actual = get_expected_length(dataset), len(dataset.PixelData)
         row = expected // (rows * frame_count(dataset))
-        if actual - expected >= max(row, 1):  # a few bytes more are padding
+        if actual - expected >= max(row, 1) or actual < expected:  # a few bytes more are padding
             size = f"{rows} rows and {columns} columns"
             raise ValueError(f"the file says {size}, which are {expected} bytes of pixels, and holds {actual}")
         return
@@ -203,85 +235,12 @@ def _apply_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
     """
     entries, first, bits = (int(value) for value in dataset.RedPaletteColorLookupTableDescriptor)
     entries = entries or 2**16
-    place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
     order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
-    tables = [dataset[f"{name}PaletteColorLookupTableData"].value for name in ("Red", "Green", "Blue")]
-    words = [np.frombuffer(table, dtype=f"{order}u2").astype("<u2") for table in tables]
-    if min(map(len, words)) >= entries:
-        in_low_byte = bits == 8 and max(int(table[:entries].max()) for table in words) <= 255
-        return np.stack([_eight_bit_color(table[place], 8 if in_low_byte else 16) for table in words], axis=-1)
-    packed = [table.view(np.uint8) for table in words]  # two entries a word, the first in its low byte
-    if min(map(len, packed)) < entries:
-        raise ValueError(f"its palette has fewer than the {entries} entries that it says")
-    return np.stack([table[place] for table in packed], axis=-1)
-
-
-def _eight_bit_color(pixels: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    return np.round(pixels * (255 / ((1 << bits) - 1))).astype(np.uint8)
-
-
-def _eight_bit_grey(
-    pixels: NDArray[Any], dataset: Any, window: Window | None, limits: tuple[float, float] | None
-) -> NDArray[np.uint8]:
-    shown = _apply_display_transforms(pixels, dataset, window, limits)  # (height, width), 0 to 1
-    return np.round(255 * (1 - shown if dataset.PhotometricInterpretation == "MONOCHROME1" else shown)).astype(np.uint8)
-
-
-def _value_range(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
-    """Return the smallest and the largest value of a picture without its padding.
-
-    Raises:
-        ValueError: If there is nothing but padding.
-    """
-    padding, limits = dataset.get("PixelPaddingValue"), list[tuple[float, float]]()
-    for band in iterate_bands(pixels):
-        values = np.asarray(apply_modality_lut(band, dataset))
-        inside = values if padding is None else values[band != padding]
-        if inside.size:
-            limits.append((float(inside.min()), float(inside.max())))
-    if not limits:
-        raise ValueError("the file holds nothing but padding")
-    return min(low for low, _ in limits), max(high for _, high in limits)
-
-
-def _apply_display_transforms(
-    pixels: NDArray[Any], dataset: Any, window: Window | None, limits: tuple[float, float] | None
-) -> NDArray[np.float64]:
-    """Map stored pixels to 0..1: modality transform, then ``limits``, ``window``, or the file's first VOI window."""
-    values = np.asarray(apply_modality_lut(pixels, dataset))
-    if limits is not None:
-        return stretch(values, *limits)
-    if window is not None:
-        return apply_window(values, *window)
-    if dataset.get("VOILUTSequence"):
-        bits = int(dataset.VOILUTSequence[0].LUTDescriptor[2])
-        table_input = np.round(values).astype(np.int64)
-        return np.clip(np.asarray(apply_voi(table_input, dataset), dtype=np.float64) / ((1 << bits) - 1), 0, 1)
-    center, width = (  # the first of several windows, as viewers show it
-        float(value[0] if isinstance(value, pydicom.multival.MultiValue) else value)
-        for value in (dataset.WindowCenter, dataset.WindowWidth)
-    )
-    return apply_window(values, center, width, function=str(dataset.get("VOILUTFunction") or "LINEAR"))
-
-
-def apply_window(values: NDArray[Any], center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
-    """Map the values of a window to 0..1, those beside it to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
-
-    Raises:
-        ValueError: If the width is none, or the function is unknown.
-    """
-    if width <= 0 or (function == "LINEAR" and width < 1):
-        raise ValueError(f"window width {width:g} is too small")
-    match function:
-        case "LINEAR":
-            return np.clip((values - (center - 0.5)) / max(width - 1, 1e-9) + 0.5, 0, 1)
-        case "LINEAR_EXACT":
-            return np.clip((values - center) / width + 0.5, 0, 1)
-        case "SIGMOID":
-            return np.asarray(1 / (1 + np.exp(-4 * (values - center) / width)), dtype=np.float64)
-    raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
-
-
-def stretch(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
-    """Map values from ``low`` to ``high`` to 0..1, those beside them to 0 or 1."""
-    return np.clip((values - low) / max(high - low, 1e-9), 0, 1)
+    tables = [
+        table_entries(dataset[f"{name}PaletteColorLookupTableData"].value, entries, bits, order, "its palette")
+        for name in ("Red", "Green", "Blue")
+    ]
+    top = max(int(table.max()) for table in tables)
+    depth = 8 if top <= 255 else entry_depth(top, bits, 16, "palette")
+    place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
+    return np.stack([scale_to_8_bits(table, depth, "the palette")[place] for table in tables], axis=-1)

@@ -21,6 +21,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from common.data.base.decoded_size import LARGEST_MB, check_size, picture_limit
 from common.data.base.image_set import UNKNOWN_PATIENT
+from common.data.images.jpeg import jpeg_segments
 from common.data.images.reading import is_dicom
 from common.data.images.store import IN_MEMORY
 
@@ -123,7 +124,6 @@ def refuse_large_elements(dataset: Any, tags: Iterable[BaseTag], largest_mb: int
 
 
 _SIZ = b"\xff\x4f\xff\x51"
-_STANDS_ALONE = {0x01, *range(0xD0, 0xD9)}
 _TABLES = {0xC4, 0xC8, 0xCC}
 _JPEG_LS = 0xF7
 _CODING_STYLE, _COMPONENT_STYLE, _TILE_PART, _DATA = 0xFF52, 0xFF53, 0xFF90, 0xFF93
@@ -145,16 +145,10 @@ def encoded_shape(frame: bytes) -> tuple[int, int, int]:
 
 def _parse_jpeg_shape(frame: bytes) -> tuple[int, int, int]:
     """Read the frame header, which is found by its marker (ITU-T T.81, B.2.2; T.87, C.2.2)."""
-    place = 2
-    while frame[place] == 0xFF:
-        marker = frame[place + 1]
+    for marker, start, _ in jpeg_segments(frame):
         if (0xC0 <= marker <= 0xCF and marker not in _TABLES) or marker == _JPEG_LS:
-            rows, columns, samples = struct.unpack_from(">HHB", frame, place + 5)
+            rows, columns, samples = struct.unpack_from(">HHB", frame, start + 1)
             return rows, columns, samples
-        if marker == 0xFF:  # a fill byte
-            place += 1
-        else:
-            place += 2 if marker in _STANDS_ALONE else 2 + struct.unpack_from(">H", frame, place + 2)[0]
     raise ValueError("the head of its packed pixels is damaged")
 
 

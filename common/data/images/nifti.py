@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from common.data.base.decoded_size import check_size, content_limit, picture_limit
 from common.data.base.spec import Axis, Rendering
-from common.data.images.dicom import apply_window, frame_index, stretch
+from common.data.images.dicom import frame_index
+from common.data.images.grey import apply_window, stretch
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}

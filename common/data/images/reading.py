@@ -2,11 +2,10 @@
 
 import io
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,38 +14,29 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from common.data.base.decoded_size import check_size, picture_limit
 from common.data.base.image_set import SkippedImage
 from common.data.base.spec import AS_IN_FILE, Rendering, Resize
+from common.data.images.bands import scale_to_8_bits
+from common.data.images.jpeg import decode_jpeg
 from common.errors import BadInput, Fault
-
-BAND = 1 << 20
-"""Numbers in a band, if a row has no more."""
-
-
-def iterate_bands(pixels: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield a picture ``(height, width[, samples])`` in bands of some rows each, as views."""
-    rows = max(1, BAND // pixels[0].size)
-    yield from (pixels[start : start + rows] for start in range(0, len(pixels), rows))
-
-
-def convert_in_bands(eight_bit: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Convert a picture ``(height, width[, samples])`` to 8 bits band by band, which saves memory."""
-    parts = [eight_bit(band) for band in iterate_bands(pixels)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """Endings of the names of picture files; the kind of a file is told from its content alone."""
-_BIT_DEPTHS = (8, 10, 12, 14, 16)
 _LONGEST_REASON = 150
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
-_PNG_OR_JPEG = (b"\x89PNG", b"\xff\xd8")
+DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
+_PNG = b"\x89PNG"
+_PNG_OR_JPEG = (_PNG, b"\xff\xd8")
+_MAY_TURN = (b"eXIf", b"adobe.xmp", b"Raw profile type")
+"""Marks of PNG files that may say which way is up."""
 _HEAD = 348
 """Bytes that show the kind of a file."""
 _PACKED_HEAD = 4096
 """Bytes of a packed file that hold its first 348: gzip puts the file's name before them, and may not pack at all."""
 # Pillow's own bound, in pixels, could not be raised with ours: see common.data.base.decoded_size.
 Image.MAX_IMAGE_PIXELS = None
-_BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2}
-"""Bytes of a pixel in Pillow's memory; four in all other modes, and where a palette becomes colours."""
+_SAMPLES = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
+"""Samples of a pixel of a PNG file by its colour type, with those that a palette becomes."""
+_IN_PILLOW = 4
+"""Bytes of a pixel in Pillow's memory that is not plain grey."""
 
 
 def is_dicom(data: bytes) -> bool:
@@ -99,11 +89,13 @@ def unreadable_reason(error: Exception) -> str:
     return "damaged, or of a kind that cannot be decoded here"
 
 
-def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.Image:
+def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE, side: int = 0) -> Image.Image:
     """Decode one file, whose kind is told from its content, into an 8-bit grey ("L") or colour ("RGB") picture.
 
     Args:
         content: The bytes of the file, or its path: of a volume at a path only a slice is read.
+        side: Pixels that the picture is shrunk to later; with ``rendering.jpeg_draft`` a JPEG file is decoded at a
+            half, a quarter or an eighth of its size if that is not less. 0 decodes it in full.
 
     Raises:
         OSError, ValueError, ...: Any error of the decoder; see :func:`common.data.images.store.decode_pictures`.
@@ -121,16 +113,52 @@ def decode_picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> 
         return Image.fromarray(dicom_pixels(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(NOT_A_PICTURE)
-    with open_png_or_jpeg(data) as image:
+    image = (_decode_png if data.startswith(_PNG) else _decode_jpeg)(data, rendering, side)
+    ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
+    return _convert_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+
+
+def _decode_jpeg(data: bytes, rendering: Rendering, side: int) -> Image.Image:
+    def prepare(image: Image.Image) -> None:
         # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
         beside = 2 * len(image.getbands()) if image.info.get("progressive") else 0
-        claimed = image.width * image.height * (_BYTES.get(image.mode, 4) + beside)
-        check_size(claimed, picture_limit(rendering.largest_mb))
-        image.load()
-        ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
-        if image.mode.startswith("I"):
-            return Image.fromarray(_scale_to_8_bits(np.asarray(image)))
-        return _convert_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
+        size = image.width * image.height * ((1 if image.mode == "L" else _IN_PILLOW) + beside)
+        check_size(size, picture_limit(rendering.largest_mb))
+        if side and rendering.jpeg_draft:
+            image.draft(None, (side, side))
+
+    return decode_jpeg(data, prepare)
+
+
+def _decode_png(data: bytes, rendering: Rendering, side: int) -> Image.Image:
+    """Decode a PNG file by libpng: Pillow takes the upper 8 of 16 bits, and a cut picture for a whole one."""
+    from imagecodecs import png_decode
+
+    with open_png_or_jpeg(data) as head:
+        depth, samples = data[24], _SAMPLES.get(data[25], 4)
+        of_a_pixel = samples * (2 if depth == 16 else 1)
+        of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
+        check_size(head.width * head.height * of_a_pixel, picture_limit(rendering.largest_mb))
+        if depth == 16 and rendering.bit_depth is None:
+            raise ValueError(DEPTH_UNKNOWN)
+        try:
+            pixels = png_decode(data)
+        except RuntimeError:
+            raise ValueError("damaged or cut off") from None
+        if pixels.ndim == 3:  # without the opacity
+            pixels = pixels[..., 0] if pixels.shape[2] <= 2 else pixels[..., :3]
+        pixels = np.ascontiguousarray(pixels)
+        if pixels.dtype == np.uint16:
+            pixels = scale_to_8_bits(pixels, rendering.bit_depth or 16, "data.bit_depth")
+        image = Image.fromarray(pixels)
+        if any(mark in data for mark in _MAY_TURN):
+            image.getexif().update(head.getexif())
+        return image
+
+
+def is_deep_png(head: bytes) -> bool:
+    """Return True for a PNG file of 16 bits a sample, given its :func:`read_head`."""
+    return head.startswith(_PNG) and head[24:25] == b"\x10"
 
 
 def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
@@ -150,14 +178,9 @@ def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _scale_to_8_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
-    """Scale by the smallest usual bit depth that holds the brightest pixel: 12-bit images are often saved as 16-bit."""
-    brightest = int(pixels.max())
-    depth = next((depth for depth in _BIT_DEPTHS if brightest < 1 << depth), None)
-    if depth is None or int(pixels.min()) < 0:
-        raise ValueError(f"pixel values from {pixels.min()} to {brightest} do not fit 16 bits")
-    scaled = np.round(np.arange(1 << depth) * (255 / ((1 << depth) - 1))).astype(np.uint8)
-    return convert_in_bands(lambda band: scaled[band], pixels)
+def decode_to_form(content: bytes | Path, form: ImageForm) -> NDArray[np.uint8]:
+    """Decode one file into the form of a data set; errors are those of :func:`decode_picture`."""
+    return fit_to_form(decode_picture(content, form.rendering, form.size), form)
 
 
 def fit_to_form(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:

@@ -28,8 +28,7 @@ from common.data.base.image_set import PixelRows, SkippedImage
 from common.data.images.pixel_cache import SETTLED_S, PixelCache, RowWriter, keyed_hash, remove_unused, total_bytes
 from common.data.images.reading import (
     ImageForm,
-    decode_picture,
-    fit_to_form,
+    decode_to_form,
     is_nifti,
     read_head,
     unreadable_reason,
@@ -201,7 +200,7 @@ class _Decoding:
 
         def decode(row: int) -> None:
             try:
-                images[row] = fit_to_form(decode_picture(self.read(row), self.form.rendering), self.form)
+                images[row] = decode_to_form(self.read(row), self.form)
                 self.places[row] = row
             except Exception as error:  # any error of a decoder on a broken file: the others go on
                 self.reasons[row] = unreadable_reason(error)
@@ -281,7 +280,7 @@ class _DecodingIntoCache:
         with self._alone(key):
             if key not in self.out.places:
                 try:
-                    picture = fit_to_form(decode_picture(content, work.form.rendering), work.form)
+                    picture = decode_to_form(content, work.form)
                 except Exception as error:  # any error of a decoder on a broken file
                     work.reasons[number] = unreadable_reason(error)
                     return

@@ -1,23 +1,27 @@
 """Transfer syntaxes: which packed pixels can be read here, and by which library.
 
-imagecodecs decodes the JPEG that pydicom's own decoders do not read, or end the process on when it is damaged. It holds
-libjpeg-turbo 3, for lossless JPEG and that of 12 bits, and CharLS, for JPEG-LS.
+Our own decoder reads all JPEG, because pydicom's accept cut frames, and end the process on damaged ones. Baseline JPEG
+is Pillow's; imagecodecs holds libjpeg-turbo 3, for lossless JPEG and that of 12 bits, and CharLS, for JPEG-LS.
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from pydicom import uid
 from pydicom.pixels.decoders.base import get_decoder
 
-NAME = "imagecodecs"
-END_OF_IMAGE = b"\xff\xd9"
+from common.data.images.jpeg import END_OF_IMAGE, decode_jpeg, parse_jpeg, refuse_filled_in
+
+NAME = "polyclinic"
+_LIBRARY = "imagecodecs"
+_BASELINE = uid.JPEGBaseline8Bit
 JPEG = (uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
 JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
-DECODER_DEPENDENCIES = dict.fromkeys((*JPEG, *JPEG_LS), (NAME,))
+DECODER_DEPENDENCIES = dict.fromkeys((_BASELINE, *JPEG, *JPEG_LS), (_LIBRARY,))
 """What pydicom names where the library is not there."""
 
 
@@ -39,14 +43,18 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
     Raises:
         RuntimeError: What the library says of a damaged frame.
     """
-    codecs = import_module(NAME)
+    if runner.transfer_syntax == _BASELINE:
+        return _decode_baseline(frame, runner)
+    codecs = import_module(_LIBRARY)
     if runner.transfer_syntax in JPEG_LS:
         # Without its end marker CharLS goes on to read zeros behind the data, 2^31 of them: seconds for a few bytes.
         pixels = codecs.jpegls_decode(frame + END_OF_IMAGE)
     else:
         # Colours stay what they are in the file: the photometric interpretation says what that is.
         colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if runner.samples_per_pixel == 3 else {}
-        pixels = codecs.jpeg8_decode(frame, **colors)
+        decode = partial(codecs.jpeg8_decode, **colors)
+        pixels = decode(frame)
+        refuse_filled_in(frame, pixels, decode)
     runner.set_option("planar_configuration", 0)
     runner.set_option("bits_allocated", 8 * pixels.itemsize)
     unused = 8 * pixels.itemsize - runner.bits_stored
@@ -55,12 +63,26 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
     return bytes(pixels.tobytes())
 
 
+def _decode_baseline(frame: bytes, runner: Any) -> bytes:
+    """Decode a frame of 8 bits; its own markers say what its colours are, and where they are silent, the DICOM file."""
+    head, color = parse_jpeg(frame), runner.samples_per_pixel == 3
+
+    def prepare(image: Image.Image) -> None:
+        if color and head.converts_to_rgb:
+            image.draft("YCbCr", image.size)  # as they are in the file, because pydicom converts them
+
+    if color:
+        is_ycbcr = head.is_ycbcr(stated="YBR" in runner.photometric_interpretation)
+        runner.set_option("photometric_interpretation", "YBR_FULL" if is_ycbcr else "RGB")
+    runner.set_option("planar_configuration", 0)
+    return decode_jpeg(frame, prepare).tobytes()
+
+
 READ_BY: Mapping[str, str] = {
     uid.ImplicitVRLittleEndian: "",
     uid.ExplicitVRLittleEndian: "",
     uid.ExplicitVRBigEndian: "",
     uid.DeflatedExplicitVRLittleEndian: "",
-    uid.JPEGBaseline8Bit: "pillow",
     **dict.fromkeys(DECODER_DEPENDENCIES, NAME),
     uid.JPEG2000Lossless: "pylibjpeg",
     uid.JPEG2000: "pylibjpeg",

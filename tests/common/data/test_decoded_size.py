@@ -16,7 +16,7 @@ from pydicom.dataset import Dataset
 
 from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, available_memory, content_limit
 from common.data.base.spec import FolderSpec, NpzSpec, Rendering
-from common.data.images import reading
+from common.data.images import bands
 from common.data.images.dicom import dicom_pixels
 from common.data.images.headers import jpeg_2000_tables
 from common.data.images.reading import decode_picture
@@ -58,9 +58,10 @@ def png(mode: str, *size: int) -> bytes:
 @pytest.mark.parametrize(("mode", "needed"), [("L", 1), ("I;16", 2), ("RGB", 4), ("LA", 4)])
 def test_the_key_says_what_a_picture_may_take(mode: str, needed: int) -> None:
     content = png(mode, 1024, 1024)  # a MiB in grey of 8 bits
-    assert decode_picture(content, Rendering(largest_mb=needed)).size == (1024, 1024)
+    bound = Rendering(largest_mb=needed, bit_depth=16)
+    assert decode_picture(content, bound).size == (1024, 1024)
     with pytest.raises(ValueError, match="largest_mb"):
-        decode_picture(png(mode, 1024, 1025), Rendering(largest_mb=needed))
+        decode_picture(png(mode, 1024, 1025), bound)
 
 
 def test_a_dicom_pictures_bytes_are_counted_with_samples_and_bits() -> None:
@@ -167,7 +168,7 @@ FORMS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_picture_is_the_same_in_bands(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dicom_pixels(FORMS[form]())
-    monkeypatch.setattr(reading, "BAND", 5 * 52)
+    monkeypatch.setattr(bands, "BAND", 5 * 52)
     np.testing.assert_array_equal(dicom_pixels(FORMS[form]()), whole)
 
 

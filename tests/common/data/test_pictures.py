@@ -7,7 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data.images.dicom import apply_window, dicom_pixels
+from common.data.base.spec import Rendering
+from common.data.images.dicom import dicom_pixels
+from common.data.images.grey import apply_window
 from common.data.images.reading import ImageForm, decode_picture, fit_to_form, resize_images
 from common.data.images.store import decode_pictures
 from tests.common.data.dicom_files import dicom
@@ -20,17 +22,18 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("pixels", "expected"),
+    ("pixels", "depth", "expected"),
     [
-        (np.array([[0, 65535, 32768]], np.uint16), [0, 255, 128]),
-        (np.array([[0, 4095, 2048]], np.uint16), [0, 255, 128]),  # 12 bits in a 16-bit file
-        (np.array([[0, 200, 100]], np.uint16), [0, 200, 100]),  # 8 bits in a 16-bit file
-        (np.array([[[7, 255], [9, 128]]], np.uint8), [7, 9]),  # grey with alpha stays grey
-        (np.array([[True, False]]), [255, 0]),
+        (np.array([[0, 65535, 32768]], np.uint16), 16, [0, 255, 128]),
+        (np.array([[0, 4095, 2048]], np.uint16), 12, [0, 255, 128]),
+        (np.array([[0, 200, 100]], np.uint16), 8, [0, 200, 100]),
+        (np.array([[[7, 255], [9, 128]]], np.uint8), None, [7, 9]),  # grey with alpha stays grey
+        (np.array([[True, False]]), None, [255, 0]),
     ],
 )
-def test_grey_pictures_of_any_depth_get_8_bits(pixels: NDArray[Any], expected: list[int]) -> None:
-    assert np.asarray(decode_picture(encoded(Image.fromarray(pixels)))).tolist() == [expected]
+def test_grey_pictures_of_any_depth_get_8_bits(pixels: NDArray[Any], depth: int | None, expected: list[int]) -> None:
+    shown = decode_picture(encoded(Image.fromarray(pixels)), Rendering(bit_depth=depth))
+    assert np.asarray(shown).tolist() == [expected]
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P"])
@@ -126,5 +129,5 @@ def test_a_camera_that_was_turned_makes_no_turned_picture(orientation: int, kind
     exif[0x0112] = orientation
     content = io.BytesIO()
     image.save(content, kind, exif=exif, **({"quality": 100} if kind == "JPEG" else {}))
-    picture = np.asarray(decode_picture(content.getvalue()))
+    picture = np.asarray(decode_picture(content.getvalue(), Rendering(bit_depth=16)))
     assert np.abs(picture.astype(int) - UPRIGHT[orientation](stored)).max() <= 1

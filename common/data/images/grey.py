@@ -1,0 +1,336 @@
+"""Grey values of a DICOM file to 8 bits, by the elements of its head: padding, modality transform, VOI, polarity.
+
+How a pixel is shown depends on its number alone. So each number that occurs is converted once, into a table, and the
+pixels are looked up in it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.spec import Window
+from common.data.images.bands import convert_in_bands, iterate_bands
+
+Numbers = NDArray[Any]
+_USUAL_DEPTHS = (8, 10, 12, 14, 16)
+
+
+def apply_window(values: Numbers, center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
+    """Map the values of a window to 0..1, those beside it to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
+
+    Raises:
+        ValueError: If the width is none, or the function is unknown.
+    """
+    if width <= 0 or (function == "LINEAR" and width < 1):
+        raise ValueError(f"window width {width:g} is too small")
+    match function:
+        case "LINEAR":
+            return np.clip((values - (center - 0.5)) / max(width - 1, 1e-9) + 0.5, 0, 1)
+        case "LINEAR_EXACT":
+            return np.clip((values - center) / width + 0.5, 0, 1)
+        case "SIGMOID":
+            exponent = np.clip(-4 * (values - center) / width, -700, 700)  # exp() of more is infinite
+            return np.asarray(1 / (1 + np.exp(exponent)), dtype=np.float64)
+    raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
+
+
+def stretch(values: Numbers, low: float, high: float) -> NDArray[np.float64]:
+    """Map values from ``low`` to ``high`` to 0..1, those beside them to 0 or 1."""
+    return np.clip((values - low) / max(high - low, 1e-9), 0, 1)
+
+
+def number_of(dataset: Any, keyword: str) -> float | None:
+    """Return the first number of an element; None where the element is missing or blank.
+
+    Raises:
+        ValueError: Naming the element, if it holds something else.
+    """
+    try:
+        value = dataset.get(keyword)
+        if isinstance(value, bytes):
+            raise ValueError
+        first = value if isinstance(value, str | int | float) or value is None else next(iter(value), None)
+        if first is None or str(first).strip() == "":
+            return None
+        if math.isfinite(number := float(first)):
+            return number
+    except (ValueError, TypeError, OverflowError, ArithmeticError):
+        pass
+    raise ValueError(f"{keyword} is no number")
+
+
+@dataclass(frozen=True)
+class LookupTable:
+    """A table of a DICOM file (PS3.3 C.11.1.1 and C.11.2.1.1).
+
+    Attributes:
+        entries: ``(n,)``, in the order of the file's numbers.
+        first: The number that the first entry belongs to.
+        bits: Bits of an entry, as the file says.
+    """
+
+    entries: NDArray[np.uint16]
+    first: int
+    bits: int
+
+    def look_up(self, numbers: Numbers) -> NDArray[np.uint16]:
+        """Return the entries of whole numbers; numbers outside of the table take its ends."""
+        return self.entries[np.clip(np.round(numbers).astype(np.int64) - self.first, 0, len(self.entries) - 1)]
+
+
+def table_entries(data: Any, count: int, bits: int, order: str, name: str) -> NDArray[np.uint16]:
+    """Return the entries of a table: one a word, or of 8 bits two a word, the first in its low byte.
+
+    Args:
+        data: Value of the element with the entries.
+        count: Number of entries that the file says.
+        bits: Bits of an entry that the file says.
+        order: Order of the bytes of a word, "<" or ">".
+        name: Name of the element, for the fault.
+
+    Raises:
+        ValueError: If there are fewer entries.
+    """
+    if isinstance(data, bytes):
+        size, words = len(data), np.frombuffer(data + bytes(len(data) % 2), f"{order}u2").astype("<u2")
+    else:
+        words = (np.atleast_1d(np.asarray(data, np.int64)) & 0xFFFF).astype("<u2")
+        size = 2 * len(words)
+    if size < count:
+        raise ValueError(f"{name} has fewer than the {count} entries that its descriptor says")
+    return words[:count] if size >= 2 * count else words.view(np.uint8)[:count].astype(np.uint16)
+
+
+def entry_depth(top: int, stated: int, stored: int, name: str) -> int:
+    """Return the bits of a table's entries, of which the largest is ``top``.
+
+    Devices write 16 into the descriptor of a table of 12 bits, and less than its entries have. The descriptor counts
+    where the table uses at least a quarter of its range, then the bits of the pixels, then a usual depth that the
+    largest entry nearly fills.
+
+    Args:
+        stated: Bits that the descriptor says.
+        stored: Bits of a pixel.
+        name: Name of the table, for the fault.
+
+    Raises:
+        ValueError: If the depth cannot be decided.
+    """
+    for bits in (stated, stored):
+        if 0 < bits <= 16 and top < 1 << bits and (top >= 1 << bits - 2 or bits <= 8):
+            return bits
+    usual = next((bits for bits in _USUAL_DEPTHS if top < 1 << bits), 0)
+    if usual and (usual == 16 or top >> usual - 3 == 7):
+        return usual
+    raise ValueError(f"{name} says {stated} bits, and its largest entry is {top}: its depth cannot be decided")
+
+
+def lookup_table(dataset: Any, keyword: str, *, signed: bool) -> LookupTable | None:
+    """Return the first table of a sequence that holds one; None where there is none.
+
+    Args:
+        signed: True where the numbers that are looked up may be negative, and so the first of them.
+
+    Raises:
+        ValueError: If a table is incomplete.
+    """
+    for item in dataset.get(keyword) or ():
+        if item.get("LUTDescriptor") is None or item.get("LUTData") in (None, b""):
+            continue
+        values = item.LUTDescriptor
+        if isinstance(values, bytes) or not hasattr(values, "__len__") or len(values) != 3:
+            raise ValueError(f"LUTDescriptor of its {keyword} is not three numbers")
+        count, first, bits = (int(value) for value in values)
+        count = (count & 0xFFFF) or 2**16
+        if signed and first >= 2**15:  # written as unsigned
+            first -= 2**16
+        elif not signed and first < 0:
+            first += 2**16
+        order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
+        entries = table_entries(item.LUTData, count, bits, order, f"LUTData of its {keyword}")
+        return LookupTable(entries, first, bits)
+    return None
+
+
+@dataclass(frozen=True)
+class StoredNumbers:
+    """What the bits of a pixel mean.
+
+    Attributes:
+        stored: Bits of the value.
+        unused: Bits below the value; older archives have some (HighBit > BitsStored - 1).
+        signed: True if the value is signed.
+        exact: True where the bits beside the value are still there.
+    """
+
+    stored: int
+    unused: int
+    signed: bool
+    exact: bool
+
+    def values(self, numbers: Numbers) -> Numbers:
+        """Return the values of whole pixels without the bits beside them, with their sign."""
+        if not self.exact or self.stored == 8 * numbers.itemsize:
+            return numbers
+        value = (numbers.astype(np.int64) >> self.unused) & ((1 << self.stored) - 1)
+        return value - ((value >> self.stored - 1) << self.stored) if self.signed else value
+
+    def wrap(self, value: int, allocated: int) -> int:
+        """Return a value that was written as unsigned, or as signed, in the sign of the pixels."""
+        if self.signed:
+            for bits in (self.stored, allocated, 16):
+                if 1 << bits - 1 <= value < 1 << bits:
+                    return value - (1 << bits)
+        return value if self.signed or value >= 0 else value + (1 << allocated)
+
+
+class GreyDisplay:
+    """The way of one picture's stored numbers to grey of 8 bits (DICOM PS3.4 N.2).
+
+    Args:
+        dataset: Its elements, where single pictures have theirs.
+        window: A window in the place of the file's own.
+
+    Raises:
+        ValueError: Naming the element, if the file does not say how it is shown.
+    """
+
+    def __init__(self, dataset: Any, numbers: StoredNumbers, allocated: int, window: Window | None) -> None:
+        self.numbers = numbers
+        self.inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
+        if not self.inverted and str(dataset.get("PresentationLUTShape") or "").strip() == "INVERSE":
+            raise ValueError("PresentationLUTShape INVERSE contradicts MONOCHROME2: black and white may be exchanged")
+        ends = [number_of(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
+        wrapped = [numbers.wrap(int(end), allocated) for end in ends if end is not None and ends[0] is not None]
+        self.padding = (min(wrapped), max(wrapped)) if wrapped else None
+        self.modality_table = lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
+        self.slope, self.intercept = self._rescale(dataset)
+        lowest = self.slope * (-(1 << numbers.stored - 1) if numbers.signed else 0) + self.intercept
+        self.window, self.voi_table, self.function = window, None, "LINEAR"
+        if window is None:
+            self.voi_table = lookup_table(dataset, "VOILUTSequence", signed=not self.modality_table and lowest < 0)
+        if self.voi_table:
+            self.top = (
+                1 << entry_depth(int(self.voi_table.entries.max()), self.voi_table.bits, numbers.stored, "VOI LUT")
+            ) - 1
+        elif window is None:
+            self.window, self.function = _own_window(dataset), str(dataset.get("VOILUTFunction") or "LINEAR")
+
+    def _rescale(self, dataset: Any) -> tuple[float, float]:
+        """Return RescaleSlope and RescaleIntercept; 1 and 0 where the file has neither.
+
+        Raises:
+            ValueError: If it has one without the other, or a slope of 0.
+        """
+        if self.modality_table or not any(keyword in dataset for keyword in ("RescaleSlope", "RescaleIntercept")):
+            return 1.0, 0.0
+        slope, intercept = (number_of(dataset, keyword) for keyword in ("RescaleSlope", "RescaleIntercept"))
+        if slope is None and intercept is None:
+            return 1.0, 0.0
+        if slope is None or intercept is None:
+            missing, there = ("RescaleSlope", "RescaleIntercept")[:: 1 if slope is None else -1]
+            raise ValueError(f"the DICOM file gives {there}, and {missing} is missing or blank")
+        if slope == 0:
+            raise ValueError("RescaleSlope is 0, which makes all pixels the same")
+        return slope, intercept
+
+    @property
+    def is_stretched(self) -> bool:
+        """True where the picture's own range of values is its window, because the file names none."""
+        return self.voi_table is None and self.window is None
+
+    def values(self, numbers: Numbers) -> Numbers:
+        """Return the output of the modality transform."""
+        values = self.numbers.values(numbers)
+        if self.modality_table:
+            return self.modality_table.look_up(values)
+        return values if (self.slope, self.intercept) == (1, 0) else values * self.slope + self.intercept
+
+    def is_padding(self, numbers: Numbers) -> NDArray[np.bool_]:
+        """Mark pixels that fill a picture up to a rectangle (PS3.3 C.7.5.1.1.2)."""
+        if self.padding is None:
+            return np.zeros(numbers.shape, np.bool_)
+        low, high = self.padding
+        values = self.numbers.values(numbers)
+        return ((numbers >= low) & (numbers <= high)) | ((values >= low) & (values <= high))
+
+    def shown(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
+        """Return 8 bits for each number; padding is black.
+
+        Args:
+            limits: The picture's smallest and largest value, of which a file without a window is in need.
+        """
+        values = self.values(numbers)
+        if self.voi_table:
+            shown = np.clip(self.voi_table.look_up(values) / self.top, 0, 1)
+        elif self.window:
+            shown = apply_window(values, *self.window, self.function)
+        else:
+            shown = stretch(values, *limits)
+        grey = np.round(255 * (1 - shown if self.inverted else shown)).astype(np.uint8)
+        grey[self.is_padding(numbers)] = 0
+        return grey
+
+
+def _own_window(dataset: Any) -> tuple[float, float] | None:
+    """Return the first of a file's windows, as viewers show it; None where it has none.
+
+    Raises:
+        ValueError: If it has half a window.
+    """
+    center, width = (number_of(dataset, keyword) for keyword in ("WindowCenter", "WindowWidth"))
+    if center is None and width is None:
+        return None
+    if center is None or width is None:
+        missing, there = ("WindowCenter", "WindowWidth")[:: 1 if center is None else -1]
+        raise ValueError(f"the DICOM file gives {there}, and {missing} is missing or blank")
+    return center, width
+
+
+def grey_of(numbers: Numbers, display: GreyDisplay) -> NDArray[np.uint8]:
+    """Return a picture ``(height, width)`` in grey of 8 bits.
+
+    Raises:
+        ValueError: If there is nothing but padding.
+    """
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low >= max(numbers.size, 256):  # few pixels of a wide range, or of 32 bits
+        limits = _limits(iterate_bands(numbers), display)
+        return convert_in_bands(lambda band: display.shown(band, limits), numbers)
+    table_numbers = np.arange(low, high + 1)
+    unsigned = numbers.view(f"u{numbers.itemsize}")
+    start = np.array(low).astype(numbers.dtype).view(unsigned.dtype)
+    limits = (0.0, 0.0)
+    if display.is_stretched:
+        steps = np.diff(display.values(table_numbers).astype(np.float64))
+        rising = (steps >= 0).all() or (steps <= 0).all()
+        there = table_numbers[[0, -1]]
+        if not rising or display.padding is not None:  # then the ends may not be the limits
+            present = np.zeros(len(table_numbers), np.bool_)
+            for band in iterate_bands(unsigned):
+                present[band - start] = True
+            there = table_numbers[present]
+        limits = _limits([there], display)
+    table = display.shown(table_numbers, limits)
+    return convert_in_bands(lambda band: table.take(band - start), unsigned)
+
+
+def _limits(bands: Any, display: GreyDisplay) -> tuple[float, float]:
+    """Return the smallest and the largest value of a picture without its padding.
+
+    Raises:
+        ValueError: If a file without a window holds nothing but padding.
+    """
+    if not display.is_stretched:
+        return 0.0, 0.0
+    limits = list[tuple[float, float]]()
+    for band in bands:
+        inside = display.values(band)[~display.is_padding(band)]
+        if inside.size:
+            limits.append((float(inside.min()), float(inside.max())))
+    if not limits:
+        raise ValueError("the file holds nothing but padding")
+    return min(low for low, _ in limits), max(high for _, high in limits)

@@ -1,0 +1,177 @@
+"""JPEG files and frames: their heads, and their pixels only where no part of the picture is missing.
+
+libjpeg fills what is missing of a cut picture with grey, and tells nobody who calls it through Pillow or imagecodecs.
+"""
+
+import io
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+CUT_OFF = "damaged or cut off: a part of the picture is missing"
+END_OF_IMAGE = b"\xff\xd9"
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+"""A marker with a segment behind it, or the end of the image; within packed data there is none."""
+_END_OF_IMAGE = 0xD9
+_BASELINE, _EXTENDED = 0xC0, 0xC1
+_SCAN, _JFIF, _ADOBE = 0xDA, 0xE0, 0xEE
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_ONES = b"\xff\x00" * 8
+"""As many bits as libjpeg reads ahead, all of them ones, which begin no code word (ITU-T T.81, annex C)."""
+_NOISE = bytes((37 * number * number + 11 * number) % 251 for number in range(512))
+"""Bits that change a picture if a decoder takes them for a part of it."""
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, start and end of the content of each segment of a JPEG or JPEG-LS file (ITU-T T.81, B.1.1).
+
+    The packed data of a scan follow its segment as one of their own, with the marker 0.
+
+    Raises:
+        struct.error: If it is cut off within a segment.
+    """
+    place = 2
+    while match := _MARKER.search(data, place):
+        if match.start() > place:
+            yield 0, place, match.start()
+        marker, place = data[match.start() + 1], match.end() + 2
+        if marker == _END_OF_IMAGE:
+            return
+        stop = match.end() + struct.unpack_from(">H", data, match.end())[0]
+        yield marker, place, stop
+        place = stop
+    yield 0, place, len(data)
+
+
+@dataclass(frozen=True)
+class JpegHead:
+    """What the head of a JPEG file says of the picture, and where the picture ends.
+
+    Attributes:
+        process: Second byte of the frame's marker: 0xC0 baseline, 0xC2 progressive, 0xC3 lossless.
+        components: Identifiers of the components, one byte each.
+        subsampled: True if a component has fewer samples than another.
+        jfif: True with a JFIF marker, which says that colours are YCbCr.
+        adobe: The transform that an Adobe marker states, 0 for none; None without such a marker.
+        predictor: Of a lossless file, the number of its predictor (ITU-T T.81, table H.1).
+        scans: Number of scans.
+        whole: True if the scans hold all bits of all coefficients.
+        end: Byte behind the last scan.
+    """
+
+    process: int
+    components: bytes
+    subsampled: bool
+    jfif: bool
+    adobe: int | None
+    predictor: int
+    scans: int
+    whole: bool
+    end: int
+
+    @property
+    def converts_to_rgb(self) -> bool:
+        """True if libjpeg takes three components for YCbCr."""
+        if self.jfif or self.adobe is not None:
+            return self.jfif or self.adobe != 0
+        return self.components != b"RGB"
+
+    def is_ycbcr(self, stated: bool) -> bool:
+        """Return True if the colours are YCbCr; what a DICOM file states counts only where the JPEG is silent."""
+        if self.jfif or self.adobe is not None:
+            return self.jfif or self.adobe != 0
+        if self.components in (b"RGB", b"rgb"):
+            return False
+        return self.subsampled or stated  # nobody stores fewer samples of blue than of red
+
+
+def parse_jpeg(data: bytes) -> JpegHead:
+    """Read the markers of a JPEG file.
+
+    Raises:
+        ValueError: If it holds no picture, or is damaged.
+    """
+    frame, jfif, adobe, scans, end, predictor = b"", False, None, 0, 0, 0
+    process, lowest = 0, dict[int, list[int]]()
+    try:
+        for marker, start, stop in jpeg_segments(data):
+            content = data[start:stop] if marker else b""
+            if marker in _FRAMES and not frame:
+                process, frame = marker, content
+                lowest = {content[6 + 3 * number]: [99] * 64 for number in range(content[5])}
+            elif marker == _JFIF and content.startswith(b"JFIF\0"):
+                jfif = True
+            elif marker == _ADOBE and content.startswith(b"Adobe") and len(content) >= 12:
+                adobe = content[11]
+            elif marker == _SCAN:
+                names, (first, last, approximation) = content[1 : 1 + 2 * content[0] : 2], content[-3:]
+                for name in names:
+                    lowest[name][first : last + 1] = [approximation & 15] * (last + 1 - first)
+                scans, predictor, end = scans + 1, first, stop
+            elif not marker and scans:
+                end = stop
+    except (struct.error, IndexError, KeyError, ValueError):
+        raise ValueError("damaged or cut off") from None
+    if not scans or not frame:
+        raise ValueError("damaged or cut off")
+    sampling, components = frame[7::3], frame[6::3]
+    whole = process == 0xC3 or not any(any(bits) for bits in lowest.values())
+    return JpegHead(process, components, len(set(sampling)) > 1, jfif, adobe, predictor, scans, whole, end)
+
+
+def _nothing(image: Image.Image) -> None:
+    """Leave an image as it is."""
+
+
+def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = _nothing) -> Image.Image:
+    """Decode a JPEG file with Pillow.
+
+    Args:
+        prepare: Called with the image before its pixels are decoded; it may refuse it, or choose another scale.
+
+    Raises:
+        ValueError: If a part of the picture is missing, or is damaged; or what ``prepare`` raises.
+    """
+    head = parse_jpeg(data)
+    if not head.whole:
+        raise ValueError(CUT_OFF)
+    scanned = data[: head.end].rstrip(b"\xff")
+    if head.process in (_BASELINE, _EXTENDED) and head.scans == 1:
+        # Without an end marker libjpeg waits for the rest of a cut picture, and Pillow has none to give.
+        return _load(scanned + _ONES, prepare)
+    image = _load(scanned + END_OF_IMAGE, prepare)
+    if image.tobytes() != _load(scanned + _NOISE + END_OF_IMAGE, prepare).tobytes():
+        raise ValueError(CUT_OFF)
+    return image
+
+
+def _load(data: bytes, prepare: Callable[[Image.Image], Any]) -> Image.Image:
+    image = Image.open(io.BytesIO(data), formats=("JPEG",))
+    prepare(image)
+    try:
+        image.load()
+    except OSError:
+        raise ValueError(CUT_OFF) from None
+    return image
+
+
+def refuse_filled_in(data: bytes, pixels: Any, decode: Callable[[bytes], Any]) -> None:
+    """Refuse the pixels of a cut JPEG whose decoder has filled in what is missing.
+
+    The end of such a picture repeats itself. Where it does, the picture is decoded again with noise behind its data:
+    pixels that change were missing.
+
+    Raises:
+        ValueError: If a part of the picture is missing.
+    """
+    head = parse_jpeg(data)
+    last = pixels[-1, -(pixels.shape[1] % 8 or 8) :]
+    if head.whole and (last != last[:1]).any() and head.predictor <= 1:
+        return
+    scanned = data[: head.end].rstrip(b"\xff")
+    if not head.whole or (decode(scanned + _NOISE + END_OF_IMAGE) != pixels).any():
+        raise ValueError(CUT_OFF)
