@@ -16,8 +16,10 @@ from client.connection.exit_codes import ExitCode
 from client.site.policy import TRUST, Policy
 from client.site.settings import list_data_faults, make_declaration
 from client.site.site_file import FILE, Settings
-from common.data.base.image_set import PARTS
+from common.data.base.image_set import PARTS, is_placeholder
 from common.data.base.spec import ChexpertSpec, LabelColumnsSpec, MimicSpec
+from common.data.images.headers import display_problems
+from common.data.images.reading import is_grey
 from common.data.images.syntaxes import is_readable, syntax_name
 from common.data.tables.cells import count_uncertain_and_blank
 from common.errors import BadInput, stop_on
@@ -75,11 +77,15 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     # Not every image of an archive is fetched to find duplicates.
     compared = [facts.row for facts in decoded] if source.archive else filled.tolist()
     duplicates = find_duplicates(source, compared)
-    syntaxes = source.syntax_counts or Counter(filter(None, (facts.syntax for facts in pictures)))
+    heads = [head for head in source.heads or (facts.head for facts in pictures) if head.syntax]
+    syntaxes = Counter(head.syntax for head in heads)
     classes = count_classes(source, settings)
     _check_dataset_parts(area, source)
     _check_transfer_syntaxes(area, source, syntaxes, len(pictures))
     _check_unreadable_files(area, source, empty, pictures)
+    for problem in display_problems(heads if source.form is None or source.form.rendering.window is None else []):
+        area.warn(ExitCode.APPEARANCE, problem, "Look at the images with flwr-client preview-data.")
+    _check_depth_and_color(area, source, decoded)
     _check_inversion(area, decoded)
     _check_duplicates(area, source, duplicates)
     _note_policy(area, source, classes, settings.file.policy)
@@ -161,6 +167,24 @@ def _check_unreadable_files(
         area.warn(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost, fatal=fatal)
 
 
+def _check_depth_and_color(area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts]) -> None:
+    """Report 16-bit PNG files that are dark by a wrong ``bit_depth``, and grey pictures that are read as colour."""
+    deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
+    brightest = max((int(pixels.max()) for pixels in deep), default=255)
+    if brightest < 64 and source.form:
+        depth = source.form.rendering.bit_depth
+        problem = (
+            f"the brightest of {counted(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with bit_depth = "
+        )
+        area.warn(
+            ExitCode.APPEARANCE, f"{problem}{depth}.", f"Is bit_depth right? A smaller one is brighter, in {FILE}."
+        )
+    colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
+    if source.form and colors and all(map(is_grey, colors)):
+        problem = f"data.color = true, and all of {counted(len(colors), 'image')} looked at are grey."
+        area.note(problem, "color = false needs a third of the memory, if the run's model has one channel.")
+
+
 def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:
     counts = InversionCounts.of(decoded)
     modes = ", ".join(counts.modes)
@@ -182,6 +206,12 @@ def _note_policy(area: CheckArea, source: ImageSource, classes: Sequence[ClassCo
     """Note what the policy and the labels mean for a run, for instance which classes are hidden."""
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
+        if source.patients_from:
+            nameless = int(is_placeholder(source.patients).sum())
+            problem = (
+                f"{counted(nameless, 'image')} without a PatientID: each study of these counts as a patient of its "
+            )
+            problem += "own, and may be of one who stands on the other side of the split."
         area.note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
     validation = len(np.unique(source.patients[source.parts == "validation"]))
     if 0 < validation < policy.smallest_count:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from client.check.source import ImageSource
 from common.data.base.spec import AS_IN_FILE
-from common.data.images.headers import read_dataset, tags_by_keyword
+from common.data.images.headers import NO_DICOM, DicomHead, read_dataset, read_dicom_head, tags_by_keyword
 from common.data.images.reading import (
     decode_picture,
     fit_to_form,
+    is_deep_png,
     is_dicom,
     is_nifti,
     open_png_or_jpeg,
@@ -44,7 +45,7 @@ class PictureFacts:
         inverted: True if air looks white; None where the picture does not tell.
         pixels: uint8 ``(height, width[, 3])`` as the network receives it; None where the picture cannot be read, or
             :data:`MOST_PIXELS_KEPT` others are in memory.
-        syntax: Transfer syntax of a DICOM file from an archive; else empty.
+        head: Of a DICOM file from an archive; else empty. Of files in a folder the source has it.
         reason: Why the picture cannot be read; empty where it can.
     """
 
@@ -55,7 +56,7 @@ class PictureFacts:
     mode: str = ""
     inverted: bool | None = None
     pixels: NDArray[np.uint8] | None = None
-    syntax: str = ""
+    head: DicomHead = NO_DICOM
     reason: str = ""
 
 
@@ -69,7 +70,7 @@ def read_pictures(source: ImageSource, rows: Iterable[int]) -> list[PictureFacts
 
 
 def _read_picture(source: ImageSource, row: int) -> PictureFacts:
-    syntax = ""
+    dicom = NO_DICOM
     # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
     try:
         content = source.read(row)
@@ -77,16 +78,16 @@ def _read_picture(source: ImageSource, row: int) -> PictureFacts:
             height, width = content.shape[:2]
             mode = "colour" if content.ndim == 3 else "grey"
             return PictureFacts(row, "npz", width, height, mode, looks_inverted(content), content)
-        if isinstance(content, bytes) and is_dicom(content):  # of files in a folder the source knows it
-            syntax = str(read_dataset(content, []).file_meta.TransferSyntaxUID)
+        if isinstance(content, bytes):
+            dicom = read_dicom_head(content)
         form = source.form
         image = decode_picture(content, form.rendering if form else AS_IN_FILE)
         kind, mode = _kind_and_mode(content)
         decoded = np.asarray(image)
         pixels = fit_to_form(image, form) if form else decoded
-        return PictureFacts(row, kind, *image.size, mode, looks_inverted(decoded), pixels, syntax)
+        return PictureFacts(row, kind, *image.size, mode, looks_inverted(decoded), pixels, dicom)
     except Exception as error:
-        return PictureFacts(row, syntax=syntax, reason=unreadable_reason(error))
+        return PictureFacts(row, head=dicom, reason=unreadable_reason(error))
 
 
 def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
@@ -99,7 +100,7 @@ def _kind_and_mode(content: bytes | Path) -> tuple[str, str]:
         header = read_dataset(content, tags_by_keyword("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
     with open_png_or_jpeg(content) as image:
-        mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"
+        mode = "16 bit" if is_deep_png(content) else "grey" if image.mode in ("1", "L", "LA") else "colour"
         return str(image.format), mode
 
 

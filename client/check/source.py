@@ -1,6 +1,5 @@
 """A site's images for the check: files beside a table, images of a PACS, or arrays of a set that is read whole."""
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site_file import Settings
-from common.data.base.image_set import PARTS, ImageSet, SkippedImage, patients_known
+from common.data.base.image_set import PARTS, ImageSet, SkippedImage, is_placeholder, patients_known
 from common.data.base.spec import (
     CompositesSpec,
     DicomwebSpec,
@@ -21,7 +20,7 @@ from common.data.base.spec import (
     PluginSpec,
 )
 from common.data.base.splits import Names
-from common.data.images.headers import dicom_patients, read_dicom_heads
+from common.data.images.headers import DicomHead, dicom_patients, read_dicom_heads
 from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
 from common.data.sources.dicomweb import open_dicomweb
@@ -45,7 +44,7 @@ class ImageSource:
         form: Size, colour and rendering that pictures are brought to for the network; None where they have it already.
         patients_known: True if the data names the patient of each image.
         patients_from: Where the patients' names come from, if not from a column that the site has set.
-        syntaxes: Transfer syntax of each DICOM file; empty for other files.
+        heads: The head of each file, empty for files that are no DICOM; of no image where the images are no files here.
         skipped: Images that the reader of a whole set has left out.
         missing: Number of rows of the table without a file.
         skip_budget: Share of the images that may be unreadable.
@@ -64,18 +63,13 @@ class ImageSource:
     form: ImageForm | None = None
     patients_known: bool = True
     patients_from: str = ""
-    syntaxes: tuple[str, ...] = ()
+    heads: tuple[DicomHead, ...] = ()
     skipped: tuple[SkippedImage, ...] = ()
     missing: int = 0
     skip_budget: float = 0.05
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @property
-    def syntax_counts(self) -> Counter[str]:
-        """Number of DICOM files of each transfer syntax."""
-        return Counter(filter(None, self.syntaxes))
 
     @property
     def longer_side(self) -> int:
@@ -96,7 +90,7 @@ def open_source(settings: Settings) -> ImageSource:
     if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginSpec):
         return _open_array_source(settings)
     archive = patients_from = ""
-    files, syntaxes = tuple[Path, ...](), tuple[str, ...]()
+    files, heads = tuple[Path, ...](), list[DicomHead]()
     if isinstance(spec, DicomwebSpec):
         answer = open_dicomweb(spec, settings.folder)
         table, server = answer.table, answer.archive.client.server
@@ -104,11 +98,12 @@ def open_source(settings: Settings) -> ImageSource:
         studies, lines = counted(count, "study", "studies"), counted(answer.lines, "line")
         archive = f"{server.name} answers: {counted(len(table.files), 'image')} of {studies} for {lines} of the table"
         archive += "; its certificate is accepted" if server.context else ", without TLS"
-        patients_from = f"PatientID, as {server.name} says" if answer.patients_from_archive else ""
+        if answer.patients_from_archive:
+            named, total = int((~is_placeholder(table.patients)).sum()), len(table.files)
+            patients_from = f"PatientID of {named:,} of {total:,} images, as {server.name} says"
     else:
         table = open_table(spec, settings.folder)
         heads, files = read_dicom_heads(table.files), table.files
-        syntaxes = tuple(head.syntax for head in heads)
         if getattr(spec, "patient_column", "in the table") is None and dicom_patients(heads):
             named = sum(bool(head.patient) for head in heads)
             patients_from = f"PatientID of {named:,} of {len(heads):,} files"
@@ -126,7 +121,7 @@ def open_source(settings: Settings) -> ImageSource:
         form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
         patients_known=patients_known(table.patients),
         patients_from=patients_from,
-        syntaxes=syntaxes,
+        heads=tuple(heads),
         missing=table.missing,
         skip_budget=spec.skip_budget,
     )

@@ -30,6 +30,7 @@ class ExitCode(IntEnum):
     INVERTED = 43
     PATIENTS = 44
     DUPLICATES = 45
+    APPEARANCE = 46
     TRAINING = 50
 
 

@@ -18,9 +18,14 @@ def unknown_patients(count: int, start: int = 0) -> NDArray[np.str_]:
     return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
 
 
+def is_placeholder(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
+    """Mark the patients ``(n,)`` that the data does not name."""
+    return np.asarray(np.char.find(patients, UNKNOWN_PATIENT) >= 0)
+
+
 def patients_known(patients: NDArray[np.str_]) -> bool:
     """Return True if ``patients`` ``(n,)`` come from the data, with no placeholder of :func:`unknown_patients`."""
-    return not (np.char.find(patients, UNKNOWN_PATIENT) >= 0).any()
+    return not is_placeholder(patients).any()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ def apply_window(values: Numbers, center: float, width: float, function: str = "
         raise ValueError(f"window width {width:g} is too small")
     match function:
         case "LINEAR":
-            return np.clip((values - (center - 0.5)) / max(width - 1, 1e-9) + 0.5, 0, 1)
+            if width == 1:
+                return np.asarray(values > center - 0.5, dtype=np.float64)
+            return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
         case "LINEAR_EXACT":
             return np.clip((values - center) / width + 0.5, 0, 1)
         case "SIGMOID":

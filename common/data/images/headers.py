@@ -7,6 +7,7 @@ import io
 import struct
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from common.data.base.image_set import UNKNOWN_PATIENT
 from common.data.images.jpeg import jpeg_segments
 from common.data.images.reading import is_dicom
 from common.data.images.store import IN_MEMORY
+from common.system.plain_text import counted
 
 # pydicom's warnings about a file are texts for programmers; our own checks report all that matters.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
@@ -253,44 +255,95 @@ def rle_plane_size(frame: bytes) -> int:
     return size
 
 
-_HEAD_TAGS = tags_by_keyword("PatientID", "SpecificCharacterSet")
+_GROUPS = tags_by_keyword("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+_WINDOWS = (*tags_by_keyword("WindowCenter", "VOILUTSequence"), *_GROUPS)
+_HEAD_TAGS = (
+    *tags_by_keyword("PatientID", "SpecificCharacterSet", "StudyInstanceUID", "Modality", "PhotometricInterpretation"),
+    *_WINDOWS,
+)
+_FRAME_VOI = (b"\x28\0\x32\x91", b"\0\x28\x91\x32")
+"""The tag of FrameVOILUTSequence, in either order of bytes."""
 
 
 @dataclass(frozen=True)
 class DicomHead:
-    """Transfer syntax and PatientID of a file; both are empty where it is no DICOM file, or is damaged."""
+    """Elements of a file; all are empty where it is no DICOM file, or is damaged.
+
+    Attributes:
+        syntax: Transfer syntax.
+        patient, study: PatientID and StudyInstanceUID.
+        shown_by_range: True for a grey picture without a window or VOI LUT, which is shown over its own range.
+    """
 
     syntax: str = ""
     patient: str = ""
+    study: str = ""
+    modality: str = ""
+    shown_by_range: bool = False
+
+
+NO_DICOM = DicomHead()
 
 
 def read_dicom_heads(files: Sequence[Path]) -> list[DicomHead]:
     """Read the heads of these files on several threads, in order."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
-        return list(pool.map(_read_dicom_head, files))
+        return list(pool.map(read_dicom_head, files))
 
 
-def _read_dicom_head(file: Path) -> DicomHead:
+def read_dicom_head(content: Path | bytes) -> DicomHead:
+    """Read the head of a file, or of the bytes of a file."""
     # Any error on a broken file ends here: reading its pixels tells what is wrong with it.
     try:
-        with file.open("rb") as opened:
+        with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as opened:
             if not is_dicom(opened.read(132)):
-                return DicomHead()
+                return NO_DICOM
             opened.seek(0)
             head = read_dataset(opened, _HEAD_TAGS)
         refuse_large_elements(head, _HEAD_TAGS, LARGEST_MB)
-        return DicomHead(str(head.file_meta.get("TransferSyntaxUID", "")), str(head.get("PatientID") or "").strip())
+        keywords = ("PatientID", "StudyInstanceUID", "Modality")
+        texts = [str(head.get(keyword) or "").strip() for keyword in keywords]
+        grey = str(head.get("PhotometricInterpretation") or "").startswith("MONOCHROME")
+        by_range = grey and not any(_names_window(head, tag) for tag in _WINDOWS)
+        return DicomHead(str(head.file_meta.get("TransferSyntaxUID", "")), *texts, by_range)
     except Exception:
-        return DicomHead()
+        return NO_DICOM
+
+
+def _names_window(head: Any, tag: BaseTag) -> bool:
+    """Return True if the element names a window or a VOI LUT, or holds the groups of frames that do."""
+    element = head.get_item(tag)
+    value = None if element is None else element.value
+    if tag not in _GROUPS or not value:
+        return bool(value)
+    if isinstance(value, bytes):  # not taken apart, of which there may be thousands
+        return any(mark in value for mark in _FRAME_VOI)
+    return "FrameVOILUTSequence" in value[0]
 
 
 def dicom_patients(heads: Sequence[DicomHead]) -> list[str] | None:
-    """Return the PatientID of each DICOM file; a file of another kind, or a missing one, is a patient of its own.
+    """Return the patient of each file: PatientID; of a DICOM file without it the study, of any other the file itself.
 
-    The result is None where a DICOM file has no PatientID, or where all have the same one, which then stands for names
+    The result is None where no DICOM file has a PatientID, or where all have the same one, which then stands for names
     that were removed.
     """
-    names = [head.patient for head in heads if head.syntax]
-    if not all(names) or len(set(names)) < min(2, len(heads)):
+    names = {head.patient for head in heads if head.patient}
+    if not names or len(names) < min(2, len(heads)):
         return None
-    return [head.patient or f"{UNKNOWN_PATIENT}{place}" for place, head in enumerate(heads)]
+    return [head.patient or f"{UNKNOWN_PATIENT}{head.study or place}" for place, head in enumerate(heads)]
+
+
+def display_problems(heads: Sequence[DicomHead]) -> list[str]:
+    """Return sentences on DICOM files that are shown in different ways: mixed modalities, and missing windows."""
+    dicoms, problems = [head for head in heads if head.syntax], list[str]()
+    modalities = Counter(head.modality or "unknown" for head in dicoms)
+    if len(modalities) > 1:
+        mixed = ", ".join(f"{count:,} {name}" for name, count in modalities.most_common())
+        problems.append(f"modalities are mixed: {mixed}. Their grey values mean different things; is that intended?")
+    if count := sum(head.shown_by_range for head in dicoms):
+        files = counted(len(dicoms), "DICOM file")
+        problems.append(
+            f"{count:,} of {files} name no window and no VOI LUT: each is shown over its own range of values, so that "
+            "one tissue has another grey in each. window = [centre, width] shows all alike, such as [40, 400] for CT."
+        )
+    return problems

@@ -21,6 +21,7 @@ from common.errors import BadInput, Fault
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """Endings of the names of picture files; the kind of a file is told from its content alone."""
 _LONGEST_REASON = 150
+_NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
 NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
 DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
 _PNG = b"\x89PNG"
@@ -243,6 +244,14 @@ def check_skip_budget(where: str, skipped: Sequence[SkippedImage], total: int, b
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
     problem += f"{listed}{more}."
     raise BadInput([Fault(where, problem, "Repair or remove them, or raise skip_budget.", cause="unreadable")])
+
+
+def is_grey(image: NDArray[np.uint8]) -> bool:
+    """Return True for a picture ``(height, width[, 3])`` without colour, but for noise."""
+    if image.ndim == 2:
+        return True
+    spread = image.max(axis=2).astype(np.int16) - image.min(axis=2)
+    return bool((spread > _NOISE_OF_COLOR).mean() <= _SHARE_IN_COLOR)
 
 
 def encode_png(image: NDArray[np.uint8], side: int) -> bytes:

@@ -39,7 +39,8 @@ class OpenedArchive:
         table: The rows with an image.
         archive: Gives the images.
         lines: Number of lines of the table.
-        patients_from_archive: True where the patients are those that the PACS names, because no column does.
+        patients_from_archive: True where patients are those that the PACS names, because no column does; images without
+            a PatientID have a placeholder, the same for a study.
     """
 
     table: LabelTable
@@ -66,14 +67,14 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     labels = parse_labels(spec, columns)
     archive = open_archive(spec, base)
     rows, images = _find_images(spec, columns, archive)
-    ids = [image.patient for image in images if image]
-    # The PACS names the patients only where all images have a PatientID, and not all the same.
-    by_archive = not spec.patient_column and bool(ids) and all(ids) and len(set(ids)) >= min(2, len(ids))
+    ids = {image.patient for image in images if image and image.patient}
+    # All with the same PatientID are of patients whose names were removed.
+    by_archive = not spec.patient_column and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
     if spec.patient_column:
         patients = columns[spec.patient_column][rows]
-    else:  # else a patient for each study; a line without an image is one of its own
+    else:  # where the PACS names none, a patient for each study; a line without an image is one of its own
         names = [
-            image.patient if image and by_archive else f"{UNKNOWN_PATIENT}{image.study if image else row}"
+            (by_archive and image and image.patient) or f"{UNKNOWN_PATIENT}{image.study if image else row}"
             for row, image in zip(rows, images, strict=True)
         ]
         patients = np.array(names, dtype=np.str_)

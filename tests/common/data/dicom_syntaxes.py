@@ -10,6 +10,7 @@ import numpy as np
 import pydicom
 from numpy.typing import NDArray
 from PIL import Image
+from pydicom import uid
 from pydicom.encaps import encapsulate
 from pydicom.uid import UID, JPEGBaseline8Bit
 
@@ -67,7 +68,10 @@ def by_gdcm_pixels(data: bytes) -> NDArray[Any]:
             raise AssertionError("gdcm reads another picture")
         form, columns, rows = image.GetPixelFormat(), image.GetDimension(0), image.GetDimension(1)
         kind = f"{'i' if form.GetPixelRepresentation() else 'u'}{form.GetBitsAllocated() // 8}"
-        buffer = image.GetBuffer().encode("utf-8", "surrogateescape")
+        buffer = image.GetBuffer()
+        if buffer is None:
+            raise AssertionError("gdcm reads no pixels")
+        buffer = buffer.encode("utf-8", "surrogateescape")
         return np.frombuffer(buffer, kind).reshape(rows, columns)
 
 
@@ -102,4 +106,20 @@ def saved(dataset: Any) -> bytes:
     """The bytes of a dataset."""
     content = io.BytesIO()
     dataset.save_as(content, enforce_file_format=True)
+    return content.getvalue()
+
+
+def unpacked_as(data: bytes, syntax: str) -> bytes:
+    """The file in a transfer syntax that packs nothing."""
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    little = syntax != uid.ExplicitVRBigEndian
+    if not little and dataset.BitsAllocated == 16:
+        dataset.PixelData = np.frombuffer(dataset.PixelData, "<u2").byteswap().tobytes()
+        for keyword in ("ModalityLUTSequence", "VOILUTSequence"):
+            for item in dataset.get(keyword) or ():
+                item.LUTData = np.frombuffer(item.LUTData, "<u2").byteswap().tobytes()
+    dataset.file_meta.TransferSyntaxUID = uid.UID(syntax)
+    content = io.BytesIO()
+    implicit = syntax == uid.ImplicitVRLittleEndian
+    pydicom.dcmwrite(content, dataset, implicit_vr=implicit, little_endian=little, enforce_file_format=True)
     return content.getvalue()

@@ -28,6 +28,7 @@ from tests.common.data.dicom_syntaxes import (
     plain,
     saved,
     source,
+    unpacked_as,
 )
 
 KINDS = [(8, False), (12, False), (16, False), (12, True), (16, True)]
@@ -135,19 +136,6 @@ def test_a_deflated_file_is_what_was_deflated() -> None:
 
 def test_every_syntax_of_the_table_has_its_decoder_installed() -> None:
     assert [syntax for syntax in READ_BY if not is_readable(syntax)] == []
-
-
-def unpacked_as(data: bytes, syntax: str) -> bytes:
-    """The file in a transfer syntax that packs nothing."""
-    dataset = pydicom.dcmread(io.BytesIO(data))
-    little = syntax != uid.ExplicitVRBigEndian
-    if not little and dataset.BitsAllocated == 16:
-        dataset.PixelData = np.frombuffer(dataset.PixelData, "<u2").byteswap().tobytes()
-    dataset.file_meta.TransferSyntaxUID = uid.UID(syntax)
-    content = io.BytesIO()
-    implicit = syntax == uid.ImplicitVRLittleEndian
-    pydicom.dcmwrite(content, dataset, implicit_vr=implicit, little_endian=little, enforce_file_format=True)
-    return content.getvalue()
 
 
 EVERY_LOSSLESS = {**LOSSLESS, **dict.fromkeys((*NOT_PACKED, uid.DeflatedExplicitVRLittleEndian), unpacked_as)}
