@@ -84,7 +84,7 @@ def check_data(settings: Settings, images: int | None) -> DataCheck:
     _check_transfer_syntaxes(area, source, syntaxes, len(pictures))
     _check_unreadable_files(area, source, empty, pictures)
     for problem in display_problems(heads if source.form is None or source.form.rendering.window is None else []):
-        area.warn(ExitCode.APPEARANCE, problem, "Look at the images with flwr-client preview-data.")
+        area.note(problem, "Look at the images with flwr-client preview-data.")
     _check_depth_and_color(area, source, decoded)
     _check_inversion(area, decoded)
     _check_duplicates(area, source, duplicates)
@@ -168,21 +168,19 @@ def _check_unreadable_files(
 
 
 def _check_depth_and_color(area: CheckArea, source: ImageSource, decoded: Sequence[PictureFacts]) -> None:
-    """Report 16-bit PNG files that are dark by a wrong ``bit_depth``, and grey pictures that are read as colour."""
+    """Note 16-bit PNG files that are dark by a wrong ``bit_depth``, and grey pictures that are read as colour."""
+    if source.form is None:
+        return
     deep = [facts.pixels for facts in decoded if facts.mode == "16 bit" and facts.pixels is not None]
     brightest = max((int(pixels.max()) for pixels in deep), default=255)
-    if brightest < 64 and source.form:
-        depth = source.form.rendering.bit_depth
-        problem = (
-            f"the brightest of {counted(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with bit_depth = "
-        )
-        area.warn(
-            ExitCode.APPEARANCE, f"{problem}{depth}.", f"Is bit_depth right? A smaller one is brighter, in {FILE}."
-        )
+    if brightest < 64:
+        problem = f"the brightest of {counted(len(deep), 'PNG file')} of 16 bits has {brightest} of 255 with "
+        problem += f"bit_depth = {source.form.rendering.bit_depth}."
+        area.note(problem, f"Is bit_depth in {FILE} right? Pictures are brighter with a smaller one.")
     colors = [facts.pixels for facts in decoded if facts.pixels is not None and facts.pixels.ndim == 3]
-    if source.form and colors and all(map(is_grey, colors)):
-        problem = f"data.color = true, and all of {counted(len(colors), 'image')} looked at are grey."
-        area.note(problem, "color = false needs a third of the memory, if the run's model has one channel.")
+    if colors and all(map(is_grey, colors)):
+        problem = f"color = true, and {counted(len(colors), 'image')} that were looked at are all grey."
+        area.note(problem, "With color = false they take a third of the memory, if the run's model has one channel.")
 
 
 def _check_inversion(area: CheckArea, decoded: Sequence[PictureFacts]) -> None:

@@ -30,7 +30,6 @@ class ExitCode(IntEnum):
     INVERTED = 43
     PATIENTS = 44
     DUPLICATES = 45
-    APPEARANCE = 46
     TRAINING = 50
 
 

@@ -40,8 +40,9 @@ def laid_down(folder: Path, files: Sequence[bytes]) -> Path:
     return folder
 
 
-def of_patient(name: str) -> bytes:
-    return dicom(np.random.default_rng(len(name)).integers(0, 4096, (16, 16), np.uint16), PatientID=name)
+def of_patient(name: str, study: str = "0") -> bytes:
+    pixels = np.random.default_rng(len(name)).integers(0, 4096, (16, 16), np.uint16)
+    return dicom(pixels, PatientID=name.strip(), StudyInstanceUID=f"1.{study}" if study != "0" else None)
 
 
 def patients_in(folder: Path, names: Sequence[str]) -> list[str]:
@@ -71,9 +72,28 @@ def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
     assert any("the split is by PatientID of 19 of 20 files" in line for line in passed)
 
 
-@pytest.mark.parametrize("names", [["Ann", "", "Bo"], ["ANONYMOUS"] * 3])
+@pytest.mark.parametrize("names", [["", "", ""], ["ANONYMOUS"] * 3, ["ANONYMOUS", "", "ANONYMOUS"]])
 def test_patients_that_are_not_told_apart_are_not_made_up(tmp_path: Path, names: list[str]) -> None:
     assert patients_in(tmp_path, names * 7) == unknown_patients(21).tolist()
+
+
+def test_patients_stay_known_beside_files_without_one_whose_study_stays_together(tmp_path: Path) -> None:
+    laid_down(tmp_path, [of_patient(name, study) for name, study in zip("ABAB  C ", "12345567", strict=True)])
+    patients = open_folder(FolderSpec.model_validate(SPEC), tmp_path).patients.tolist()
+    assert patients == ["A", "B", "A", "B", "unknown#1.5", "unknown#1.5", "C", "unknown#1.7"]
+    area = check_data(read_settings(tmp_path), None).area
+    assert any("PatientID of 5 of 8 files" in line for line in area.passed)
+    assert any(finding.problem.startswith("3 images without a PatientID") for finding in area.findings)
+
+
+def test_the_check_notes_mixed_modalities_and_files_without_a_window(tmp_path: Path) -> None:
+    window = {"WindowCenter": 128, "WindowWidth": 256}
+    files = [plain(source(8), 8, PatientID=f"P{n}", Modality="CT" if n < 12 else "CR", **window) for n in range(19)]
+    files.append(plain(source(8), 8, PatientID="Z", Modality="CR"))
+    area = check_data(read_settings(laid_down(tmp_path, files)), None).area
+    problems = [finding.problem for finding in area.findings]
+    assert any("12 CT, 8 CR" in problem for problem in problems)
+    assert any(problem.startswith("1 of 20 DICOM files name no window") for problem in problems)
 
 
 def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:
