@@ -167,8 +167,8 @@ def run(
     ]
     from server.coordinator.folder import read_coordinator
     from server.coordinator.preflight import expected_site_count, faults_of_run
-    from server.federation.fast_validation import read_experiment_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
+    from strategies.method_list import read_experiment_early
 
     # Before torch is imported.
     file, coordinator = read_experiment_early(experiment, overrides), read_coordinator(folder)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.data.base.splits import Names
 from common.data.images.reading import NOT_A_PICTURE, is_picture, open_png_or_jpeg, read_head, unreadable_reason
 from common.data.tables.cells import is_unlabelled, strip_cells
 from common.data.tables.csv import Columns, column_faults, read_columns
@@ -60,7 +60,8 @@ kind = "class_subsets"
 sites = {sites}
 shared = {shared}                      # classes that all of them annotate
 """
-_GREY = ("1", "L", "I", "I;16", "F", "LA")
+_GREY = {"1", "L", "I", "I;16", "F", "LA"}
+YES_AND_NO = {"yes", "no", "y", "n", "true", "false"}
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,11 @@ def inspect_table(
     roles = guess_roles(columns, column, patient_column_name)
     spread = np.unique(np.linspace(0, len(columns[column]) - 1, LOOKED_AT).round().astype(int))
     files = [folder / name for name in columns[column][spread]]
-    forms = [form for file in files if (form := _read_mode_and_size(file)) is not None]
+    modes, sizes = set[str](), list[tuple[int, int]]()
+    for file in files:
+        with suppress(ValueError, OSError), open_png_or_jpeg(file) as image:  # nothing is decoded
+            modes.add(image.mode)
+            sizes.append((image.height, image.width))
     return Dataset(
         table,
         folder,
@@ -144,8 +149,8 @@ def inspect_table(
         roles,
         rows=len(names),
         present=int(present.sum()),
-        color=any(mode not in _GREY for mode, _ in forms),
-        sizes=tuple(size for _, size in forms),
+        color=not modes <= _GREY,
+        sizes=tuple(sizes),
         looked_at=len(files),
         unreadable=Counter(filter(None, map(_unreadable_reason, files, read_dicom_heads(files)))),
     )
@@ -163,15 +168,6 @@ def _unreadable_reason(picture: Path, head: "DicomHead") -> str:
     from common.data.images.syntaxes import is_readable, syntax_name  # takes a second, and most tables have no DICOM
 
     return "" if is_readable(head.syntax) else f"packed as {syntax_name(head.syntax)}"
-
-
-def _read_mode_and_size(picture: Path) -> tuple[str, tuple[int, int]] | None:
-    """Return mode, height and width of a PNG or JPEG file, without decoding; None for a file of another kind."""
-    try:
-        with open_png_or_jpeg(picture) as image:
-            return image.mode, (image.height, image.width)
-    except (ValueError, OSError):
-        return None
 
 
 def write_experiment(data: Dataset, out: Path) -> list[str]:
@@ -217,16 +213,14 @@ def _describe_data(data: Dataset) -> list[str]:
     unused = [name for name in data.columns if name not in used]
     if unused:
         lines.append(f"    not used: {', '.join(unused)}.")
-    if words := [name for name in unused if _holds_yes_and_no(data.columns[name])]:
+    cells = {
+        name: {cell.lower() for cell in strip_cells(np.unique(data.columns[name]))} - {"", "-1"} for name in unused
+    }
+    if words := [name for name, values in cells.items() if values and values <= YES_AND_NO]:
         lines.append(f"    If these are findings, write 1 for yes and 0 for no, and try again: {', '.join(words)}.")
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
     return lines
-
-
-def _holds_yes_and_no(cells: Names) -> bool:
-    values = {value.lower() for value in strip_cells(np.unique(cells))} - {"", "-1"}
-    return bool(values) and values <= {"yes", "no", "y", "n", "true", "false"}
 
 
 def _experiment_text(data: Dataset, out: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.plugins import PLUGIN, is_argument
-from common.system.files import is_file
+from common.system.files import is_file, missing_file, missing_folder
 
 CLASSES: Mapping[str, str] = {
     "polyclinic": "strategies.methods.polyclinic:Polyclinic",
@@ -68,6 +68,21 @@ def read_with_method_fault(path: Path, overrides: Iterable[str] = ()) -> tuple[E
     file = read_experiment(path, overrides, find_early_faults)
     name = file.experiment.run.method
     return file, [prefix_with_file(file, find_unknown_method(name))] if _is_unknown(name) else []
+
+
+def read_experiment_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
+    """Read an experiment and refuse what is wrong in it as far as that is known without torch.
+
+    Raises:
+        BadInput: With every such fault: of the file and of the overrides; then an unknown method and missing files.
+    """
+    file, faults = read_with_method_fault(path, overrides)
+    for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
+        for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
+            if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
+                faults += [prefix_with_file(file, fault) for fault in look(f"{section}.{key}", file.base / name)]
+    stop_on(faults)
+    return file
 
 
 def read_planned_experiment(path: Path) -> ExperimentFile:

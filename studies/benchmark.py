@@ -5,8 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from studies.benchmark_results import (
     read_result_lines,
     result_line,
 )
-from studies.runner import FailedRuns, fork_server, lock_open_file, run_measured
+from studies.runner import FailedRuns, fork_server, lock_open_file, run_measured, run_side_by_side
 from studies.trial import Trial, check_trials
 
 
@@ -63,9 +62,9 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         BadInput: With the faults of the benchmark's files; or if another process runs the same results file.
         FailedRuns: If a run fails; the others are finished and the page is written first.
     """
-    plan = FormPlan.of(options.folder, options.form)
+    until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    plan, failures = FormPlan.of(options.folder, options.form), list[str]()
     options.out.mkdir(parents=True, exist_ok=True)
-    runs = _MissingRuns(plan, options, console)
     if options.minutes == 0:  # also while another process is at work
         result = write_pages(plan, options)
     else:
@@ -73,14 +72,66 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         with options.results.open("ab") as file, lock_open_file(file, f"--results {options.results}", "on this file"):
             refuse_unfit_runs(plan, options.out)
             try:
-                runs.run()
+                failures = _run_missing_runs(plan, options, until, console)
             finally:
                 result = write_pages(plan, options)
     for text in (as_markdown(result), f"Report: {options.out / 'report.html'}"):
         _print(console, text)
-    if runs.failures:
-        raise FailedRuns("\n".join(runs.failures))
+    if failures:
+        raise FailedRuns("\n".join(failures))
     return result
+
+
+def _run_missing_runs(plan: FormPlan, options: BenchmarkOptions, until: float, console: Console) -> list[str]:
+    """Run the runs that have no line in the results file; return the text of each failure.
+
+    Each data set in turn: first the runs that choose learning rates, then block by block, seed by seed.
+
+    Args:
+        until: Time on the monotonic clock after which no run begins.
+    """
+    failures: list[str] = []
+    scratch = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
+    remove_scratch = partial(shutil.rmtree, scratch, ignore_errors=True)
+
+    def start(run: PlannedRun) -> tuple[str, ResultLine | None]:
+        trial = Trial(run.experiment, scratch / run.key, run.overrides, run.method, pages=False)
+        try:
+            failure, cpu_seconds = run_measured(trial)
+            return (failure, None) if failure else ("", result_line(run, read_run(trial.unfinished), cpu_seconds))
+        finally:
+            shutil.rmtree(trial.unfinished, ignore_errors=True)
+
+    def run_all(runs: Iterable[PlannedRun]) -> None:
+        lines, code = read_result_lines(options.results), code_version()
+        finished = {key for key, line in lines.items() if not options.again or line.code == code}
+        todo = [run for run in runs if run.key not in finished]
+        with closing(run_side_by_side(todo, options.workers, start, until=until)) as events:
+            for run, end in events:
+                if end is None:
+                    continue
+                failure, line = end
+                name = f"{run.data} {run.pattern} {run.method} lr {run.lr:g} seed {run.seed}"
+                if line is None:
+                    failures.append(f"{name}: {failure}")
+                    text = f"{name}: failed: {failure}"
+                else:
+                    append_result_line(options.results, line)
+                    text = f"{name}: validation AUROC {line.validation_auroc}, {duration(line.cpu_seconds)} of CPU time"
+                _print(console, text)
+
+    try:
+        with fork_server(), removed_if_stopped(remove_scratch):
+            for data in plan.data_sets():
+                tuning = list(plan.tuning(data))
+                run_all(tuning)
+                lines = read_result_lines(options.results)
+                rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
+                for pattern in plan.patterns(data):
+                    run_all(plan.results(data, pattern, rates))
+    finally:
+        remove_scratch()
+    return failures
 
 
 def refuse_unfit_runs(plan: FormPlan, out: Path) -> None:
@@ -189,81 +240,5 @@ def print_estimate(options: BenchmarkOptions, console: Console) -> None:
         _print(console, sentence)
 
 
-class _MissingRuns:
-    """The runs that have no line in the results file yet.
-
-    Attributes:
-        failures: Text of each failed run.
-    """
-
-    def __init__(self, plan: FormPlan, options: BenchmarkOptions, console: Console) -> None:
-        self.plan, self.options, self.console = plan, options, console
-        self.failures: list[str] = []
-        self._began = time.monotonic()
-
-    def run(self) -> None:
-        """Run data set by data set: first the runs that choose learning rates, then block by block, seed by seed."""
-        with fork_server(), _make_scratch_folder() as scratch:
-            for data in self.plan.data_sets():
-                tuning = list(self.plan.tuning(data))
-                self._run_all(tuning, scratch)
-                lines = read_result_lines(self.options.results)
-                rates = chosen_rates([lines[run.key] for run in tuning if run.key in lines], data)
-                for pattern in self.plan.patterns(data):
-                    self._run_all(self.plan.results(data, pattern, rates), scratch)
-
-    def _run_all(self, runs: Iterable[PlannedRun], scratch: Path) -> None:
-        options, code = self.options, code_version()
-        finished = {
-            key for key, line in read_result_lines(options.results).items() if not options.again or line.code == code
-        }
-        todo = iter([run for run in runs if run.key not in finished])
-        end = math.inf if options.minutes is None else self._began + 60 * options.minutes
-        active: dict[Future[tuple[str, ResultLine | None]], PlannedRun] = {}
-        with ThreadPoolExecutor(options.workers) as pool:
-            while True:
-                while (
-                    len(active) < options.workers and time.monotonic() < end and (run := next(todo, None)) is not None
-                ):
-                    active[pool.submit(_run_in_own_process, run, scratch / run.key)] = run
-                if not active:
-                    return
-                for future in wait(active, return_when=FIRST_COMPLETED).done:
-                    self._record(active.pop(future), *future.result())
-
-    def _record(self, run: PlannedRun, failure: str, line: ResultLine | None) -> None:
-        """Write the run's line, or note its failure; print either."""
-        name = f"{run.data} {run.pattern} {run.method} lr {run.lr:g} seed {run.seed}"
-        if line is None:
-            self.failures.append(f"{name}: {failure}")
-            text = f"{name}: failed: {failure}"
-        else:
-            append_result_line(self.options.results, line)
-            text = f"{name}: validation AUROC {line.validation_auroc}, {duration(line.cpu_seconds)} of CPU time"
-        _print(self.console, text)
-
-
 def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _make_scratch_folder() -> Iterator[Path]:
-    """Make a folder for active runs, which is removed also where a signal stops the program."""
-    folder = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
-    remove = partial(shutil.rmtree, folder, ignore_errors=True)
-    try:
-        with removed_if_stopped(remove):
-            yield folder
-    finally:
-        remove()
-
-
-def _run_in_own_process(run: PlannedRun, folder: Path) -> tuple[str, ResultLine | None]:
-    """Run a run in a process of its own; return its failure, or its line. The folder is removed."""
-    trial = Trial(run.experiment, folder, run.overrides, run.method, pages=False)
-    try:
-        failure, seconds = run_measured(trial)
-        return (failure, None) if failure else ("", result_line(run, read_run(trial.unfinished), seconds))
-    finally:
-        shutil.rmtree(trial.unfinished, ignore_errors=True)

@@ -245,6 +245,13 @@ class FormPlan:
         partition = next(each for each in self.benchmark.patterns if each.name == pattern)
         sizes = [f"size_skew={partition.size_skew}"] if partition.size_skew else []
         lists = ['kind="missing_classes"', "missing=0"] if method.all_labels else partition.set
+        tuning, path, server_data = seed == self.benchmark.tuning_seed, self.folder / f"{data}.toml", list[str]()
+        if method.own_images:  # those of the data set's file, with its own keys
+            own = next(each.own for each in self.benchmark.data if each.name == data)
+            changed = {key.strip() for key, _, _ in (text.partition("=") for text in own)}
+            written = read_toml(path)["data"].items()
+            keys = [f"{key}={json_text(value)}" for key, value in written if key not in changed]
+            server_data = [f"server_data={{{', '.join([*keys, *own])}}}"]
         overrides = (
             f"run.method={method.name}",
             f"run.rounds={self.form.rounds}",
@@ -252,18 +259,9 @@ class FormPlan:
             f"training.lr={lr}",
             f"partition={{{', '.join([f'sites={partition.sites}', *sizes, *lists])}}}",
             'simulation.backend="inline"',
-            *(self._own_images(data) if method.own_images else ()),
+            *server_data,
             *(text.replace("{third}", str(max(1, self.form.rounds // 3))) for text in method.set),
             *self.form.set,
             *self.form.sizes.get(data, ()),
         )
-        tuning, path = seed == self.benchmark.tuning_seed, self.folder / f"{data}.toml"
         return PlannedRun(data, pattern, method.label, lr, seed, tuning, path, overrides)
-
-    def _own_images(self, data: str) -> list[str]:
-        """Return the setting that gives the coordinator images of its own: the data set's, with its ``own`` keys."""
-        own = next(each.own for each in self.benchmark.data if each.name == data)
-        written = read_toml(self.folder / f"{data}.toml")["data"]
-        changed = {key.strip() for key, _, _ in (text.partition("=") for text in own)}
-        keys = [f"{key}={json_text(value)}" for key, value in written.items() if key not in changed]
-        return [f"server_data={{{', '.join([*keys, *own])}}}"]

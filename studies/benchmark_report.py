@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from common.system.plain_text import counted, listed, number, signed
 from server.reporting.page import write_page
 from server.reporting.svg import BLUE, INK, VERMILION, inline_svg, new_figure, page_theme
-from studies.benchmark_results import BenchmarkResult, BlockResult, MethodInBlock, MethodOverBlocks
-from studies.claims import format_p_value, markdown_rows
+from studies.benchmark_results import BenchmarkResult, MethodInBlock, MethodOverBlocks
+from studies.claims import format_p_value, markdown_table
 from studies.comparison_report import TEMPLATES
 from studies.statistics import Ranking
 
@@ -25,20 +25,16 @@ def as_markdown(result: BenchmarkResult) -> str:
     ranked = [[method.label, *method_cells(result, method)] for method in result.methods if not method.beyond]
     beyond = [[method.label, *method_cells(result, method)] for method in result.methods if method.beyond]
     done = f"**Partial: {done_sentence(result)}**" if result.partial else f"Complete: {done_sentence(result)}"
-    parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", _markdown_table(head, ranked)]
-    parts += [f"Not ranked, because {BEYOND}:", _markdown_table(head, beyond)] if beyond else []
+    parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", markdown_table(head, ranked)]
+    parts += [f"Not ranked, because {BEYOND}:", markdown_table(head, beyond)] if beyond else []
     blocks = [
         [method.label, *(block_cell(block.entries.get(method.label)) for block in result.blocks)]
         for method in result.methods
     ]
     titles = [f"{block.data}, {block.pattern}" for block in result.blocks]
-    parts += ["## Block by block", _markdown_table(["AUROC, mean ± SD over seeds", *titles], blocks)]
+    parts += ["## Block by block", markdown_table(["AUROC, mean ± SD over seeds", *titles], blocks)]
     parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in condition_notes(result))]
     return "\n\n".join(parts)
-
-
-def _markdown_table(head: list[str], rows: list[list[str]]) -> str:
-    return markdown_rows([head, ["---", *["---:"] * (len(head) - 1)], *rows])
 
 
 def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
@@ -101,7 +97,10 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
         shared = "The tests take blocks for independent, but blocks of one data set share its test part."
         yield f"{shared} With the mean over its blocks as a data set's one value: {once[0].lower()}{once[1:]}"
     for block in {block.data: block for block in result.blocks}.values():
-        yield _scored_sentence(block)
+        classes = counted(len(block.scored), "class", "classes")
+        scored = f"{block.data}: {classes} scored, with {min(block.scored.values())} test positives or more"
+        rare = listed([f"{name} ({count})" for name, count in block.unscored.items()])
+        yield f"{scored}; trained and not scored, for too few: {rare}." if rare else f"{scored}."
     for label, runs in result.untrained.items():
         yield f"{label}: in {counted(runs, 'run')} validation was best before round 1; the initial model is tested."
     if len(result.codes) > 1:
@@ -110,15 +109,6 @@ def condition_notes(result: BenchmarkResult) -> Iterator[str]:
     if result.not_run:
         yield f"Not run yet: {listed(result.not_run)}."
     yield from (f"{method.label}: {method.beyond}." for method in result.methods if method.beyond)
-
-
-def _scored_sentence(block: BlockResult) -> str:
-    classes = counted(len(block.scored), "class", "classes")
-    scored = f"{block.data}: {classes} scored, with {min(block.scored.values())} test positives or more"
-    if not block.unscored:
-        return f"{scored}."
-    rare = listed([f"{name} ({count})" for name, count in block.unscored.items()])
-    return f"{scored}; trained and not scored, for too few: {rare}."
 
 
 def method_cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:

@@ -287,6 +287,14 @@ def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLin
     of_data = [[block for block in shared if block.data == data] for data in plan.data_sets()]
     ordered = [*ranks.ranks, *(label for label in labels if label not in ranks.ranks)]
     run = {line.method for line in lines}
+    methods = [_method_over_blocks(plan, label, shared, lines) for label in ordered]
+    # Each ranked method against the reference, paired over blocks; Holm's family is all of them.
+    others = [label for label in ordered if label in ranked and label != benchmark.reference] if shared else []
+    compared = [(label, benchmark.reference) for label in others]
+    pairs = [[[block.entries[label].auroc for label in both] for block in shared] for both in compared]
+    generator = np.random.default_rng(0)
+    tests = correct_family([paired_test(np.array(of_method), generator) for of_method in pairs])
+    test_of = dict(zip(others, tests, strict=True))
     return BenchmarkResult(
         title=benchmark.title,
         form=form,
@@ -297,9 +305,7 @@ def benchmark_result(plan: FormPlan, form: str, by_block: Mapping[str, ResultLin
         planned=planned,
         blocks=tuple(block for block in blocks if block.entries),
         blocks_planned=len(plan.form.blocks),
-        methods=_test_against_reference(
-            benchmark.reference, [_method_over_blocks(plan, label, shared, lines) for label in ordered], shared
-        ),
+        methods=tuple(replace(method, test=test_of.get(method.label)) for method in methods),
         ranking=ranks,
         ranking_of_data=_rank_methods(ranked, [group for group in of_data if group]),
         codes=dict(Counter(line.code for line in lines)),
@@ -411,15 +417,3 @@ def interval_half_width(entries: Sequence[tuple[str, MethodInBlock]]) -> float |
     of_seeds = [(entry.seed_sd or 0.0) ** 2 / entry.seeds for _, entry in entries]
     variance = (np.sum(np.square(list(by_data.values()))) + np.sum(of_seeds)) / len(entries) ** 2
     return float(NORMAL * np.sqrt(variance))
-
-
-def _test_against_reference(
-    reference: str, methods: Sequence[MethodOverBlocks], shared: Sequence[BlockResult]
-) -> tuple[MethodOverBlocks, ...]:
-    """Test each ranked method against the reference, paired over blocks; Holm's family is all of them."""
-    generator = np.random.default_rng(0)
-    others = [method.label for method in methods if not method.beyond and method.label != reference] if shared else []
-    pairs = [[[block.entries[label].auroc, block.entries[reference].auroc] for block in shared] for label in others]
-    tests = correct_family([paired_test(np.array(of_method), generator) for of_method in pairs])
-    by_label = dict(zip(others, tests, strict=True))
-    return tuple(replace(method, test=by_label.get(method.label)) for method in methods)

@@ -69,9 +69,14 @@ def deciding_test(test: PairedTest) -> str:
     )
 
 
-def markdown_rows(rows: Iterable[Sequence[str]]) -> str:
-    """Return the lines of a Markdown table, with ``|`` in a cell escaped."""
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows)
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1) -> str:
+    """Return a Markdown table, with ``|`` in a cell escaped; its columns are aligned to the right.
+
+    Args:
+        names: Number of columns, the first ones, that are aligned to the left.
+    """
+    lines = [headings, ["---" if index < names else "---:" for index in range(len(headings))], *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def outcome_of_test(test: PairedTest) -> Standing:
@@ -101,24 +106,23 @@ def headline_sentence(comparison: Comparison) -> str:
 
 def verdict_sentences(comparison: Comparison) -> list[str]:
     """Return a sentence for each other method, over all classes, with the figures of the test."""
-    others = [method.label for method in comparison.methods[1:]]
-    return [_verdict(comparison.reference, other, comparison.contrast(other).result) for other in others]
-
-
-def _verdict(reference: str, other: str, test: PairedTest) -> str:
-    position = outcome_of_test(test)
-    if position == "not tested":
-        mean = "" if test.mean_difference is None else f" The mean difference is {signed(test.mean_difference)}."
-        return f"Whether {reference} is better than {other} cannot be tested: {test.reason}.{mean}"
-    seeds = counted(test.seeds, "seed")
-    figures = f"mean difference in AUROC {signed(test.mean_difference)} over {test.pairs} classes"
-    if position == "too few seeds":
-        return f"{reference} beside {other}: {figures} in {seeds}, which does not show that either is better."
-    link = "from" if position == "not distinguishable" else "than"
-    return (
-        f"{reference} is {position} {link} {other}: {figures} and {seeds} "
-        f"(95 % interval {format_difference_interval(test)}; {format_p_value(test.holm_p)} after Holm's correction)."
-    )
+    reference, sentences = comparison.reference, []
+    for other in (method.label for method in comparison.methods[1:]):
+        test = comparison.contrast(other).result
+        outcome, seeds, mean = outcome_of_test(test), counted(test.seeds, "seed"), signed(test.mean_difference)
+        figures = f"mean difference in AUROC {mean} over {test.pairs} classes"
+        if outcome == "not tested":
+            known = "" if test.mean_difference is None else f" The mean difference is {mean}."
+            sentence = f"Whether {reference} is better than {other} cannot be tested: {test.reason}.{known}"
+        elif outcome == "too few seeds":
+            sentence = f"{reference} beside {other}: {figures} in {seeds}, which does not show that either is better."
+        else:
+            interval, p = format_difference_interval(test), format_p_value(test.holm_p)
+            link = "from" if outcome == "not distinguishable" else "than"
+            compared = f"{reference} is {outcome} {link} {other}: {figures} and {seeds}"
+            sentence = f"{compared} (95 % interval {interval}; {p} after Holm's correction)."
+        sentences.append(sentence)
+    return sentences
 
 
 def large_effects(comparison: Comparison) -> list[str]:

@@ -84,8 +84,8 @@ def run(
     """
     form = progress_form(progress, console)
     from common.system.preflight import port_faults, writable_folder_faults
-    from server.federation.fast_validation import read_experiment_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
+    from strategies.method_list import read_experiment_early
 
     # Before torch is imported.
     file = read_experiment_early(experiment, _with_backend(overrides, backend))
@@ -151,7 +151,7 @@ def compare(
     """
     form = progress_form(progress, console)
     from common.system.preflight import foreign_folder_faults, writable_folder_faults
-    from server.federation.fast_validation import read_experiment_early
+    from strategies.method_list import read_experiment_early
 
     for experiment in experiments:
         read_experiment_early(experiment, _with_backend(overrides, backend))  # before torch is imported
@@ -242,7 +242,7 @@ def sites(
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
     from common.system.preflight import foreign_folder_faults
-    from server.federation.fast_validation import read_experiment_early
+    from strategies.method_list import read_experiment_early
 
     file = read_experiment_early(experiment, overrides)  # before torch is imported
     stop_on(foreign_folder_faults(out))
@@ -302,8 +302,8 @@ def demo(
     Example: flwr-sim demo --backend inline
     """
     from common.system.preflight import writable_folder_faults
-    from server.federation.fast_validation import read_experiment_early
     from server.runs.folder import demo_folder_faults
+    from strategies.method_list import read_experiment_early
     from studies.compare import DEMO, run_demo
 
     read_experiment_early(DEMO, _with_backend([], backend))  # before torch is imported

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -53,50 +54,32 @@ def run_comparison(
     if len({trial.folder for trial in trials}) < len(trials):
         names = sorted({trial.experiment.stem for trial in trials})
         raise BadInput([Fault("experiments", f"two files have one name: {quoted(names)}.", "Rename one of them.")])
-    stop_on(_same_label_faults(trials))
+    labels: dict[str, set[Path]] = {}
+    for trial in trials:
+        with suppress(BadInput):  # the check below reports its faults
+            run = trial.file.experiment.run
+            labels.setdefault(run.name or run.method, set()).add(trial.experiment)
+    same = {label: sorted(path.name for path in paths) for label, paths in labels.items() if len(paths) > 1}
+    remedy = "Give each its own [run] name."
+    stop_on([Fault("run.name", f'"{label}" is the name of {quoted(names)}.', remedy) for label, names in same.items()])
     from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
     open_store(track)  # made here once, not by several runs at a time
     check_trials(trials)
     run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
-    _write_comparison([trial.folder for trial in trials], out, console)
-
-
-def _same_label_faults(trials: Sequence[Trial]) -> list[Fault]:
-    """Return the faults of experiments that would have the same name in tables."""
-    labels: dict[str, set[Path]] = {}
-    for trial in trials:
-        try:
-            run = trial.file.experiment.run
-        except BadInput:
-            continue  # the check reports its faults
-        labels.setdefault(run.name or run.method, set()).add(trial.experiment)
-    return [
-        Fault(
-            "run.name",
-            f'"{label}" is the name of {quoted(sorted(p.name for p in paths))}.',
-            "Give each its own [run] name.",
-        )
-        for label, paths in labels.items()
-        if len(paths) > 1
-    ]
-
-
-def _write_comparison(folders: Sequence[Path], out: Path, console: Console) -> None:
-    """Write the comparison of run folders as JSON, Markdown and HTML, and print it."""
     from server.runs.reader import read_run
     from studies.claims import headline_sentence
     from studies.comparison import compare, write_comparison
-    from studies.comparison_report import comparison_table, markdown_table, write_comparison_report
+    from studies.comparison_report import as_markdown, terminal_tables, write_comparison_report
 
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(trial.folder) for trial in trials]
     comparison = compare(runs)
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", runs)
-    console.print(comparison_table(comparison))
+    console.print(terminal_tables(comparison))
     for sentence in (headline_sentence(comparison), *comparison.cautions):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    (out / "comparison.md").write_text(markdown_table(comparison) + "\n", encoding="utf-8")
+    (out / "comparison.md").write_text(as_markdown(comparison) + "\n", encoding="utf-8")
     console.print(f"Report: {report}", soft_wrap=True)
 
 

@@ -165,7 +165,7 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
     Raises:
         BadInput: If there is no run, or a method has the same seed twice.
     """
-    by_method = _group_by_method([each for run in runs for each in (run, *_ensemble_as_run(run))])
+    by_method = _group_by_method(runs)
     reference, *others = by_method
     members = _class_members(by_method)
     scores = {label: auroc_scores(seeds.values()) for label, seeds in by_method.items()}
@@ -181,16 +181,30 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
             }
             tests = correct_family([PAIRINGS[pairing](chosen[reference], chosen[other], generator) for other in others])
             contrasts += [Contrast(other, subset, pairing, test) for other, test in zip(others, tests, strict=True)]
-    external = _with_external_results(runs)
+    class_groups: dict[str, list[str]] = {"shared": [], "some": [], "unique": [], "varies": []}
+    for name in sorted({name for _, name in members["all"]}):
+        pairs = {pair for pair in members["all"] if pair[1] == name}
+        shared, unique = pairs & members["shared"], pairs & members["unique"]
+        never = "varies" if shared or unique else "some"
+        class_groups["shared" if shared == pairs else "unique" if unique == pairs else never].append(name)
+    external = None
+    if all(run.summary.external is not None for run in runs):
+        less: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
+        changes = [{**less, "test": run.summary.external} for run in runs]
+        tested = [
+            replace(run, summary=run.summary.model_copy(update=change))
+            for run, change in zip(runs, changes, strict=True)
+        ]
+        external = compare(tested, bootstrap_seed=bootstrap_seed)
     return Comparison(
         reference=reference,
         methods=tuple(_method_result(label, seeds, members) for label, seeds in by_method.items()),
-        class_groups=_class_groups(members),
+        class_groups={group: tuple(names) for group, names in class_groups.items() if names},
         contrasts=tuple(contrasts),
         cautions=tuple(_cautions(by_method)),
         site_gains=site_gains(by_method),
         kinds={label: next(iter(seeds.values())).summary.method for label, seeds in by_method.items()},
-        external=compare(external, bootstrap_seed=bootstrap_seed) if external else None,
+        external=external,
     )
 
 
@@ -200,28 +214,21 @@ def write_comparison(comparison: Comparison, destination: Path) -> Path:
     return destination
 
 
-def _ensemble_as_run(run: Run) -> Iterator[Run]:
-    """Yield the ensemble of a run as a run of its own, if there is one."""
-    if (ensemble := run.summary.ensemble) is not None:
-        own = {"method": ENSEMBLE, "name": f"{run.summary.label} (ensemble)", "ensemble": None, "client_accuracy": None}
-        changes = {**own, "test": ensemble.test, "per_site": ensemble.per_site}
-        yield replace(run, summary=run.summary.model_copy(update=changes))
-
-
-def _with_external_results(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with the results on their external test sets in place of the others, if each has them."""
-    if any(run.summary.external is None for run in runs):
-        return []
-    less: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
-    return [replace(run, summary=run.summary.model_copy(update={**less, "test": run.summary.external})) for run in runs]
-
-
 def _group_by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    """Return label -> seed -> run; the ensemble of a run's models follows the run as a run of its own."""
     if not runs:
         raise BadInput([Fault("compare", "there is no run to compare.", "Name at least one run folder.")])
+    with_ensembles = list[Run]()
+    for run in runs:
+        with_ensembles.append(run)
+        if (ensemble := run.summary.ensemble) is not None:
+            changes: dict[str, object] = {"method": ENSEMBLE, "name": f"{run.summary.label} (ensemble)"}
+            changes |= {"ensemble": None, "client_accuracy": None}
+            changes |= {"test": ensemble.test, "per_site": ensemble.per_site}
+            with_ensembles.append(replace(run, summary=run.summary.model_copy(update=changes)))
     grouped: dict[str, dict[int, Run]] = {}
     faults = []
-    for run in runs:
+    for run in with_ensembles:
         first = grouped.setdefault(run.summary.label, {}).setdefault(run.summary.seed, run)
         if first is not run:
             problem = f'"{run.summary.label}" with seed {run.summary.seed} is already in {first.folder}.'
@@ -293,16 +300,6 @@ def over_seeds(values: Sequence[float | None]) -> Spread:
     return Spread(mean_and_sd(defined)[0], sd)
 
 
-def _class_groups(members: Members) -> dict[str, tuple[str, ...]]:
-    groups: dict[str, list[str]] = {"shared": [], "some": [], "unique": [], "varies": []}
-    for name in sorted({name for _, name in members["all"]}):
-        pairs = {pair for pair in members["all"] if pair[1] == name}
-        shared, unique = pairs & members["shared"], pairs & members["unique"]
-        never = "varies" if shared or unique else "some"
-        groups["shared" if shared == pairs else "unique" if unique == pairs else never].append(name)
-    return {group: tuple(names) for group, names in groups.items() if names}
-
-
 def _cautions(by_method: ByMethod) -> Iterator[str]:
     reference, *others = by_method
     summaries = [run.summary for seeds in by_method.values() for run in seeds.values()]
@@ -320,7 +317,12 @@ def _cautions(by_method: ByMethod) -> Iterator[str]:
     if rare := sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)}):
         few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
         yield f"{quoted(rare)}: {few} in at least one run; the means give such a class the weight of any other."
-    for undefined, labels in _undefined_classes(by_method).items():
+    lacking: dict[tuple[str, ...], list[str]] = {}  # classes without an AUROC -> methods that lack exactly these
+    for label, seeds in by_method.items():
+        names, scores = {name for run in seeds.values() for name in run.summary.classes}, auroc_scores(seeds.values())
+        if undefined := tuple(sorted(n for n in names if any(scores.get((seed, n)) is None for seed in seeds))):
+            lacking.setdefault(undefined, []).append(label)
+    for undefined, labels in lacking.items():
         which = "Every method" if len(labels) == len(by_method) else ", ".join(labels)
         yield f"{which}: no AUROC for {quoted(undefined)} in at least one run; the means leave it out."
     for label in others:
@@ -336,18 +338,6 @@ def _absences(by_method: ByMethod) -> Iterator[str]:
                 absent.setdefault(site, []).append(f"{label} with seed {seed}")
     for site, runs in sorted(absent.items()):
         yield f"{site} was absent at the end of {len(runs)} of the runs: {shortened(runs)}."
-
-
-def _undefined_classes(by_method: ByMethod) -> dict[tuple[str, ...], list[str]]:
-    """Return the classes without an AUROC in some run -> the methods that lack exactly these classes."""
-    grouped: dict[tuple[str, ...], list[str]] = {}
-    for label, seeds in by_method.items():
-        names = {name for run in seeds.values() for name in run.summary.classes}
-        scores = auroc_scores(seeds.values())
-        undefined = tuple(sorted(n for n in names if any(scores.get((seed, n)) is None for seed in seeds)))
-        if undefined:
-            grouped.setdefault(undefined, []).append(label)
-    return grouped
 
 
 def _uneven_cautions(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
@@ -376,11 +366,15 @@ def site_gains(by_method: ByMethod) -> tuple[SiteGain, ...]:
 def _site_gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGain:
     pairs, reasons = dict[int, dict[str, tuple[float, float]]](), list[str]()
     for seed in sorted(of_reference.keys() & of_other.keys()):
-        reason = _why_incomparable(site, of_reference[seed], of_other[seed])
-        if aurocs := {} if reason else _auroc_pairs(site, of_reference[seed], of_other[seed]):
+        if reason := _why_incomparable(site, of_reference[seed], of_other[seed]):
+            reasons.append(reason)
+            continue
+        ours, theirs = (runs[seed].summary.per_site[site].per_class for runs in (of_reference, of_other))
+        both = {name: (ours[name].auroc, theirs[name].auroc) for name in ours if name in theirs}
+        if aurocs := {name: (a, b) for name, (a, b) in both.items() if a is not None and b is not None}:
             pairs[seed] = aurocs
         else:
-            reasons.append(reason or "no class of the site has an AUROC with both")
+            reasons.append("no class of the site has an AUROC with both")
     if not pairs:
         return SiteGain(site, other, reason=reasons[0] if reasons else "no seed in common")
     means = np.array([np.mean(list(aurocs.values()), axis=0) for aurocs in pairs.values()])  # (seeds, 2)
@@ -418,10 +412,3 @@ def _why_incomparable(site: str, reference: Run, other: Run) -> str:
     )
     same = all(first[name] == second[name] for name in first.keys() & second.keys())
     return "" if same else "it was tested on other images there"
-
-
-def _auroc_pairs(site: str, reference: Run, other: Run) -> dict[str, tuple[float, float]]:
-    """Return class -> AUROC with the reference and with the other, where both have one."""
-    ours, theirs = (run.summary.per_site[site].per_class for run in (reference, other))
-    both = {name: (ours[name].auroc, theirs[name].auroc) for name in ours if name in theirs}
-    return {name: (a, b) for name, (a, b) in both.items() if a is not None and b is not None}

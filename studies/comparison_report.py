@@ -1,6 +1,6 @@
 """A comparison of several runs as a page with figures, and as tables for the terminal and in Markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -30,7 +30,7 @@ from server.reporting.svg import (
 )
 from server.runs.reader import Run
 from studies import claims
-from studies.claims import MEASURE_NAMES, format_p_value, format_spread, markdown_rows
+from studies.claims import MEASURE_NAMES, format_p_value, format_spread, markdown_table
 from studies.comparison import SUBSETS, Comparison, Contrast, MethodResult, SiteGain, Spread, Subset
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -240,62 +240,51 @@ def _label_rows(axes: Axes, names: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
-def comparison_table(comparison: Comparison, title: str = "AUROC") -> Group:
-    """Return tables for the terminal: AUROC with the reference's lead, further measures, the external test set."""
-    contrasts = _contrasts(comparison)
-    rows = [
-        [method.label, *(format_spread(method.auroc[subset]) for subset in SUBSETS), *cells]
-        for method, cells in zip(comparison.methods, contrasts, strict=True)
-    ]
-    tables: list[Table | Group] = [_terminal_table(title, ["method", *SUBSETS, *_lead_headings(comparison)], rows)]
-    if measures := [MEASURE_NAMES[measure] for measure in comparison.measures]:
-        rows = [[method.label, *_measure_cells(comparison, method)] for method in comparison.methods]
-        tables.append(_terminal_table("One class an image", ["method", *measures], rows))
-    if comparison.external:
-        tables.append(comparison_table(comparison.external, "AUROC on the external test set"))
+def comparison_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
+    """Return title -> table of the methods, headings first: all classes, one class an image, the external test set.
+
+    The reference's lead is the mean difference over the classes of a subset, with Holm's p of the deciding test.
+    """
+    headings = ["method", *(f"AUROC, {subset}" for subset in SUBSETS), "average precision", "balanced accuracy"]
+    rows = [[*headings, *(f"{comparison.reference} ahead by, {subset}" for subset in TESTED)]]
+    for method in comparison.methods:
+        means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
+        leads = ["–"] * len(TESTED)
+        if method.label != comparison.reference:
+            tests = [comparison.contrast(method.label, subset).result for subset in TESTED]
+            leads = [f"{signed(test.mean_difference)}, {format_p_value(test.holm_p)}" for test in tests]
+        rows.append([method.label, *map(format_spread, means), *leads])
+    tables = {"All methods": rows}
+    if comparison.measures:
+        tables["One class an image"] = [
+            ["method", *(MEASURE_NAMES[measure] for measure in comparison.measures)],
+            *(
+                [
+                    method.label,
+                    *(format_spread(method.measures.get(m, Spread(None, None))) for m in comparison.measures),
+                ]
+                for method in comparison.methods
+            ),
+        ]
+    for title, table in comparison_tables(comparison.external).items() if comparison.external else ():
+        tables[f"External test set: {title[0].lower()}{title[1:]}"] = table
+    return tables
+
+
+def terminal_tables(comparison: Comparison) -> Group:
+    """Return the tables of :func:`comparison_tables` for the terminal."""
+    tables = []
+    for title, (headings, *rows) in comparison_tables(comparison).items():
+        table = Table(title=f"{title}, mean ± SD over seeds", title_justify="left")
+        for heading in headings:
+            table.add_column(Text(heading), justify="left" if heading == "method" else "right")
+        for cells in rows:
+            table.add_row(*map(Text, cells))
+        tables.append(table)
     return Group(*tables)
 
 
-def _terminal_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=f"{title}, mean ± SD over seeds", title_justify="left")
-    for heading in headings:
-        table.add_column(Text(heading), justify="left" if heading == "method" else "right")
-    for cells in rows:
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
-
-
-def markdown_table(comparison: Comparison) -> str:
-    """Return one Markdown table, with average precision and balanced accuracy, ending in a line feed.
-
-    Results on an external test set follow below a heading, as a second table.
-    """
-    headings = ["method", *(f"AUROC, {subset}" for subset in SUBSETS), "average precision", "balanced accuracy"]
-    headings += [*(MEASURE_NAMES[measure] for measure in comparison.measures), *_lead_headings(comparison)]
-    rows = [headings, ["---"] + ["---:"] * (len(headings) - 1)]
-    for method, cells in zip(comparison.methods, _contrasts(comparison), strict=True):
-        means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
-        rows.append([method.label, *map(format_spread, means), *_measure_cells(comparison, method), *cells])
-    table = markdown_rows(rows) + "\n"
-    external = comparison.external
-    return f"{table}\n### External test set\n\n{markdown_table(external)}" if external else table
-
-
-def _measure_cells(comparison: Comparison, method: MethodResult) -> list[str]:
-    return [format_spread(method.measures.get(measure, Spread(None, None))) for measure in comparison.measures]
-
-
-def _lead_headings(comparison: Comparison) -> list[str]:
-    return [f"{comparison.reference} ahead by, {subset}" for subset in TESTED]
-
-
-def _contrasts(comparison: Comparison) -> list[list[str]]:
-    """Return, by method and subset, the mean difference over the subset's classes and Holm's p of the deciding test."""
-    tests: Mapping[str, list[str]] = {
-        method.label: [
-            f"{signed(test.mean_difference)}, {format_p_value(test.holm_p)}"
-            for test in (comparison.contrast(method.label, subset).result for subset in TESTED)
-        ]
-        for method in comparison.methods[1:]
-    }
-    return [tests.get(method.label, ["–"] * len(TESTED)) for method in comparison.methods]
+def as_markdown(comparison: Comparison) -> str:
+    """Return the tables of :func:`comparison_tables` as Markdown, ending in a line feed."""
+    tables = comparison_tables(comparison).items()
+    return "\n".join(f"### {title}\n\n{markdown_table(headings, rows)}\n" for title, (headings, *rows) in tables)

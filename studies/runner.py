@@ -16,14 +16,13 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from rich.console import Console
 
@@ -38,6 +37,8 @@ from strategies.engine.events import RunStopped
 from studies.progress import ActiveRun, GridPace, progress_of_grid
 from studies.trial import Trial
 
+RunT = TypeVar("RunT")
+EndT = TypeVar("EndT")
 LOOK_S = 0.5
 RUNS_PER_GPU = 4
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -102,74 +103,77 @@ def run_trials(
         todo = [trial for trial in runs if not trial.is_done()]
         if len(todo) < len(runs):
             console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are there already.")
-        if failures := _run_and_list_failures(runs, todo, jobs, console, progress):
+        started: dict[Path, tuple[Trial, float]] = {}  # active runs
+
+        def active_runs() -> list[ActiveRun]:
+            now, runs = time.monotonic(), []
+            for trial, since in started.values():
+                done = 0
+                with suppress(OSError), (trial.unfinished / "rounds.jsonl").open("rb") as file:
+                    done = sum(1 for _ in file)
+                rounds = trial.file.experiment.run.rounds
+                runs.append(ActiveRun(trial.label, now - since, done, rounds, trial.folder.name))
+            return runs
+
+        def run(trial: Trial) -> str:
+            if trial.unfinished.exists():
+                shutil.rmtree(trial.unfinished)
+            with removed_if_stopped(partial(shutil.rmtree, trial.unfinished, ignore_errors=True)):
+                failure, _ = run_measured(trial)
+            if not failure:
+                trial.unfinished.rename(trial.folder)
+            return failure
+
+        totals, left = Counter(each.label for each in runs), Counter(each.label for each in todo)
+        failures: list[str] = []
+        pace = GridPace(totals, {label: totals[label] - left[label] for label in totals}, jobs, active_runs)
+        with (
+            fork_server(),
+            progress_of_grid(progress, console, pace) as shown,
+            closing(run_side_by_side(todo, jobs, run, look=shown.update)) as events,
+        ):
+            for trial, failure in events:
+                name, label = trial.folder.name, trial.label
+                if failure is None:
+                    started[trial.folder] = trial, time.monotonic()
+                    shown.started(name, label, trial.file.experiment.run.rounds)
+                    continue
+                seconds = time.monotonic() - started.pop(trial.folder)[1]
+                if failure:
+                    failures.append(f"{name}: {failure}")
+                else:
+                    pace.finished(label, seconds)
+                shown.ended(name, label, failure, seconds)
+        if failures:
             raise FailedRuns("\n".join(failures))
 
 
-def _run_and_list_failures(
-    runs: Sequence[Trial], todo: Sequence[Trial], jobs: int, console: Console, progress: ProgressForm
-) -> list[str]:
-    """Run the unfinished trials; return a text for each failed run."""
-    started, begun = dict[Path, tuple[Trial, float]](), SimpleQueue[Trial]()
+def run_side_by_side(
+    runs: Iterable[RunT],
+    jobs: int,
+    start: Callable[[RunT], EndT],
+    *,
+    look: Callable[[], None] = lambda: None,
+    until: float = math.inf,
+) -> Generator[tuple[RunT, EndT | None]]:
+    """Make runs in threads, ``jobs`` at a time; yield each with None as it begins, and with its result as it ends.
 
-    def active() -> list[ActiveRun]:
-        now = time.monotonic()
-        return [
-            ActiveRun(trial.label, now - since, _rounds_in(trial), trial.file.experiment.run.rounds, trial.folder.name)
-            for trial, since in list(started.values())
-        ]
-
-    def run(trial: Trial) -> tuple[str, float]:
-        since = time.monotonic()
-        started[trial.folder] = trial, since
-        begun.put(trial)
-        try:
-            return _run_process(trial), time.monotonic() - since
-        finally:
-            del started[trial.folder]
-
-    totals, left = Counter(trial.label for trial in runs), Counter(trial.label for trial in todo)
-    pace = GridPace(totals, {label: totals[label] - left[label] for label in totals}, jobs, active)
-    failures: list[str] = []
-    with fork_server(), progress_of_grid(progress, console, pace) as shown, ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(run, trial): trial for trial in todo}
-        try:
-            while waiting:
-                for future in wait(waiting, timeout=LOOK_S, return_when=FIRST_COMPLETED).done:
-                    trial, (failure, seconds) = waiting.pop(future), future.result()
-                    if failure:
-                        failures.append(f"{trial.folder.name}: {failure}")
-                    else:
-                        pace.finished(trial.label, seconds)
-                    shown.ended(trial.folder.name, trial.label, failure, seconds)
-                while not begun.empty():  # after the ends, which made room for them
-                    trial = begun.get()
-                    shown.started(trial.folder.name, trial.label, trial.file.experiment.run.rounds)
-                shown.update()
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)  # active runs got the signal too
-            raise
-    return failures
-
-
-def _run_process(trial: Trial) -> str:
-    """Run one trial in its own process; return the reason if it failed."""
-    if trial.unfinished.exists():
-        shutil.rmtree(trial.unfinished)
-    with removed_if_stopped(partial(shutil.rmtree, trial.unfinished, ignore_errors=True)):
-        failure, _ = run_measured(trial)
-    if not failure:
-        trial.unfinished.rename(trial.folder)
-    return failure
-
-
-def _rounds_in(trial: Trial) -> int:
-    """Count the finished rounds of an active run."""
-    try:
-        with (trial.unfinished / "rounds.jsonl").open("rb") as file:
-            return sum(1 for _ in file)
-    except OSError:
-        return 0
+    Args:
+        start: Makes one run, and returns its result.
+        look: Called at least every :data:`LOOK_S` seconds.
+        until: Time on the monotonic clock after which no run begins.
+    """
+    waiting, active = iter(runs), dict[Future[EndT], RunT]()
+    with ThreadPoolExecutor(jobs) as pool:
+        while True:
+            while len(active) < jobs and time.monotonic() < until and (run := next(waiting, None)) is not None:
+                active[pool.submit(start, run)] = run
+                yield run, None
+            if not active:
+                return
+            for future in wait(active, timeout=LOOK_S, return_when=FIRST_COMPLETED).done:
+                yield active.pop(future), future.result()
+            look()
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from common.system.files import write_atomically
+from common.system.plain_text import json_text
 from common.system.terminal import ProgressForm
 from server.runs.reader import read_run
 from studies.study_file import PaperTable, Study, StudyPart, read_study, title_to_slug
@@ -52,14 +54,14 @@ def run_study(
     from studies.runner import count_fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
 
     run_trials(trials, out, jobs or count_fitting_jobs(trials), console, progress)
-    from studies.study_report import as_json, as_markdown, write_study_report
+    from studies.study_report import as_markdown, write_study_report
     from studies.study_results import study_result  # here: a wrong call is refused before scipy is imported
 
     runs = {path: read_run(path) for path in dict.fromkeys(trial.folder for trial in trials)}
     result = study_result(
         study, [[[[runs[trial.folder] for trial in column] for column in row] for row in grid] for grid in grids]
     )
-    write_atomically(out / "study.json", as_json(result).encode())
+    write_atomically(out / "study.json", (json_text(asdict(result), indent=1, allow_nan=True) + "\n").encode())
     write_atomically(out / "study.md", as_markdown(result).encode())
     report = write_study_report(result, out / "report.html")
     console.print(as_markdown(result), markup=False, highlight=False, soft_wrap=True)

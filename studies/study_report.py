@@ -1,7 +1,6 @@
 """A study's result in a sentence, as JSON, as Markdown and as a page with figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -14,14 +13,14 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t
 
 from common.metrics.multi_class import accuracy_density
-from common.system.plain_text import counted, format_rounds, json_text, number, signed
+from common.system.plain_text import counted, format_rounds, number, signed
 from server.reporting.page import write_page
 from server.reporting.svg import PAPER, SeriesStyle, inline_svg, new_figure, none_to_nan, page_theme, series_styles
 from studies import claims
-from studies.claims import format_p_value, format_spread, markdown_rows
+from studies.claims import format_p_value, format_spread, markdown_table
 from studies.comparison_report import TEMPLATES
 from studies.statistics import FEWEST_SEEDS
-from studies.study_results import Curves, PairedComparison, PublishedNumber, StudyResult, TableResult
+from studies.study_results import Curves, PublishedNumber, StudyResult, TableResult
 
 LEVEL = 0.95
 LineStyle = Literal["-", "--", "-.", ":"]
@@ -29,11 +28,6 @@ Draw = Callable[[Axes, Curves, SeriesStyle, LineStyle], None]
 LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":")
 POINTS = 801
 PANELS = 3
-
-
-def as_json(result: StudyResult) -> str:
-    """Return the study as JSON, with a line feed at the end."""
-    return json_text(asdict(result), indent=1, allow_nan=True) + "\n"
 
 
 def as_markdown(result: StudyResult) -> str:
@@ -67,29 +61,27 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
 def study_headline(result: StudyResult) -> str:
     """Return how many of the paper's numbers lie within the spread of ours over the seeds, in a sentence."""
     every = [e for table in result.tables for row in table.entries for cells in row for e in cells]
-    published = [entry for entry in every if entry.paper is not None]
+    published = [(entry.paper, entry.ours) for entry in every if entry.paper is not None]
     if not published:
         return "The paper gives no numbers for what was run."
     numbers, seeds = counted(len(published), "published number"), len(result.seeds)
     if seeds < FEWEST_SEEDS:
         few = f"{counted(seeds, 'seed')}, and a verdict needs {FEWEST_SEEDS}"
         return f"Whether the paper’s {numbers} are reproduced is open: this study has {few}."
-    sides = [_side_of_interval(entry, seeds) for entry in published]
+    sides = list[int | None]()  # of our mean's t-interval: 0 within, 1 above, -1 below, None for unknown
+    for paper, ours in published:
+        if ours.mean is None or ours.sd is None:
+            sides.append(None)
+            continue
+        half = float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * ours.sd / seeds**0.5
+        distance = paper - ours.mean
+        sides.append(0 if abs(distance) <= half else 1 if distance > 0 else -1)
     unknown = sides.count(None)
     return (
         f"Of {numbers}, {sides.count(0)} lie in the 95 % interval of ours over {counted(seeds, 'seed')}; "
         f"{sides.count(1)} lie above it and {sides.count(-1)} below"
         f"{f'; {unknown} cannot be compared' if unknown else ''}."
     )
-
-
-def _side_of_interval(entry: PublishedNumber, seeds: int) -> int | None:
-    """Return where the paper's number lies: 0 in the t-interval of our mean, 1 above, -1 below; None if unknown."""
-    if entry.paper is None or entry.ours.mean is None or entry.ours.sd is None:
-        return None
-    half = float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * entry.ours.sd / seeds**0.5
-    distance = entry.paper - entry.ours.mean
-    return 0 if abs(distance) <= half else 1 if distance > 0 else -1
 
 
 def format_entry(entry: PublishedNumber) -> str:
@@ -118,28 +110,24 @@ def untrained_sentence(table: TableResult) -> str:
 
 
 def _markdown_table(table: TableResult) -> str:
-    head = [*(["setting"] if any(table.settings) else []), "method", *table.headings]
-    rows = [head, ["---:" if name in table.headings else "---" for name in head]]
+    names, rows = ["setting", "method"] if any(table.settings) else ["method"], []
     for index, setting in enumerate(table.settings):
         for method, row in zip(table.methods, table.entries, strict=True):
             cells = [
                 format_entry(e) if e.paper is None else f"{format_entry(e)} ({number(e.paper)})" for e in row[index]
             ]
-            rows.append([setting, method, *cells][-len(head) :])
+            rows.append([*[setting, method][-len(names) :], *cells])
     below = [_markdown_list("Here:", run_sizes(table))]
     below += [sentence] if (sentence := untrained_sentence(table)) else []
     below += [_markdown_list("What differs:", table.differs)] if table.differs else []
-    below += [_markdown_list(f"{table.reference} against:", map(_describe_test, table.tests))] if table.tests else []
-    return "\n\n".join([f"## {table.title}", markdown_rows(rows), *below])
-
-
-def _describe_test(comparison: PairedComparison) -> str:
-    test, pairs = comparison.result, "classes" if comparison.setting else "settings"
-    where = f" ({comparison.setting})" if comparison.setting else ""
-    if test.holm_p is None:
-        return f"{comparison.other}{where}: not tested: {test.reason}"
-    difference = f"{signed(test.mean_difference)}, {format_p_value(test.holm_p)}"
-    return f"{comparison.other}{where}: {difference} after Holm's correction, {test.pairs} {pairs}"
+    tests = []
+    for comparison in table.tests:
+        test, pairs = comparison.result, "classes" if comparison.setting else "settings"
+        difference = f"{signed(test.mean_difference)}, {format_p_value(test.holm_p)} after Holm's correction"
+        figures = f"not tested: {test.reason}" if test.holm_p is None else f"{difference}, {test.pairs} {pairs}"
+        tests.append(f"{comparison.other}{f' ({comparison.setting})' if comparison.setting else ''}: {figures}")
+    below += [_markdown_list(f"{table.reference} against:", tests)] if tests else []
+    return "\n\n".join([f"## {table.title}", markdown_table([*names, *table.headings], rows, len(names)), *below])
 
 
 def _markdown_list(title: str, lines: Iterable[str]) -> str:
@@ -154,13 +142,31 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
     drawn: dict[str, Markup] = {}
     if "sweep" in table.figures and len(table.settings) > 1:
         drawn["Along the sweep"] = draw_sweep(table, f"{name}-sweep")
+
+    def draw_accuracy(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
+        (curve,) = axes.plot(curves.rounds, curves.accuracy, line, color=style.color, marker=style.marker, markersize=5)
+        curve.set_markevery(max(1, len(curves.rounds) // 12))
+        axes.set(xlabel="round", ylabel="mean accuracy of the sites")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y")
+
+    def draw_density(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
+        marker, edge = style.marker, PAPER
+        x, y = densities[curves.method, curves.setting]
+        axes.plot(x, y, line, color=style.color, marker=marker, markevery=80, markersize=5, markeredgecolor=edge)
+        axes.set(xlabel="accuracy of a site", ylabel="density")
+
     if "curves" in table.figures and (curves := [each for each in table.curves if each.rounds]):
         about = "Line chart: mean accuracy of the sites by round."
-        drawn["Round by round"] = _draw_panels(curves, f"{name}-curves", about, _draw_accuracy)
-    spread_out = [each for each in table.curves if accuracy_density(each.sites, POINTS) is not None]
-    if "density" in table.figures and spread_out:
+        drawn["Round by round"] = _draw_panels(curves, f"{name}-curves", about, draw_accuracy)
+    densities = {}
+    for each in table.curves if "density" in table.figures else ():
+        if (density := accuracy_density(each.sites, POINTS)) is not None:
+            densities[each.method, each.setting] = density
+    if densities:
         about = "Density of the accuracies of the sites, by method."
-        drawn["From site to site"] = _draw_panels(spread_out, f"{name}-density", about, _draw_density)
+        spread_out = [each for each in table.curves if (each.method, each.setting) in densities]
+        drawn["From site to site"] = _draw_panels(spread_out, f"{name}-density", about, draw_density)
     return drawn
 
 
@@ -198,21 +204,6 @@ def _draw_panels(drawn: Sequence[Curves], name: str, description: str, draw: Dra
             axes.set(title=setting)
         _legend_above(figure, methods)
         return inline_svg(figure, name, description)
-
-
-def _draw_accuracy(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
-    (drawn,) = axes.plot(curves.rounds, curves.accuracy, line, color=style.color, marker=style.marker, markersize=5)
-    drawn.set_markevery(max(1, len(curves.rounds) // 12))
-    axes.set(xlabel="round", ylabel="mean accuracy of the sites")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y")
-
-
-def _draw_density(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
-    curve = accuracy_density(curves.sites, POINTS)
-    assert curve is not None
-    axes.plot(*curve, line, color=style.color, marker=style.marker, markevery=80, markersize=5, markeredgecolor=PAPER)
-    axes.set(xlabel="accuracy of a site", ylabel="density")
 
 
 def _new_axes(methods: int, columns: int) -> tuple[Figure, list[Axes]]:

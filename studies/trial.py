@@ -84,19 +84,17 @@ def check_trials(trials: Sequence[Trial]) -> None:
         return json.dumps([*keys, experiment["run"]["seed"]])
 
     runs = {trial.folder: trial for trial in trials}
+    faults: dict[Path, Sequence[Fault]] = {}
     # Experiments with the same partition follow one another, because the last partition is cached.
-    faults = {trial.folder: _trial_faults(trial) for trial in sorted(runs.values(), key=data_key)}
-    stop_on(list(dict.fromkeys(fault for folder in runs for fault in faults[folder])))
-
-
-def _trial_faults(trial: Trial) -> Sequence[Fault]:
+    in_order = sorted(runs.values(), key=data_key)
     from server.simulation.simulate import check_experiment  # here: a wrong --set is refused before torch is imported
 
-    try:
-        check_experiment(trial.file)
-        if trial.folder.exists() and any(trial.folder.iterdir()) and not trial.is_done():
-            problem = "holds another experiment, and nothing is written over."
-            return [Fault(str(trial.folder), problem, "Remove it, or name another --out.")]
-    except BadInput as error:
-        return error.faults
-    return []
+    for trial in in_order:
+        try:
+            check_experiment(trial.file)
+            if trial.folder.exists() and any(trial.folder.iterdir()) and not trial.is_done():
+                problem = "holds another experiment, and nothing is written over."
+                faults[trial.folder] = [Fault(str(trial.folder), problem, "Remove it, or name another --out.")]
+        except BadInput as error:
+            faults[trial.folder] = error.faults
+    stop_on(list(dict.fromkeys(fault for folder in runs for fault in faults.get(folder, ()))))

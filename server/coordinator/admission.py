@@ -4,6 +4,7 @@ import datetime as dt
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -127,7 +128,7 @@ def admit(
     """
     stop_on(admission_faults(coordinator, request))
     authority_certificate(coordinator)  # without one there is no kit to send
-    site = {"site": request.site, "public_key": request.public_key, "admitted": _utc_now_text()}
+    site: dict[str, Any] = {"site": request.site, "public_key": request.public_key, "admitted": _utc_now_text()}
     if old := admitted_sites(coordinator).get(request.site):
         old_keys = (*old.old_keys, old.public_key) if old.revoked else old.old_keys
         site |= {"old_keys": old_keys, "classes": old.classes, "max_images": old.max_images}

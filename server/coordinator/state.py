@@ -67,9 +67,6 @@ class ControlSocket:
     The kernel allows 107 bytes for the path of a socket, and a folder's path may be longer. So the path goes through
     the folder's descriptor, which stays open for as long as gRPC may connect again.
 
-    Args:
-        state: The coordinator's folder ``state``.
-
     Raises:
         OSError: If there is no such folder, or this account may not open it.
     """

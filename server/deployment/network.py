@@ -26,13 +26,12 @@ from server.deployment.superlink.control_client import is_superlink_answering
 from server.deployment.superlink.network_grid import NetworkGrid, open_network_grid
 from server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
 from server.deployment.superlink.refused_calls import FILE as REFUSED_CALLS
-from server.deployment.superlink.refused_calls import RefusedCallsReader
 from server.deployment.supervisor import RunExit
 from server.deployment.timers import list_timers, timer_order_faults
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
 from server.federation.set_up import OpenedRunFolder
-from server.runs.live_status import PresentRun, add_to_run_history
+from server.runs.live_status import LineReader, PresentRun, add_to_run_history
 from server.runs.reporter import RunReporter
 from strategies.engine.events import RunStopped
 from strategies.method_list import prefix_with_file
@@ -48,8 +47,6 @@ def lead_with_exit_code(
     """Lead a run to its end and return its summary; turn other ends into a message and an exit code.
 
     Args:
-        lead: Leads the run.
-        out: The run folder.
         resume_command: Command line that goes on with the run.
 
     Raises:
@@ -141,7 +138,8 @@ class NetworkBackend:
 
     def _make_run_context(self, opening: OpenedRunFolder, grid: NetworkGrid) -> RunContext:
         coordinator, own = self.coordinator, self.own
-        reader = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
+        reader = LineReader(coordinator.state / REFUSED_CALLS)
+        reader.look()  # calls that were refused before this run are none of its events
 
         def refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
             return [

@@ -53,21 +53,39 @@ def supervise(
     Returns:
         The exit code, a :class:`RunExit`.
     """
-    stop = _StopRequest()
-    with stop_on_signals(), graceful_shutdown(int(RunExit.ON_REQUEST), stop.request):
+    stop_requested = threading.Event()
+    child: subprocess.Popen[bytes] | None = None
+
+    def stop() -> None:  # by SIGTERM or Ctrl-C; runs in a thread of its own
+        stop_requested.set()
+        if child is not None:
+            child.terminate()
+
+    # The child ends when this process does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork
+    # handlers run in the child, and of a process that has used gRPC one child in twenty was aborted.
+    environment = {**os.environ, STARTER: str(os.getpid())}
+    with stop_on_signals(), graceful_shutdown(int(RunExit.ON_REQUEST), stop):
         deaths, before = 0, done()
         while True:
-            code = _run_child([*PROGRAM, *arguments, "--once", *["--resume"] * resume], stop)
-            if stop.requested.is_set():
+            command = [*PROGRAM, *arguments, "--once", *["--resume"] * resume]
+            # A session of its own: Ctrl-C at the terminal reaches the child once, through us.
+            with subprocess.Popen(command, start_new_session=True, env=environment) as child:
+                if stop_requested.is_set():
+                    child.terminate()
+                code = child.wait()  # minus the signal that killed it
+            if stop_requested.is_set():
                 return code if code >= 0 else _report_requested_stop()
             if 0 <= code < RunExit.CRASHED:
                 return code
             deaths, before = (1 if (now := done()) > before else deaths + 1), now
             pause_s = min(FIRST_PAUSE_S * 2 ** (deaths - 1), MAX_PAUSE_S) if deaths < MOST_DEATHS else 0.0
-            note(_describe_death(code), deaths, pause_s)
+            cause = f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}"
+            with contextlib.suppress(ValueError):  # no signal, or one without a name
+                cause = f"was killed by {signal.Signals(-code).name}"
+            note(cause, deaths, pause_s)
             if not pause_s:
                 return RunExit.CRASHED
-            if stop.requested.wait(pause_s):
+            if stop_requested.wait(pause_s):
                 return _report_requested_stop()
             resume = True
 
@@ -75,41 +93,6 @@ def supervise(
 def _report_requested_stop() -> RunExit:
     print(exit_message(), file=sys.stderr)  # the child is gone and could not say how to go on
     return RunExit.ON_REQUEST
-
-
-class _StopRequest:
-    """A request to stop, by SIGTERM or Ctrl-C, which is passed on to the child."""
-
-    def __init__(self) -> None:
-        self.requested = threading.Event()
-        self.child: subprocess.Popen[bytes] | None = None
-
-    def request(self) -> None:
-        """End the child; runs in a thread of its own."""
-        self.requested.set()
-        if self.child is not None:
-            self.child.terminate()
-
-
-def _run_child(command: Sequence[str], stop: _StopRequest) -> int:
-    """Run the child to its end; return its exit code, or minus the signal that killed it."""
-    # A session of its own: Ctrl-C at the terminal reaches the child once, through us. The child ends when this process
-    # does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork handlers run in the child, and of a
-    # process that has used gRPC one child in twenty was aborted.
-    environment = {**os.environ, STARTER: str(os.getpid())}
-    with subprocess.Popen(command, start_new_session=True, env=environment) as child:
-        stop.child = child
-        if stop.requested.is_set():
-            child.terminate()
-        return child.wait()
-
-
-def _describe_death(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"was killed by signal {-code}"
 
 
 def rounds_done(run_folder: Path) -> int:

@@ -98,47 +98,39 @@ def _read_test_images(network: SplitNetwork, folder: Path, labelled: LabelledInp
     """Read the labelled images that the model was not trained on; return them with a description."""
     data = labelled.data
     if data.suffix == ".toml":
-        spec, base = data_of_experiment(data)
-        return load(spec, base, user_store()).test, f"the test part of {data.name}'s data"
+        return load(*data_of_experiment(data), user_store()).test, f"the test part of {data.name}'s data"
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     if data.suffix == ".npz":
-        return _read_npz_test_part(labelled, _data_spec_of_run(summary, NpzSpec)), f"the test part of {data.name}"
+        npz_of_run = _data_spec_of_run(summary, NpzSpec)
+        npz, patient_key = npz_spec(labelled, npz_of_run), labelled.patient_column
+        with add_options_to_faults(labelled):
+            if patient_key is None and npz_of_run and f"test_{npz_of_run.patient_key}" in read_headers(data):
+                patient_key = npz_of_run.patient_key
+            npz = npz.model_copy(update={"patient_key": patient_key})
+            return load_npz_test(npz, Path(), user_store()), f"the test part of {data.name}"
     columns = csv_columns(labelled)
     of_run = _data_spec_of_run(summary, FolderSpec)
-    if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():
-        # The model was trained on some rows of this table.
-        stop_on(_column_option_faults(labelled, of_run))
-        images = _find_picture_folder(of_run, labelled)
-        spec = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(images)})
-        return load(spec, Path(), user_store()).test, f"the test part of {data.name}, as the run split it"
-    splits = load(_make_csv_spec(network, of_run, labelled, columns), Path(), user_store())
-    # No row of this table was trained on, so that the loader's split does not count.
-    return concatenate([splits.train, splits.validation, splits.test]), f"all of {data.name}"
-
-
-def _find_picture_folder(of_run: FolderSpec, labelled: LabelledInput) -> Path:
-    """Return the named folder of pictures, or that of the run's experiment, relative to where the table lies now."""
-    if labelled.pictures is not None:
-        return labelled.pictures.resolve()
-    table, parts = labelled.data.resolve(), Path(of_run.labels).parts
+    if summary is None or of_run is None or summary.table_sha256 != hashlib.sha256(data.read_bytes()).hexdigest():
+        splits = load(_make_csv_spec(network, of_run, labelled, columns), Path(), user_store())
+        # No row of this table was trained on, so that the loader's split does not count.
+        return concatenate([splits.train, splits.validation, splits.test]), f"all of {data.name}"
+    # The model was trained on some rows of this table, which is read as the run read it.
+    own, remedy = "this is the run's own table, which the run read by", "Leave it out, or name another table."
+    stop_on(
+        [
+            Fault(option, f"is {column}; {own} {quoted([column_of_run or 'none'])}.", remedy)
+            for option, column, column_of_run in (
+                ("--image-column", labelled.image_column, of_run.image_column),
+                ("--patient-column", labelled.patient_column, of_run.patient_column),
+            )
+            if column is not None and column != column_of_run
+        ]
+    )
+    table, parts = data.resolve(), Path(of_run.labels).parts
     base = table.parents[len(parts) - 1] if table.parts[-len(parts) :] == parts else table.parent
-    return base / of_run.images
-
-
-def _column_option_faults(labelled: LabelledInput, of_run: FolderSpec) -> list[Fault]:
-    """Return the faults of options that name another column than that by which the run split its table."""
-    columns = {
-        "--image-column": (labelled.image_column, of_run.image_column),
-        "--patient-column": (labelled.patient_column, of_run.patient_column),
-    }
-    own = "this is the run's own table, which the run read by"
-    return [
-        Fault(
-            option, f"is {column}; {own} {quoted([column_of_run or 'none'])}.", "Leave it out, or name another table."
-        )
-        for option, (column, column_of_run) in columns.items()
-        if column is not None and column != column_of_run
-    ]
+    pictures = base / of_run.images if labelled.pictures is None else labelled.pictures.resolve()
+    spec = of_run.model_copy(update={"labels": str(table), "images": str(pictures)})
+    return load(spec, Path(), user_store()).test, f"the test part of {data.name}, as the run split it"
 
 
 def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
@@ -147,15 +139,6 @@ def _data_spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | 
         return TypeAdapter(kind).validate_python(summary and summary.experiment.get("data"))
     except ValidationError:
         return None
-
-
-def _read_npz_test_part(labelled: LabelledInput, of_run: NpzSpec | None) -> ImageSet:
-    """Read the test part of the npz file, with the run's own array of patients where the file has that array."""
-    spec, patient_key = npz_spec(labelled, of_run), labelled.patient_column
-    with add_options_to_faults(labelled):
-        if patient_key is None and of_run is not None and f"test_{of_run.patient_key}" in read_headers(labelled.data):
-            patient_key = of_run.patient_key
-        return load_npz_test(spec.model_copy(update={"patient_key": patient_key}), Path(), user_store())
 
 
 def _make_csv_spec(

@@ -4,7 +4,8 @@ import importlib.util
 import io
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from torch.nn import functional
 
 from common import __version__
 from common.config import Experiment
-from common.data.base.image_set import ImageSet
 from common.data.images.store import user_store
 from common.data.load import load
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
@@ -194,7 +194,13 @@ def export_run_model(
     """
     destination = out or default_export_file(folder, form)
     spec = load_model(folder).spec
-    card, path = _write_card_text(folder, destination.parent), destination.parent / CARD
+    card, path = None, destination.parent / CARD
+    if (folder / "summary.json").is_file():
+        card = model_card(folder)
+        is_own = path.parent.resolve() == folder.resolve()
+        if not is_own and path.is_file() and path.read_text(encoding="utf-8") != card:
+            problem = "is another model's card, and nothing is written over."
+            raise BadInput([Fault(str(path), problem, "Name an --out in another folder.")])
     batches, source = check_images(folder, spec, check)
     done = export_model(folder, form, destination, batches)
     if card is None:
@@ -206,30 +212,27 @@ def export_run_model(
 def check_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
     """Return the images to compare on, in batches ``(n, channels, height, width)``, and a description of them."""
     if check is None:
-        own = _own_test_images(folder)
+        own = None
+        with suppress(BadInput, ValueError):  # no run, or its files are on another machine
+            experiment = Experiment.model_validate(read_run(folder).summary.experiment)
+            data = experiment.data or experiment.server_data
+            own = None if data is None else load(data, Path(), user_store()).test
         if own is not None and len(own):
-            return _image_batches(
-                own.rows(_compared_rows(len(own))).images, spec
-            ), "test images of the run's own experiment"
-        return list(_synthetic_images(spec)), "synthetic images, noise: for real ones name --check"
+            return (
+                _image_batches(own.rows(_compared_rows(len(own))).images, spec),
+                "test images of the run's own experiment",
+            )
+        generator, size = np.random.default_rng(0), spec.image_size
+        shapes = [(8, spec.channels, size + more_high, size + more_wide) for more_high, more_wide in SYNTHETIC_MARGINS]
+        noise = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
+        return noise, "synthetic images, noise: for real ones name --check"
     if check.suffix == ".toml":
-        data, base = data_of_experiment(check)
-        test = load(data, base, user_store()).test
+        test = load(*data_of_experiment(check), user_store()).test
         return _image_batches(test.rows(_compared_rows(len(test))).images, spec), f"images of {check}"
     pictures = read_pictures(check, image_form_of(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
     return _image_batches(pictures.images[_compared_rows(len(pictures.images))], spec), f"images of {check}"
-
-
-def _own_test_images(folder: Path) -> ImageSet | None:
-    """Load the test images of the experiment in ``summary.json``; None where its files are on another machine."""
-    try:
-        experiment = Experiment.model_validate(read_run(folder).summary.experiment)
-        spec = experiment.data or experiment.server_data
-        return None if spec is None else load(spec, Path(), user_store()).test
-    except (BadInput, ValueError):
-        return None
 
 
 def _compared_rows(count: int) -> NDArray[np.intp]:
@@ -243,21 +246,3 @@ def _image_batches(pixels: Pixels, spec: ModelSpec) -> list[Pixels]:
     first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     whole = np.ascontiguousarray(np.repeat(first, spec.channels // first.shape[1], axis=1))
     return [whole[start : start + BATCH_SIZE] for start in range(0, len(whole), BATCH_SIZE)]
-
-
-def _synthetic_images(spec: ModelSpec) -> Iterator[Pixels]:
-    random = np.random.default_rng(0)
-    for more_high, more_wide in SYNTHETIC_MARGINS:
-        shape = (8, spec.channels, spec.image_size + more_high, spec.image_size + more_wide)
-        yield random.integers(0, 256, shape, dtype=np.uint8)
-
-
-def _write_card_text(folder: Path, beside: Path) -> str | None:
-    """Return the model card, where the folder is a run's; refuse to replace the card of another model."""
-    if not (folder / "summary.json").is_file():
-        return None
-    card, path = model_card(folder), beside / CARD
-    if beside.resolve() != folder.resolve() and path.is_file() and path.read_text(encoding="utf-8") != card:
-        problem = "is another model's card, and nothing is written over."
-        raise BadInput([Fault(str(path), problem, "Name an --out in another folder.")])
-    return card

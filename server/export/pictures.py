@@ -1,6 +1,7 @@
 """Images without labels for ``predict`` and ``export --check``: npz files, pictures, folders of pictures."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,26 +40,19 @@ def refuse_without_pictures(data: Path) -> None:
         _images_key(data)
         return
     files = _list_picture_files(data)
-    if len(files) <= MOST_EXAMINED and not any(map(_may_be_picture, files)):
-        name = str(files[0].relative_to(data)) if data.is_dir() else data.name
-        empty = not files[0].stat().st_size
-        stop_on([unreadable_images_fault(data, name, "empty" if empty else NOT_A_PICTURE)])
-
-
-def _may_be_picture(file: Path) -> bool:
-    try:
-        return is_picture(read_head(file))
-    except OSError:
-        return False
+    if len(files) > MOST_EXAMINED:
+        return
+    for file in files:
+        with suppress(OSError):
+            if is_picture(read_head(file)):
+                return
+    name = str(files[0].relative_to(data)) if data.is_dir() else data.name
+    empty = not files[0].stat().st_size
+    stop_on([unreadable_images_fault(data, name, "empty" if empty else NOT_A_PICTURE)])
 
 
 def unreadable_images_fault(data: Path, name: str, reason: str) -> Fault:
-    """Return the fault of images that cannot be read.
-
-    Args:
-        name: Name of an image among them.
-        reason: Why that image cannot be read.
-    """
+    """Return the fault of images that cannot be read; it names one of them with the reason."""
     problem = f"holds no image that can be read ({name}: {reason})."
     return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_KINDS}).")
 
@@ -70,7 +64,11 @@ def read_pictures(data: Path, form: ImageForm) -> Pictures:
         BadInput: If there is nothing of that kind.
     """
     if _is_npz(data):
-        return _read_npz_pictures(data, form.rendering.largest_mb)
+        key = _images_key(data)
+        stop_on(size_faults(data, read_headers(data, str(data))[key].size, form.rendering.largest_mb, str(data)))
+        with open_arrays(data, str(data)) as arrays:
+            images = arrays[key]
+        return Pictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
     files = _list_picture_files(data)
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
     decoded = decode_pictures(names, lambda row: files[row], form)
@@ -94,15 +92,6 @@ def _list_picture_files(data: Path) -> list[Path]:
     if not files or not is_file(files[0]):
         raise BadInput([Fault(str(data), f"is no npz file, no picture and no folder of pictures ({_KINDS}).")])
     return files
-
-
-def _read_npz_pictures(data: Path, largest_mb: int) -> Pictures:
-    """Read the array that :func:`_images_key` names; its images are named by their rows."""
-    key = _images_key(data)
-    stop_on(size_faults(data, read_headers(data, str(data))[key].size, largest_mb, str(data)))
-    with open_arrays(data, str(data)) as arrays:
-        images = arrays[key]
-    return Pictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
 
 
 def _images_key(data: Path) -> str:

@@ -46,11 +46,6 @@ def export_format_of(name: str) -> ExportFormat:
 def refuse_wrong_paths(folder: Path, data: Path | None = None, out: Path | None = None) -> None:
     """Refuse a folder without a model, images that are missing, and a new file that exists already.
 
-    Args:
-        folder: Folder of the model.
-        data: Images to read.
-        out: New file.
-
     Raises:
         BadInput: With every fault.
     """
@@ -116,9 +111,6 @@ class LabelledInput:
 
 def refuse_unlabelled(folder: Path, labelled: LabelledInput) -> None:
     """Refuse a file without labelled images for a model, by the file's names, headers and columns alone.
-
-    Args:
-        folder: Folder of the model.
 
     Raises:
         BadInput: With what is wrong.

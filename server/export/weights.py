@@ -49,17 +49,9 @@ def _checkpoint_faults(path: Path) -> list[Fault]:
             head = file.read(512)
     except OSError as error:
         return [Fault(str(path), f"cannot be read: {error.strerror}.")]
-    if _is_safetensors(head, path.stat().st_size) if path.suffix == ".safetensors" else _is_torch_file(head):
-        return []
+    if path.suffix == ".safetensors":  # the first eight bytes give the length of the table of tensors after them
+        is_readable = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size - 8
+    else:  # torch.save writes a zip file, before 1.6 a pickle, before 0.1.10 a tar
+        is_readable = head.startswith((b"PK\x03\x04", b"\x80")) or head[257:262] == b"ustar"
     remedy = "Name a .pth or .pt file of torch.save, or a .safetensors file."
-    return [Fault(str(path), "is no file of tensors.", remedy)]
-
-
-def _is_safetensors(head: bytes, size: int) -> bool:
-    """Check that the eight bytes before the table of tensors give its length."""
-    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
-
-
-def _is_torch_file(head: bytes) -> bool:
-    """Check that a file begins as ``torch.save`` writes it: as a zip file, before 1.6 a pickle, before 0.1.10 a tar."""
-    return head.startswith((b"PK\x03\x04", b"\x80")) or head[257:262] == b"ustar"
+    return [] if is_readable else [Fault(str(path), "is no file of tensors.", remedy)]

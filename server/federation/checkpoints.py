@@ -125,7 +125,12 @@ class CheckpointFolder:
         if _hash_checkpoint([content], facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
         state = deserialize_state(content)
-        if not _has_all_facts(facts, state.round, number):
+        is_whole = isinstance(facts, dict) and isinstance(facts.get("run"), str)
+        is_whole = is_whole and facts.get("round") == state.round == number
+        tables = [facts.get(name) for name in ("books", "last_validation", "experiment")] if is_whole else []
+        if tables and isinstance(experiment := tables[-1], dict):
+            tables += [experiment.get("run"), experiment.get("model")]
+        if not tables or not all(isinstance(table, dict) for table in tables):
             raise ValueError("it is not what a run writes after this round")
         return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])
 
@@ -135,16 +140,6 @@ class CheckpointFolder:
 
     def _file_of_round(self, number: int, kind: str) -> Path:
         return self.folder / f"round-{number:06d}.{kind}"
-
-
-def _has_all_facts(facts: Any, of_state: int, number: int) -> bool:
-    """Return whether the facts of a checkpoint have all that a run needs to go on."""
-    if not isinstance(facts, dict) or facts.get("round") != number or of_state != number:
-        return False
-    tables = [facts.get(name) for name in ("books", "last_validation", "experiment")]
-    if isinstance(experiment := tables[-1], dict):
-        tables += [experiment.get("run"), experiment.get("model")]
-    return isinstance(facts.get("run"), str) and all(isinstance(table, dict) for table in tables)
 
 
 def _hash_checkpoint(content: Parts, facts: Any) -> str:
@@ -190,8 +185,6 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
 
     Args:
         before: The experiment that the run began with, as JSON.
-        experiment: The experiment that is to go on.
-        out: Folder of the run.
     """
     began, now = dict(before), experiment.model_dump(mode="json")
     rounds = now["run"]["rounds"]

@@ -79,10 +79,6 @@ def evaluate_own_models(
 
     Args:
         folders: Folders of the local models; read one at a time, as a thousand do not fit into memory.
-        contract: The classes that each site annotates.
-        images: Test images.
-        device: Device to compute on.
-        precision: Arithmetic of the network.
     """
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for network in (on_device(load_model(folder), device) for folder in folders):

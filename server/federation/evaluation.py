@@ -133,9 +133,6 @@ def save_and_test_model(
 
     Args:
         network: A network of the run's classes, whose values are overwritten.
-        coordinator: The run.
-        replies: The sites' replies to the test.
-        setting: The folder, data and devices of the run.
         sums: Class -> score histogram of the sites' test parts, in a run with secure aggregation.
     """
     answers, plan = list(replies.accepted.values()), coordinator.plan
@@ -204,8 +201,6 @@ def _add_histogram_figures(
 
     Args:
         test: The result of the test so far.
-        coordinator: The run.
-        answers: The sites' replies to the test.
         own: Histograms of the coordinator's test images; None where the sites test.
         groups: The shared and the unique classes.
         masked_sums: Sums of histograms, as in :func:`save_and_test_model`.

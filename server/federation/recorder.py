@@ -188,11 +188,6 @@ class RunTotals:
 class Recorder(Callbacks):
     """Writes the folder of a run: :meth:`begin` after the roll call, then :meth:`done` or :meth:`stopped`.
 
-    Args:
-        experiment: The experiment of the run.
-        setting: The folder and the registrations.
-        watchers: Show a person how the run goes.
-
     Attributes:
         totals: Figures of rounds and sites.
     """

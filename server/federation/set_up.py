@@ -134,9 +134,6 @@ def lead_run(
     """Run an experiment into the folder ``out``; return its summary.
 
     Args:
-        place: One machine, or the network of hospitals.
-        file: The experiment file.
-        out: The run folder.
         track: Service that receives the figures in addition to the run folder.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, return its summary, and
             write the pages that are missing.

@@ -41,48 +41,46 @@ Content = TypeVar("Content")
 
 def draw_reliability(calibrations: Mapping[str, Calibration]) -> Markup:
     """Draw one panel a class: the share of positives at each mean score, and the diagonal where both are equal."""
+
+    def draw(axes: Axes, at: Transform, calibration: Calibration) -> None:
+        bins = [each for each in calibration.bins if each.mean_score is not None]
+        means = none_to_nan([each.mean_score for each in bins])
+        positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
+        low, high = wilson_interval(positives, images)
+        areas = 14 + 60 * images / images.sum()
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
+        axes.vlines(means, low, high, BLUE, linewidth=1.2, alpha=0.6, transform=at)
+        axes.scatter(
+            means, positives / images, s=areas, color=BLUE, edgecolors=PAPER, linewidths=0.6, zorder=3, transform=at
+        )
+
     labels = "mean score of a tenth of the scale", "share of positives"
     about = "Reliability diagrams: share of positives by mean score, class by class."
-    return _draw_panels(calibrations, _draw_class_reliability, "reliability", labels, about)
-
-
-def _draw_class_reliability(axes: Axes, at: Transform, calibration: Calibration) -> None:
-    bins = [each for each in calibration.bins if each.mean_score is not None]
-    means = none_to_nan([each.mean_score for each in bins])
-    positives, images = np.array([(each.positives, each.images) for each in bins], float).reshape(-1, 2).T
-    low, high = wilson_interval(positives, images)
-    axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
-    axes.vlines(means, low, high, BLUE, linewidth=1.2, alpha=0.6, transform=at)
-    areas = 14 + 60 * images / images.sum()
-    axes.scatter(
-        means, positives / images, s=areas, color=BLUE, edgecolors=PAPER, linewidths=0.6, zorder=3, transform=at
-    )
+    return _draw_panels(calibrations, draw, "reliability", labels, about)
 
 
 def draw_roc_curves(curves: Mapping[str, RankingCurve]) -> Markup:
     """Draw sensitivity by false positive rate, with the interval of the sensitivity."""
-    return _draw_panels(
-        curves, _draw_class_roc, "roc", ("false positive rate", "sensitivity"), "ROC curves, class by class."
-    )
 
+    def draw(axes: Axes, at: Transform, curve: RankingCurve) -> None:
+        detected, alarms = np.array(curve.detected, float), np.array(curve.alarms, float)
+        positives = np.full_like(detected, detected[-1])
+        _draw_rate_with_interval(axes, at, alarms / alarms[-1], detected, positives, guessing=(0, 1))
 
-def _draw_class_roc(axes: Axes, at: Transform, curve: RankingCurve) -> None:
-    detected, alarms = np.array(curve.detected, float), np.array(curve.alarms, float)
-    _draw_rate_with_interval(
-        axes, at, alarms / alarms[-1], detected, np.full_like(detected, detected[-1]), guessing=(0, 1)
-    )
+    labels = "false positive rate", "sensitivity"
+    return _draw_panels(curves, draw, "roc", labels, "ROC curves, class by class.")
 
 
 def draw_precision_recall(curves: Mapping[str, RankingCurve]) -> Markup:
     """Draw precision by sensitivity, with the interval of the precision."""
-    about = "Precision-recall curves, class by class."
-    return _draw_panels(curves, _draw_class_precision, "precision", ("sensitivity (recall)", "precision"), about)
 
+    def draw(axes: Axes, at: Transform, curve: RankingCurve) -> None:
+        detected, alarms = np.array(curve.detected[1:], float), np.array(curve.alarms[1:], float)
+        share, recall = detected[-1] / (detected[-1] + alarms[-1]), detected / detected[-1]
+        _draw_rate_with_interval(axes, at, recall, detected, detected + alarms, guessing=(share, share))
 
-def _draw_class_precision(axes: Axes, at: Transform, curve: RankingCurve) -> None:
-    detected, alarms = np.array(curve.detected[1:], float), np.array(curve.alarms[1:], float)
-    share = detected[-1] / (detected[-1] + alarms[-1])
-    _draw_rate_with_interval(axes, at, detected / detected[-1], detected, detected + alarms, guessing=(share, share))
+    labels = "sensitivity (recall)", "precision"
+    return _draw_panels(curves, draw, "precision", labels, "Precision-recall curves, class by class.")
 
 
 def _draw_rate_with_interval(

@@ -50,22 +50,17 @@ def run_result(run: Run) -> str:
         return f"{training}, no mean AUROC can be given: {reason} {FEWEST_POSITIVES} show.{accuracy}"
     interval = f" ({text})" if (text := interval_of_mean(summary)) else ""
     images = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
-    groups = f": {listed(parts)}" if (parts := list(_subset_results(summary))) else ""
-    mean = f"the mean AUROC {images} is {figure(headline.mean)}{interval} over {classes_in_mean(summary)}{groups}"
-    return f"{training}, {mean}.{accuracy} {external_result(summary)}".rstrip()
-
-
-def _subset_results(summary: RunSummary) -> Iterator[str]:
-    """Yield the result on shared and on unique classes, where these are not all classes and all were tested."""
-    if not summary.test.per_class.keys() >= set(summary.classes):
-        return
+    subsets = []
     for group, owners in (
-        (summary.test.shared_classes, "every site annotates"),
-        (summary.test.unique_classes, "only one site annotates"),
+        (test.shared_classes, "every site annotates"),
+        (test.unique_classes, "only one site annotates"),
     ):
-        mean = summary.test.headline(group.classes).mean
-        if mean is not None and len(group.classes) < len(summary.classes):
-            yield f"{figure(mean)} on {number_in_mean(summary, group.classes, 'the ')} that {owners}"
+        tested = test.per_class.keys() >= set(summary.classes) and len(group.classes) < len(summary.classes)
+        if tested and (mean := test.headline(group.classes).mean) is not None:
+            subsets.append(f"{figure(mean)} on {number_in_mean(summary, group.classes, 'the ')} that {owners}")
+    groups = f": {listed(subsets)}" if subsets else ""
+    result = f"the mean AUROC {images} is {figure(headline.mean)}{interval} over {classes_in_mean(summary)}{groups}"
+    return f"{training}, {result}.{accuracy} {external_result(summary)}".rstrip()
 
 
 def external_result(summary: RunSummary) -> str:

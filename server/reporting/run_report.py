@@ -1,8 +1,7 @@
 """The report of one run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -12,7 +11,7 @@ from common.metrics.benefit import WORDS as SITE_MODELS
 from common.system.plain_text import format_rounds
 from server.reporting import class_figures, run_claims, run_figures
 from server.reporting.page import ClassGroup, class_groups, write_page
-from server.runs.reader import Run, RunSummary, read_run
+from server.runs.reader import read_run
 from server.runs.tracking import flatten_settings
 
 SITES_SHOWN = 60
@@ -32,6 +31,22 @@ def write_run_report(folder: Path) -> Path:
     aurocs = {name: result.measured("auroc") for name, result in summary.test.per_class.items()}
     drawn = 0 < len(sites) <= SITES_SHOWN and 0 < len(sites) * len(run.rounds) <= DOTS_SHOWN
     prototypes = summary.learned.prototypes
+    missed: dict[tuple[str, str], list[int]] = {}  # site, reason -> rounds
+    for line in run.rounds:
+        for site, reason in line.absent.items():
+            missed.setdefault((site, reason), []).append(line.round)
+    try:
+        changed = Experiment.model_validate(summary.experiment).model_dump(mode="json", exclude_defaults=True)
+        changed_settings = [pair for pair in flatten_settings(changed) if pair[1] != "–"]
+    except ValidationError:  # another release wrote the file
+        changed_settings = list(flatten_settings(summary.experiment))
+    data = summary.experiment.get("data") or {}
+    source = data.get("path") or data.get("labels") or data.get("name") or ""
+    at_sites = not data or summary.backend == "network"
+    images = "images of the sites" if at_sites else f"{data.get('kind')} {Path(str(source)).name}".strip()
+    facts = [f"method {summary.method}", f"data: {images}", f"seed {summary.seed}"]
+    facts += [f"ended {summary.ended[:16].replace('T', ' ')} UTC"] if summary.ended else []
+    facts += [f"Polyclinic {summary.versions['polyclinic']}"] if "polyclinic" in summary.versions else []
     return write_page(
         "run.html.j2",
         folder / "report.html",
@@ -45,9 +60,9 @@ def write_run_report(folder: Path) -> Path:
         rounds=run.rounds,
         samples=run.samples,
         coverage=run_figures.draw_label_coverage(summary.sites, groups),
-        absences=_absence_rows(run),
-        facts=_title_facts(summary),
-        changed=_changed_settings(summary.experiment),
+        absences=[(*key, format_rounds(rounds), len(rounds)) for key, rounds in sorted(missed.items())],
+        facts=facts,
+        changed=changed_settings,
         settings=list(flatten_settings(summary.experiment)),
         curves=run_figures.draw_learning_curves(run.rounds, summary.best_round) if run.rounds else "",
         bars=run_figures.draw_auroc_bars(groups, aurocs, intervals.per_class if intervals else {}),
@@ -61,38 +76,6 @@ def write_run_report(folder: Path) -> Path:
         prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
         difficulty=run_figures.draw_difficulty_by_round(run.rounds),
     )
-
-
-def _title_facts(summary: RunSummary) -> list[str]:
-    """Return the texts below the page's title: method, data, seed, end of the run, release."""
-    data = summary.experiment.get("data") or {}
-    source = data.get("path") or data.get("labels") or data.get("name") or ""
-    of_sites = not data or summary.backend == "network"
-    images = "images of the sites" if of_sites else f"{data.get('kind')} {Path(str(source)).name}".strip()
-    facts = [f"method {summary.method}", f"data: {images}", f"seed {summary.seed}"]
-    if summary.ended:
-        facts.append(f"ended {summary.ended[:16].replace('T', ' ')} UTC")
-    if "polyclinic" in summary.versions:
-        facts.append(f"Polyclinic {summary.versions['polyclinic']}")
-    return facts
-
-
-def _changed_settings(experiment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the settings that differ from the defaults; all of them where another release wrote the file."""
-    try:
-        changed = Experiment.model_validate(experiment).model_dump(mode="json", exclude_defaults=True)
-    except ValidationError:
-        return list(flatten_settings(experiment))
-    return [pair for pair in flatten_settings(changed) if pair[1] != "–"]
-
-
-def _absence_rows(run: Run) -> list[tuple[str, str, str, int]]:
-    """Return site, reason, rounds as text and their number, for each reason why a site was absent."""
-    rounds: dict[tuple[str, str], list[int]] = {}
-    for line in run.rounds:
-        for site, reason in line.absent.items():
-            rounds.setdefault((site, reason), []).append(line.round)
-    return [(site, reason, format_rounds(missed), len(missed)) for (site, reason), missed in sorted(rounds.items())]
 
 
 def mean_of_sites(test: Summary) -> tuple[float | None, float | None]:

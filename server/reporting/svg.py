@@ -151,24 +151,6 @@ def inline_svg(figure: Figure, name: str, description: str) -> Markup:
         name: Unique on the page; prefix of the ids.
         description: Text for a reader who cannot see the figure.
     """
-    text = _figure_as_svg(figure, name)
-    # Several figures share the page: keep only ids that something points to, under the figure's name.
-    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
-    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
-    text = re.sub(r"font: (?:(\w+) )?(\d+(?:\.\d+)?)px [^;\"]*", _font_as_css, text)
-    for stand_in, color in _ON_THE_PAGE.items():
-        text = text.replace(stand_in, color)
-    label = f'<svg role="img" aria-label="{escape(description)}" class="figure"'
-    return Markup(text.replace("<svg", label, 1))
-
-
-def _font_as_css(match: re.Match[str]) -> str:
-    weight = f"font-weight: {match[1]}; " if match[1] else ""
-    return f"{weight}font-size: {match[2]}px"
-
-
-def _figure_as_svg(figure: Figure, name: str) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has the letters that our font lacks
@@ -181,4 +163,14 @@ def _figure_as_svg(figure: Figure, name: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>|\s*<style type.*?</style>", "", text, flags=re.DOTALL)
-    return re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    # Several figures share the page: keep only ids that something points to, under the figure's name.
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
+    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"font: (\d+(?:\.\d+)?)px [^;\"]*", r"font-size: \1px", text)
+    text = re.sub(r"font: (\w+) (\d+(?:\.\d+)?)px [^;\"]*", r"font-weight: \1; font-size: \2px", text)
+    for stand_in, color in _ON_THE_PAGE.items():
+        text = text.replace(stand_in, color)
+    label = f'<svg role="img" aria-label="{escape(description)}" class="figure"'
+    return Markup(text.replace("<svg", label, 1))

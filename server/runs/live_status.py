@@ -1,7 +1,9 @@
 """State and history of a coordinator's runs, as files for ``flwr-server status``, ``runs`` and the live view."""
 
 import json
+import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,46 @@ def describe_part_in_run(present: PresentRun, site: str, *, revoked: bool = Fals
         phase = PHASES.get(present.phase, present.phase)
         return "waiting for its answer" if present.phase == "roll call" else f"at work ({phase})"
     return "has answered" if site in present.sites else ""
+
+
+class LineReader:
+    """Reads the new lines of a jsonl file; begins again where the file was replaced, as ``--resume`` does.
+
+    Attributes:
+        all: The JSON object of every complete line so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.all: list[dict[str, Any]] = []
+        self._offset, self._inode = 0, -1
+
+    def look(self) -> bool:
+        """Read the new lines and return True where there were any. A missing file has no lines."""
+        before = len(self.all), self._inode
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self.all, self._offset, self._inode = [], 0, status.st_ino
+                file.seek(self._offset)
+                text = file.read()
+        except OSError:
+            self.all, self._offset, self._inode = [], 0, -1
+            return bool(before[0])
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                if isinstance(value := json.loads(line), dict):
+                    self.all.append(value)
+        return (len(self.all), self._inode) != before
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """Return the lines since the last look; all lines where the file was replaced since then."""
+        known, inode = len(self.all), self._inode
+        self.look()
+        return self.all[known if self._inode == inode and len(self.all) >= known else 0 :]
 
 
 def add_to_run_history(state: Path, present: PresentRun) -> None:

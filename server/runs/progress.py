@@ -98,6 +98,12 @@ class ProgressBar(NullProgress):
         self._round_ended, self._facts = time.monotonic(), "  ".join(round_facts(record))
 
     def _draw(self) -> Group:
+        now = time.monotonic()
+        times = _format_clock(now - self._shown)
+        if self.seconds_left is not None and self.round == self.rounds:
+            times += ", testing"
+        elif self.seconds_left is not None:
+            times += f", {_format_clock(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
         line = Table.grid(padding=(0, 1))
         line.add_column()  # the only one that gives way
         for _ in range(3):
@@ -106,18 +112,9 @@ class ProgressBar(NullProgress):
             Text(self.title, style="bold", no_wrap=True, overflow="ellipsis"),
             Bar(total=self.rounds or None, completed=self.round, width=BAR_WIDTH),
             Text(f"round {self.round} of {self.rounds}" if self.rounds else ""),
-            Text(self._describe_times()),
+            Text(times),
         )
         return Group(line, Text(f"  {self._facts}", no_wrap=True, overflow="ellipsis"))
-
-    def _describe_times(self) -> str:
-        now = time.monotonic()
-        passed = _format_clock(now - self._shown)
-        if self.seconds_left is None:
-            return passed
-        if self.round == self.rounds:
-            return f"{passed}, testing"
-        return f"{passed}, {_format_clock(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
 
 
 class ProgressLines(NullProgress):

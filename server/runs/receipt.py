@@ -143,7 +143,14 @@ def make_receipt(entries: Iterable[AuditEntry]) -> Receipt:
             draft = ReceiptDraft(_own_fields(entry))
         else:
             draft.add(entry)
-    return draft.receipt
+    return Receipt(
+        **draft.fields,
+        sites=draft.sites,
+        rounds=tuple(draft.rounds[number] for number in sorted(draft.rounds)),
+        replies=tuple(draft.replies),
+        absences=tuple(draft.absences),
+        resumed=draft.resumed,
+    )
 
 
 @dataclass
@@ -172,7 +179,11 @@ class ReceiptDraft:
                     self.fields["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
                     self.resumed += 1
             case "enrolled":
-                self._add_site(entry)
+                before = self.sites.get(entry["site"])
+                joined = min(entry["round"], before.joined) if before else entry["round"]
+                texts = {name: entry.get(name, "") for name in ("public_key", "release")}
+                self.sites[entry["site"]] = ReceiptSite(answer_sha256=entry["sha256"], joined=joined, **texts)
+                self._add_reply({**entry, "record": RollCallAnswer.__name__, "counts": True})
             case "received":
                 self._add_reply(entry)
                 if "sha256" not in entry:
@@ -189,13 +200,6 @@ class ReceiptDraft:
             case "result":
                 self.fields |= _own_fields(entry)
 
-    def _add_site(self, entry: AuditEntry) -> None:
-        before = self.sites.get(entry["site"])
-        joined = min(entry["round"], before.joined) if before else entry["round"]
-        texts = {name: entry.get(name, "") for name in ("public_key", "release")}
-        self.sites[entry["site"]] = ReceiptSite(answer_sha256=entry["sha256"], joined=joined, **texts)
-        self._add_reply({**entry, "record": RollCallAnswer.__name__, "counts": True})
-
     def _add_reply(self, entry: AuditEntry) -> None:
         """Add a reply of a kind that hospitals sign, also where its signature is missing."""
         if entry.get("of_a_hospital") and "sha256" in entry and entry["record"] in CHAINED:
@@ -206,18 +210,6 @@ class ReceiptDraft:
     def _add_absence(self, site: str, exchange: int | str, reason: str) -> None:
         where = f"round {exchange}" if isinstance(exchange, int) else str(exchange)
         self.absences.append(ReceiptAbsence(site=site, where=where, reason=reason))
-
-    @property
-    def receipt(self) -> Receipt:
-        """The receipt of the run."""
-        return Receipt(
-            **self.fields,
-            sites=self.sites,
-            rounds=tuple(self.rounds[number] for number in sorted(self.rounds)),
-            replies=tuple(self.replies),
-            absences=tuple(self.absences),
-            resumed=self.resumed,
-        )
 
 
 def write_receipt(audit: Audit) -> str:

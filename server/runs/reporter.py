@@ -60,33 +60,27 @@ class RunReporter(NullProgress):
         self._note(present)
 
     def waiting(self, waiting: WaitingStatus) -> None:
-        present = self._present
+        present, stopped = self._present, self._signed_off()
         if waiting.phase == "roll call" and waiting.sites:
-            stopped = self._signed_off()
             names = ", ".join(
                 f"{site} ({stopped_at(stopped[site])})" if site in stopped else site for site in waiting.sites
             )
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
-        if new := sorted(set(waiting.lost) - self._lost):
-            self._tell_lost(new, waiting.round)
+        for site in sorted(set(waiting.lost) - self._lost):
+            self._lost.add(site)
+            if when := stopped.get(site):
+                present.stopped[site] = when
+                what, until = f"{site} {stopped_at(when)}", "it is started"
+            else:
+                what, until = f"lost contact with {site}", "it is back"
+            self._note_error(f"round {waiting.round}: {what}")
+            self._tell(f"{what}; it gets its work again when {until}")
         present.phase, present.round = waiting.phase, waiting.round
-        stopped_before = set(self._signed_off()) & self._lost - set(waiting.lost)  # and have only just been asked
+        stopped_before = stopped.keys() & self._lost - set(waiting.lost)  # and have only just been asked
         present.waiting_for = tuple(site for site in waiting.sites if site not in stopped_before)
         present.lost = tuple(sorted(self._lost))
         present.deadline = time.time() + waiting.deadline_s
         self._write_present_run()
-
-    def _tell_lost(self, sites: Sequence[str], server_round: int) -> None:
-        signed_off = self._signed_off()
-        for site in sites:
-            self._lost.add(site)
-            if when := signed_off.get(site):
-                self._present.stopped[site] = when
-                what, until = f"{site} {stopped_at(when)}", "it is started"
-            else:
-                what, until = f"lost contact with {site}", "it is back"
-            self._note_error(f"round {server_round}: {what}")
-            self._tell(f"{what}; it gets its work again when {until}")
 
     def enrolled(self, releases: Mapping[str, str]) -> None:
         self._present.releases.update(releases)
@@ -126,27 +120,23 @@ class RunReporter(NullProgress):
         left = f"{self.seconds_left:.0f} s" if self.seconds_left < 90 else f"{self.seconds_left / 60:.0f} min"
         facts = [sites + without, *facts, f"{record.seconds:.1f} s, about {left} left"]
         self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
-        self._tell_absences(record)
+        for site in sorted(self._lost & set(record.sites)):
+            self._lost.remove(site)
+            present.stopped.pop(site, None)
+            self._tell(f"{site} is back: it took part in round {record.round}")
+        revoked = {site for site, reason in record.absent.items() if reason == NOT_REGISTERED}
+        self._lost -= revoked
+        present.lost = tuple(sorted(self._lost))
+        for site, reason in record.absent.items():
+            present.left_out[site] = f"round {record.round}: {reason}"
+            if site not in self._lost | revoked or self._absent.get(site) != reason:  # of these each reason once
+                self._note_error(f"round {record.round}: {site}: {reason}")
+                self._tell(f"round {record.round} went without {site}: {reason}")
+        self._absent = dict(record.absent)
         for site, done in record.shortened.items():
             self._tell(f"round {record.round}: the update of {site} is too long: {done}")
             present.shortened[site] = f"round {record.round}: {done}"
         self._write_present_run()
-
-    def _tell_absences(self, record: RoundRecord) -> None:
-        """Report absent sites (lost and revoked ones once for each reason), and lost sites that took part again."""
-        for site in sorted(self._lost & set(record.sites)):
-            self._lost.remove(site)
-            self._present.stopped.pop(site, None)
-            self._tell(f"{site} is back: it took part in round {record.round}")
-        revoked = {site for site, reason in record.absent.items() if reason == NOT_REGISTERED}
-        self._lost -= revoked
-        self._present.lost = tuple(sorted(self._lost))
-        for site, reason in record.absent.items():
-            self._present.left_out[site] = f"round {record.round}: {reason}"
-            if site not in self._lost | revoked or self._absent.get(site) != reason:
-                self._note_error(f"round {record.round}: {site}: {reason}")
-                self._tell(f"round {record.round} went without {site}: {reason}")
-        self._absent = dict(record.absent)
 
     def _note_error(self, text: str) -> None:
         self._present.last_error = text

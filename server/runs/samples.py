@@ -47,11 +47,18 @@ def write_samples(
     test = test.rows(np.arange(min(len(test), EXAMINED)))
     scores = compute_scores(on_device(network, device), pixels_on_device(test, device), precision)
     labels = label_matrix(test, network.class_names).numpy()
-    predicted = _predict_classes(scores, one_of_all=network.spec.task == "multi_class")
+    predicted = scores > THRESHOLD  # (n, classes)
+    if network.spec.task == "multi_class":
+        predicted = np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)]
     names = network.class_names[:CLASSES]
     chosen = {name: list(_choose_samples(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)}
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
-    pictures = dict(zip(rows, _encode_within_budget(list(test.rows(np.array(rows, np.intp)).images)), strict=True))
+    images = list(test.rows(np.array(rows, np.intp)).images)
+    for side in SIDES:  # all at the largest size at which they fit, or at the smallest
+        files = [encode_png(image, side) for image in images]
+        if sum(map(len, files)) <= BUDGET:
+            break
+    pictures = {row: base64.b64encode(file).decode() for row, file in zip(rows, files, strict=True)}
     classes = []
     for column, (name, of_class) in enumerate(chosen.items()):
         samples = [
@@ -69,13 +76,6 @@ def write_samples(
     write_atomically(folder / SAMPLES, samples_file.model_dump_json().encode())
 
 
-def _predict_classes(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]:
-    """Return True where the model predicts that an image shows a class, ``(n, classes)``."""
-    if not one_of_all:
-        return scores > THRESHOLD
-    return np.asarray(np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)])
-
-
 def _choose_samples(
     scores: NDArray[np.float32], labels: NDArray[np.float32], predicted: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
@@ -86,12 +86,3 @@ def _choose_samples(
     for kind, (members, rows) in zip(KINDS, ranked, strict=True):
         for row in rows[members[rows]][:OF_A_KIND]:
             yield kind, int(row)
-
-
-def _encode_within_budget(images: list[NDArray[np.uint8]]) -> list[str]:
-    """Return PNG files as base64, all at the largest size at which they fit, or at the smallest size."""
-    for side in SIDES:
-        files = [encode_png(image, side) for image in images]
-        if sum(map(len, files)) <= BUDGET:
-            break
-    return [base64.b64encode(file).decode() for file in files]

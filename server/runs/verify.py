@@ -6,6 +6,7 @@ Where a run kept its updates, its rounds are repeated by the method's own rules,
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -71,14 +72,27 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
     report.right, report.unknown = report.right + authorship.right, report.unknown + authorship.notes
     report.faults += authorship.faults
     if not receipt.replies and not any(site.public_key for site in receipt.sites.values()):
-        _check_signatures_exist(report, path.parent)
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged summary is reported below
+            summary = json.loads((path.parent / "summary.json").read_text(encoding="utf-8"))
+            if summary["backend"] == "network":  # only a simulation has no signatures
+                report.faults.append(Fault(FILE, "has no signatures, and the run was over the network: removed."))
     _check_figures(report, path.parent)
     same_code = _check_plugins(report, receipt)
     if same_code:
         _check_model(report, path.parent, receipt)
     experiment = _read_experiment(report, path.parent, receipt)
-    if experiment is not None and same_code:
-        _check_sums(report, path.parent, receipt, experiment)
+    if experiment is None or not same_code:
+        return report
+    if reason := reason_not_repeatable(receipt, experiment):
+        report.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
+        return report
+    try:
+        for replayed in Replay.of(path.parent, receipt, experiment).rounds():
+            report.right.append(
+                f"round {replayed.round}: {len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
+            )
+    except AlteredFile as error:
+        report.faults.append(error.fault)
     return report
 
 
@@ -117,16 +131,6 @@ def _list_differences(where: str, now: Any, then: Any) -> Iterator[tuple[str, An
             yield from _list_differences(f"{where}.{place}", *values)
     elif now != then or isinstance(now, dict):
         yield where, now, then
-
-
-def _check_signatures_exist(report: VerificationReport, folder: Path) -> None:
-    """Report missing signatures of a run over the network; only a simulation has none."""
-    try:
-        backend = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["backend"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if backend == "network":
-        report.faults.append(Fault(FILE, "has no signatures, and the run was over the network: removed."))
 
 
 def _check_figures(report: VerificationReport, folder: Path) -> None:
@@ -205,20 +209,6 @@ def _read_experiment(report: VerificationReport, folder: Path, receipt: Receipt)
         report.faults.append(Fault("summary.json: model_sha256", "is not the one that the receipt names: changed."))
     report.right.append("summary.json: the experiment that the receipt names")
     return experiment
-
-
-def _check_sums(report: VerificationReport, folder: Path, receipt: Receipt, experiment: Experiment) -> None:
-    """Check that each round's model is what its updates make."""
-    if reason := reason_not_repeatable(receipt, experiment):
-        report.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
-        return
-    try:
-        for replayed in Replay.of(folder, receipt, experiment).rounds():
-            report.right.append(
-                f"round {replayed.round}: {len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
-            )
-    except AlteredFile as error:
-        report.faults.append(error.fault)
 
 
 class AlteredFile(Exception):

@@ -17,7 +17,7 @@ from server.deployment.network import NetworkBackend
 from server.reporting.run_claims import run_result
 from server.runs.reader import Run, read_run
 from studies.comparison import compare
-from studies.comparison_report import comparison_table, markdown_table, write_comparison_report
+from studies.comparison_report import as_markdown, terminal_tables, write_comparison_report
 from tests.federations import experiment, federation, finished, temporary_folder
 
 NAMES = ("3", "0", "7", "elsewhere")
@@ -144,9 +144,9 @@ def test_methods_are_compared_on_it_too(tmp_path: Path) -> None:
     assert comparison.external.contrast("partial_loss").result.pairs == 3
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
-        console.print(comparison_table(comparison))
-    assert "AUROC on the external test set" in capture.get()
-    assert "### External test set" in markdown_table(comparison)
+        console.print(terminal_tables(comparison))
+    assert "External test set: all methods" in capture.get()
+    assert "### External test set" in as_markdown(comparison)
     assert HEADING in write_comparison_report(comparison, tmp_path / "report.html").read_text(encoding="utf-8")
 
 

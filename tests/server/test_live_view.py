@@ -36,7 +36,6 @@ from server.coordinator.state import write_connections
 from server.reporting.live.files import (
     SENTENCES,
     FileWatcher,
-    LineReader,
     RunSnapshot,
     RunSource,
     event_text,
@@ -51,7 +50,7 @@ from server.reporting.live.server import (
     open_listening_socket,
     view_beside_run,
 )
-from server.runs.live_status import FILE, PresentRun
+from server.runs.live_status import FILE, LineReader, PresentRun
 from server.simulation.simulate import simulate
 from tests.federations import experiment
 from tests.network.real import ROOT, eventually

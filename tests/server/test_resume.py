@@ -356,7 +356,7 @@ def test_nothing_in_the_folder_of_a_run_at_work_changes(run: Path) -> None:
         file.write('{"event": "being writt')
     (run / f".x.{os.getpid()}-1.part").write_bytes(b"half")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with RunFolder(run).held(), pytest.raises(BadInput, match="another run is at work"):
+    with RunFolder(run).lock(), pytest.raises(BadInput, match="another run is at work"):
         resumed(run)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

@@ -19,9 +19,9 @@ from server.deployment.superlink.refused_calls import (
     REPORT_LINES,
     RefusedCall,
     RefusedCalls,
-    RefusedCallsReader,
     StrangerCalls,
 )
+from server.runs.live_status import LineReader
 from tests.network.real import eventually
 from tests.server.superlinks import Clock, Hospital, Link, Port, opened, refused
 
@@ -149,7 +149,8 @@ def test_counted_refusals_are_written_after_a_pause(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(refused_calls, "PAUSE_S", 0.2)
     calls, lines = RefusedCalls(tmp_path / FILE), []
     calls.note(FORGED)  # before the run
-    reader = RefusedCallsReader(tmp_path / FILE)
+    reader = LineReader(tmp_path / FILE)
+    reader.look()
     for _ in range(9):
         calls.note(FORGED)  # during the run
 

@@ -20,12 +20,12 @@ from server.runs.reader import read_run
 from studies.claims import gain_sentences, verdict_sentences
 from studies.comparison import Comparison, MethodResult, Spread, compare, write_comparison
 from studies.comparison_report import (
-    comparison_table,
+    as_markdown,
     draw_auroc_by_method,
     draw_gains,
     draw_shared_and_unique,
     gains_by_site,
-    markdown_table,
+    terminal_tables,
 )
 from tests.studies.made_runs import compared, metrics, run_of, summary
 
@@ -177,9 +177,9 @@ def test_the_json_holds_every_test(tmp_path: Path) -> None:
 def test_terminal_and_markdown_tables_have_the_same_figures() -> None:
     comparison = compared(*TWO_SEEDS)
     cells = ["0.575 ± 0.035", "0.625 ± 0.177", "+0.275"]
-    shown, markdown = printed(comparison_table(comparison)), markdown_table(comparison)
+    shown, markdown = printed(terminal_tables(comparison)), as_markdown(comparison)
     assert all(cell in shown and cell in markdown for cell in cells)
-    headings, *_, poor = lines = markdown.splitlines()
+    headings, *_, poor = lines = markdown.splitlines()[2:]  # below the title
     assert [line.count("|") for line in lines] == [9] * 4
     assert "| AUROC, unique | average precision | balanced accuracy | good ahead by, all |" in headings
     # In these runs all three measures of a class are equal, so "poor" has .575 +- .035 over all classes thrice.
@@ -207,10 +207,10 @@ def test_intervals_are_averaged_over_the_seeds_that_have_them() -> None:
 def test_tables_show_measures_of_one_class_an_image_only_where_a_run_has_them() -> None:
     plain = summary("poor", {"edema": 0.6})
     comparison = compared(multi_class_run(0.7), plain)
-    shown, markdown = printed(comparison_table(comparison)), markdown_table(comparison)
+    shown, markdown = printed(terminal_tables(comparison)), as_markdown(comparison)
     assert all(word in shown and word in markdown for word in ("accuracy", "F1", "BMCTA", "BTA", "0.700"))
     assert markdown.splitlines()[-1].count("n/a") >= len(comparison.measures) == 5
-    assert "BMCTA" not in markdown_table(compared(plain))
+    assert "BMCTA" not in as_markdown(compared(plain))
 
 
 def coverage(*contents: Mapping[str, Any]) -> str:

@@ -180,7 +180,6 @@ class Authenticator:
         parse would keep its thread and its place on the caller's connection for ever.
 
         Args:
-            name: Name of the method.
             answer: Returns the response to a caller's request.
             parse, serialize: Convert the request from bytes and the response to bytes.
         """

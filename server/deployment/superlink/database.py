@@ -8,7 +8,7 @@ import datetime as dt
 import sqlite3
 import threading
 import weakref
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,15 @@ def set_aside_if_unusable(coordinator: Coordinator) -> str:
     """
     path = coordinator.state / FILE
     kind, problem = "damaged", describe_damage(path)
-    if not problem and (problem := explain_other_release(path)):
+    if not problem and path.exists():
         kind = "of-another-release"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=5)) as connection:
+            pragmas = [connection.execute(f"PRAGMA {name}") for name in ("application_id", "user_version")]
+            application, release = (int(pragma.fetchone()[0]) for pragma in pragmas)
+            if application != OURS:
+                problem = "it is Flower's own, which an earlier release of Polyclinic used"
+            elif release != RELEASE:
+                problem = f"its number is {release}, not {RELEASE}"
     if not problem:
         return ""
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -120,19 +127,3 @@ def describe_damage(path: Path) -> str:
         code = getattr(error, "sqlite_errorcode", 0)
         return str(error) if code & _PRIMARY_CODE in _DAMAGE else ""
     return "" if problems == ["ok"] else " ".join(problems[0].split())
-
-
-def explain_other_release(path: Path) -> str:
-    """Explain why this release cannot read an intact database; empty where it can, or it cannot be examined now."""
-    if not path.exists():
-        return ""
-    try:
-        with closing(sqlite3.connect(path, timeout=5)) as connection:
-            application, release = (
-                int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
-            )
-    except sqlite3.Error:
-        return ""
-    if application != OURS:
-        return "it is Flower's own, which an earlier release of Polyclinic used"
-    return "" if release == RELEASE else f"its number is {release}, not {RELEASE}"

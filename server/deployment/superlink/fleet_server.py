@@ -63,7 +63,6 @@ def serve_hospitals(
     """Open the port that hospitals connect to.
 
     Args:
-        address: To listen on.
         certificates: The authority's, the server's, and the server's key, as PEM.
         folder: The coordinator's folder ``state``.
         connections: Connections that gRPC accepts at a time; it closes further ones at once.

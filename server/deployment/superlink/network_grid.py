@@ -79,22 +79,30 @@ def open_network_grid(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
         RunLost: If the SuperLink has given the run up.
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
+
+    def read_recipients() -> dict[int, Recipient]:
+        """Return the sites that may take part: by key in the coordinator's files, not by name in the database."""
+        admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
+        sites = ((node.node_id, admitted.get(node.public_key)) for node in control.nodes())
+        return {node: Recipient(site.site, site.public_key) for node, site in sites if site is not None}
+
+    def raise_run_lost(number: int, frame: object) -> NoReturn:
+        signal.signal(LOST_SIGNAL, signal.SIG_IGN)
+        raise RunLost(GIVEN_UP)
+
     with closing(ControlClient(coordinator, patience_s=LINK_PATIENCE_S)) as control:
         run, earlier_replies = control.begin_run()
         set_identity(COORDINATOR, run)
         stop = threading.Event()
-        signal.signal(LOST_SIGNAL, _raise_run_lost)
+        signal.signal(LOST_SIGNAL, raise_run_lost)
         arguments = coordinator, run, stop
-        heartbeats = threading.Thread(target=_send_heartbeats, args=arguments, name="heartbeat", daemon=True)
-        heartbeats.start()
+        threading.Thread(target=_send_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
         try:
             grid = NetworkGrid(
                 control,
                 run,
                 files=ObjectFiles(coordinator.state / OBJECTS),
-                signer=RequestSigner(
-                    *signing_key_and_certificate(coordinator), lambda: _recipients_by_node(coordinator, control)
-                ),
+                signer=RequestSigner(*signing_key_and_certificate(coordinator), read_recipients),
                 earlier_replies=earlier_replies,
                 clock=steady_clock(coordinator.state / CLOCK),
                 signed_off=partial(read_sign_offs, coordinator.state),
@@ -110,13 +118,6 @@ def open_network_grid(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
                 logging.getLogger(__name__).info("the SuperLink did not receive that run %s is over", run)
 
 
-def _recipients_by_node(coordinator: Coordinator, control: ControlClient) -> dict[int, Recipient]:
-    """Return the sites that may take part by node: by key in the coordinator's files, not by name in the database."""
-    admitted = {openssh_key_to_pem(site.public_key): site for site in unrevoked_sites(coordinator).values()}
-    sites = ((node.node_id, admitted.get(node.public_key)) for node in control.nodes())
-    return {node: Recipient(site.site, site.public_key) for node, site in sites if site is not None}
-
-
 def _send_heartbeats(coordinator: Coordinator, run: int, stop: threading.Event) -> None:
     """Send heartbeats over a connection of this thread's own; interrupt the main thread when the run is lost."""
     with closing(ControlClient(coordinator)) as control:
@@ -128,11 +129,6 @@ def _send_heartbeats(coordinator: Coordinator, run: int, stop: threading.Event) 
             if not is_active and not stop.is_set():
                 os.kill(os.getpid(), LOST_SIGNAL)
                 return
-
-
-def _raise_run_lost(number: int, frame: object) -> NoReturn:
-    signal.signal(LOST_SIGNAL, signal.SIG_IGN)
-    raise RunLost(GIVEN_UP)
 
 
 @dataclass(frozen=True)
@@ -259,7 +255,8 @@ class NetworkGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the complete replies to these messages; a reply that is still arriving waits for the next call.
 
-        Where all replies have been announced, looking at the files is cheap and is repeated for a moment.
+        An error stands for each reply that will not come. Where all replies have been announced, looking at the files
+        is cheap and is repeated for a moment.
         """
         self._release_messages(self._fetched)
         names = list(message_ids)
@@ -268,8 +265,16 @@ class NetworkGrid(Grid):
             for status in self._control.replies(self._run, unannounced):
                 if status.reason is None:
                     self._pending[status.request] = _PendingReply(status, object_ids(status.tree))
-                else:
-                    errors.append(self._explain_missing_reply(status.request, status.reason))
+                    continue
+                code, reason = _REASONS[status.reason]
+                request = self._requests.get(status.request)
+                if status.reason is NoReplyReason.SITE_GONE and request is not None:
+                    site = self.registered().get(request.message.metadata.dst_node_id)
+                    if site is None:
+                        code, reason = REVOKED, NOT_REGISTERED
+                    elif when := self._signed_off().get(site):
+                        reason = stopped_at(when)
+                errors.append(self._error_reply(status.request, code, reason))
         complete, until = self._take_complete_replies(names), time.monotonic() + POLL_S
         while not complete and not unannounced and time.monotonic() < until:
             time.sleep(LOOK_S)
@@ -348,18 +353,6 @@ class NetworkGrid(Grid):
             return self._error_reply(name, REFUSED_REPLY, fault)
         self._requests.pop(name, None)
         return message
-
-    def _explain_missing_reply(self, name: str, lack: NoReplyReason) -> Message:
-        """Return an error in place of a reply that will not come, with the time at which a stopped site signed off."""
-        code, reason = _REASONS[lack]
-        request = self._requests.get(name)
-        if lack is NoReplyReason.SITE_GONE and request is not None:
-            site = self.registered().get(request.message.metadata.dst_node_id)
-            if site is None:
-                code, reason = REVOKED, NOT_REGISTERED
-            elif when := self._signed_off().get(site):
-                reason = stopped_at(when)
-        return self._error_reply(name, code, reason)
 
     def _error_reply(self, name: str, code: int, reason: str) -> Message:
         if (request := self._requests.pop(name, None)) is not None:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,34 +89,6 @@ class RefusedCalls:
             self._path.replace(self._path.with_suffix(".old.jsonl"))
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-class RefusedCallsReader:
-    """Reads the refused calls that are recorded from now on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = self._file_size()
-
-    def read_new(self) -> Iterator[dict[str, Any]]:
-        """Yield the refusals recorded since the last call, oldest first."""
-        if (size := self._file_size()) < self._position:
-            self._position = 0  # the file was full and was replaced
-        if size == self._position:
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._position += len(complete)
-        for line in complete.splitlines():
-            yield json.loads(line)
-
-    def _file_size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
 
 
 @dataclass

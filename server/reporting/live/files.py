@@ -2,7 +2,6 @@
 
 import datetime as dt
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from server.coordinator.admission import admitted_sites
 from server.coordinator.folder import Coordinator
 from server.coordinator.state import read_connections, read_sign_offs
-from server.runs.live_status import PHASES, PresentRun, describe_part_in_run, read_present, stopped_at
+from server.runs.live_status import PHASES, LineReader, PresentRun, describe_part_in_run, read_present, stopped_at
 from server.runs.reader import RoundLine
 
 EVENTS_SHOWN = 12
@@ -140,8 +139,8 @@ class FileWatcher:
         """Return the current state of the run."""
         source, links = self._source, self._source.links()
         if (present := read_present(source.state)) is None:
-            sites = tuple(SiteStatus(name, link, "") for name, link in links.items())
-            return RunSnapshot(source.title, source.link(), sites=sites)
+            idle = tuple(SiteStatus(name, link, "") for name, link in links.items())
+            return RunSnapshot(source.title, source.link(), sites=idle)
         folder = Path(present.run_folder)
         if self._rounds.path.parent != folder:
             self._rounds, self._events = LineReader(folder / "rounds.jsonl"), LineReader(folder / "events.jsonl")
@@ -153,73 +152,35 @@ class FileWatcher:
                     records.append(RoundLine.model_validate(line))
             self._records = tuple(records)
         self._events.look()
-        return RunSnapshot(
-            source.title,
-            source.link(),
-            present,
-            self._site_rows(present, links),
-            self._records,
-            tuple(event_text(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
-            _read_summary(folder) if present.state == "done" else {},
-        )
-
-    def _site_rows(self, present: PresentRun, links: Mapping[str, str]) -> tuple[SiteStatus, ...]:
-        rounds = self._records
-        counted = Counter(site for record in rounds for site in record.sites)
-        seconds = {site: value for record in rounds for site, value in record.site_seconds.items()}
-        missed = {site: f"round {record.round}: {why}" for record in rounds for site, why in record.absent.items()}
-        sites = []
+        counted = Counter(site for record in self._records for site in record.sites)
+        seconds, missed, sites = dict[str, float](), dict[str, str](), list[SiteStatus]()
+        for record in self._records:
+            seconds |= record.site_seconds
+            missed |= {site: f"round {record.round}: {why}" for site, why in record.absent.items()}
         for name in sorted({*links, *present.sites, *present.waiting_for}):
             link = links.get(name, "")
             part = describe_part_in_run(present, name, revoked=link == "revoked")
             sites.append(SiteStatus(name, link, part, counted[name], seconds.get(name), missed.get(name, "")))
-        return tuple(sites)
-
-
-def _read_summary(folder: Path) -> dict[str, Any]:
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
-
-
-class LineReader:
-    """Reads the new lines of a jsonl file; begins again where the file was replaced, as ``--resume`` does.
-
-    Attributes:
-        all: The JSON object of every complete line so far.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.all: list[dict[str, Any]] = []
-        self._offset, self._inode = 0, -1
-
-    def look(self) -> bool:
-        """Read the new lines and return True where there were any. A missing file has no lines."""
-        before = len(self.all), self._inode
-        try:
-            with self.path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._offset:
-                    self.all, self._offset, self._inode = [], 0, status.st_ino
-                file.seek(self._offset)
-                text = file.read()
-        except OSError:
-            self.all, self._offset, self._inode = [], 0, -1
-            return bool(before[0])
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                if isinstance(value := json.loads(line), dict):
-                    self.all.append(value)
-        return (len(self.all), self._inode) != before
+        summary = None
+        if present.state == "done":
+            with suppress(OSError, ValueError):
+                summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return RunSnapshot(
+            source.title,
+            source.link(),
+            present,
+            tuple(sites),
+            self._records,
+            tuple(event_text(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
+            summary if isinstance(summary, dict) else {},
+        )
 
 
 def event_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    """Return time and sentence of a line of ``events.jsonl``; an event without a sentence shows its fields."""
+    """Return time and sentence of a line of ``events.jsonl``; an event without a sentence shows its fields.
+
+    The time of a moment of today has no date; it is empty where the line has no time.
+    """
     fields = {
         name: ", ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in event.items()
@@ -231,14 +192,9 @@ def event_text(event: Mapping[str, Any]) -> tuple[str, str]:
         text = SENTENCES[name].format(**fields, when=when)
     except (KeyError, IndexError, ValueError):  # no sentence, or fields of another release
         text = ", ".join([name.replace("_", " "), *(f"{key} {value}" for key, value in fields.items())])
-    return _format_moment(str(event.get("time", ""))), text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-def _format_moment(text: str) -> str:
-    """Return the time of a moment of today, the date and time of another one; empty for a text that is no time."""
-    try:
-        moment = dt.datetime.fromisoformat(text).astimezone()
-    except ValueError:
-        return ""
-    today = moment.date() == dt.datetime.now(moment.tzinfo).date()
-    return moment.strftime("%H:%M:%S %Z" if today else "%Y-%m-%d %H:%M %Z")
+    clock = ""
+    with suppress(ValueError):
+        moment = dt.datetime.fromisoformat(str(event.get("time", ""))).astimezone()
+        is_today = moment.date() == dt.datetime.now(moment.tzinfo).date()
+        clock = moment.strftime("%H:%M:%S %Z" if is_today else "%Y-%m-%d %H:%M %Z")
+    return clock, text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -17,7 +17,7 @@ from common.metrics.measured import figure
 from common.system import plain_text
 from common.system.plain_text import page_environment
 from server.reporting.live.files import RunSnapshot, SiteStatus
-from server.runs.live_status import PHASES, PresentRun
+from server.runs.live_status import PHASES, SIGNED_OFF, PresentRun
 
 SITES_SHOWN = 60
 POINTS_SHOWN = 300
@@ -63,7 +63,7 @@ def _template_environment() -> Environment:
 def _connection_css_class(site: SiteStatus) -> str:
     """Return the CSS class of a site's connection."""
     marks = {"connected": "good", "revoked": "bad", "not connected": "away"}
-    return "away" if site.link.startswith("stopped by") else marks.get(site.link, "")
+    return "away" if site.link.startswith(SIGNED_OFF) else marks.get(site.link, "")
 
 
 @cache
@@ -175,11 +175,16 @@ def draw_curves(
     Args:
         last_round: Last round of the run, at which the axis ends.
     """
-    lines = {name: points for name, values in series.items() if (points := _thin_out_points(rounds, values))}
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for name, values in series.items():
+        points = [(n, v) for n, v in zip(rounds, values, strict=True) if v is not None and math.isfinite(v)]
+        stride = max(1, -(-len(points) // POINTS_SHOWN))
+        if points:  # thinned where there are many; the last one stays
+            lines[name] = points[::stride] + (points[-1:] if (len(points) - 1) % stride else [])
     if not lines:
         return Markup("")
-    values = [value for points in lines.values() for _, value in points]
-    low, high, step = _choose_axis_range(min(values), max(values))
+    every = [value for points in lines.values() for _, value in points]
+    low, high, step = _choose_axis_range(min(every), max(every))
     last = max(last_round, rounds[-1])
 
     def x(number: float) -> float:
@@ -205,13 +210,6 @@ def draw_curves(
             most_dots=MOST_DOTS,
         )
     )
-
-
-def _thin_out_points(rounds: Sequence[int], values: Sequence[float | None]) -> list[tuple[int, float]]:
-    """Return the points of a line, thinned where there are many; the last one stays."""
-    points = [(n, v) for n, v in zip(rounds, values, strict=True) if v is not None and math.isfinite(v)]
-    stride = -(-len(points) // POINTS_SHOWN)
-    return points[:: max(stride, 1)] + (points[-1:] if stride > 1 and (len(points) - 1) % stride else [])
 
 
 def _choose_axis_range(low: float, high: float) -> tuple[float, float, float]:

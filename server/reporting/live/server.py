@@ -128,7 +128,8 @@ class ViewServer:
                 try:
                     head = await reader.readuntil(b"\r\n\r\n")
                     method, url = head.partition(b"\r\n")[0].decode("latin-1").split(" ")[:2]
-                    if self._has_token(url):
+                    token = parse_qs(urlsplit(url).query, encoding="latin-1").get("token", [""])[0]
+                    if secrets.compare_digest(token.encode("latin-1"), self._token):
                         self._have_token.add(task)
                         deadline.reschedule(loop.time() + REQUEST_S)
                         answer = self._answer_request(method, urlsplit(url).path)
@@ -141,10 +142,6 @@ class ViewServer:
                     await writer.wait_closed()
                 finally:
                     transport.abort()
-
-    def _has_token(self, url: str) -> bool:
-        token = parse_qs(urlsplit(url).query, encoding="latin-1").get("token", [""])[0]
-        return secrets.compare_digest(token.encode("latin-1"), self._token)
 
     def _answer_request(self, method: str, path: str) -> bytes:
         if method != "GET":
