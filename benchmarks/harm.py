@@ -1,13 +1,13 @@
 """What one or two harmful hospitals do to a model, and what each rule of the coordinator makes of it.
 
 PYTHONPATH=. python benchmarks/harm.py backdoors [--rules NAME ...] [--methods NAME ...] [--sites 5,10] [--shared 10]
-PYTHONPATH=. python benchmarks/harm.py liars [--rules NAME ...] [--methods NAME ...] [--sites 3,4,10]
+PYTHONPATH=. python benchmarks/harm.py updates [--rules NAME ...] [--methods NAME ...] [--sites 3,4,10]
 PYTHONPATH=. python benchmarks/harm.py honest [--runs 40]
 PYTHONPATH=. python benchmarks/harm.py seconds [--sites 1000]
 
 scikit-learn's digits, in this process. `backdoors`: attackers add copies of their images with a white 3 x 3 patch and a
 target label; success is the share of patched test images of other classes that score above the cut with a specificity
-of 95 % on clean ones (chance: 0.05). `liars`: one site sends something else than it trained; beside it the honest run
+of 95 % on clean ones (chance: 0.05). `updates`: one site sends something else than it trained; beside it the honest run
 without that site. `honest`: small, unlike, drifting sites; nobody may be left out. `seconds`: CPU time of the rule.
 """
 
@@ -56,7 +56,7 @@ def permuted(site: Site, request: TrainRequest) -> TrainReply:
     return train_round(replace(site, train=replace(site.train, labels=labels)), request)
 
 
-LIARS: Mapping[str, Answer] = {
+UPDATES: Mapping[str, Answer] = {
     **LIES,
     "constant 1": changed(lambda array, n: np.ones_like(array)),
     "constant -0.1": changed(lambda array, n: np.full_like(array, -0.1)),
@@ -184,23 +184,27 @@ def over_seeds(seeds: int, settings: tuple[str, ...], answers: Mapping[str, Answ
     )
 
 
-# ---------------------------------------------------------------------- liars
+# ---------------------------------------------------------------------- harmful updates
 
 
-def liars(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], rounds: int, kinds: list[str]) -> Table:
-    """The AUROC with each liar, beside that of the honest run without it."""
-    table = Table("method", "sites", "rule", "the liar sends", "AUROC", "honest without it", "left out", "taken back")
+def harmful_updates(
+    rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], rounds: int, kinds: list[str]
+) -> Table:
+    """Return the AUROC with each harmful update, beside that of the honest run without the site that sends it."""
+    table = Table(
+        "method", "sites", "rule", "the harmful site sends", "AUROC", "honest without it", "left out", "taken back"
+    )
     for method in methods:
         for sites in counts:
             base = (f"run.method={method}", f"run.rounds={rounds}", f"partition.sites={sites}", "partition.shared=10")
-            liar = name_of(2, sites)
+            harmful = name_of(2, sites)
             for rule in rules:
                 settings = base + choices_of(rule, sites, 1)
-                with without(liar):
+                with without(harmful):
                     honest = run(settings, {})
                 below = []
-                for kind in kinds or LIARS:
-                    result = run(settings, {liar: LIARS[kind]})
+                for kind in kinds or UPDATES:
+                    result = run(settings, {harmful: UPDATES[kind]})
                     below.append(honest.auroc - result.auroc)
                     cells = (f"{result.auroc:.3f}", f"{honest.auroc:.3f}", " ".join(result.excluded), str(result.back))
                     table.add_row(method, str(sites), rule, kind, *cells)
@@ -282,7 +286,7 @@ def seconds(sites: int) -> None:
 def main() -> None:
     """Print the table that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("backdoors", "liars", "honest", "seconds"))
+    parser.add_argument("what", choices=("backdoors", "updates", "honest", "seconds"))
     parser.add_argument("--rules", nargs="*")
     parser.add_argument("--methods", nargs="*", default=["surgical"])
     parser.add_argument("--sites")
@@ -299,9 +303,9 @@ def main() -> None:
         return
     if arguments.what == "honest":
         table = honest_runs(arguments.runs, RULES[arguments.rules[0]] if arguments.rules else ())
-    elif arguments.what == "liars":
+    elif arguments.what == "updates":
         counts = map(int, (arguments.sites or "3,4,10").split(","))
-        table = liars(
+        table = harmful_updates(
             arguments.rules or ["clip 3.0"], arguments.methods, list(counts), arguments.rounds, arguments.kinds
         )
     else:
