@@ -21,8 +21,8 @@ from common.metrics.auroc import mean_auroc
 from common.models.network import build, compute_scores, label_matrix
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
-from server.federation.recorder import Watcher
 from server.federation.set_up import lead_run
+from server.runs.progress import NullProgress
 from server.simulation.simulate import Simulation
 from strategies.engine.events import RoundRecord
 from strategies.engine.state import FederationState
@@ -61,7 +61,7 @@ class Scored(Simulation):
     """One machine whose rounds are scored."""
 
     @contextmanager
-    def _show_progress(self, out: Path) -> Iterator[list[Watcher]]:
+    def _show_progress(self, out: Path) -> Iterator[list[NullProgress]]:
         self.scores = Scores(self)
         with super()._show_progress(out) as watchers:
             yield [*watchers, self.scores]

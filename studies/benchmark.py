@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.errors import BadInput, Fault, stop_on
+from common.system.files import lock_or_refuse
 from common.system.plain_text import duration, listed
 from common.system.stopping import removed_if_stopped
 from server.runs.reader import read_run
@@ -29,7 +30,7 @@ from studies.benchmark_results import (
     read_result_lines,
     result_line,
 )
-from studies.runner import FailedRuns, fork_server, lock_open_file, run_measured, run_side_by_side
+from studies.runner import FailedRuns, fork_server, run_measured, run_side_by_side
 from studies.trial import Trial, check_trials
 
 
@@ -69,7 +70,9 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
         result = write_pages(plan, options)
     else:
         options.results.parent.mkdir(parents=True, exist_ok=True)
-        with options.results.open("ab") as file, lock_open_file(file, f"--results {options.results}", "on this file"):
+        with options.results.open("ab") as file:
+            problem = "another flwr-sim is at work on this file."
+            lock_or_refuse(file, Fault(f"--results {options.results}", problem, "Wait for it, or name another."))
             refuse_unfit_runs(plan, options.out)
             try:
                 failures = _run_missing_runs(plan, options, until, console)

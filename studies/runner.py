@@ -3,7 +3,6 @@
 The processes are forked from one that has everything imported, because the imports take seconds.
 """
 
-import fcntl
 import gc
 import math
 import multiprocessing
@@ -22,14 +21,14 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput, CannotGoOn, Fault
 from common.models.gpu import visible_gpus
-from common.system.files import disk_full_message
+from common.system.files import disk_full_message, lock_or_refuse
 from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from common.system.terminal import ProgressForm
 from server.simulation.simulate import simulate
@@ -73,21 +72,6 @@ def count_fitting_jobs(trials: Sequence[Trial]) -> int:
     return max(1, min([by_cores, *room])) if gpus else by_cores
 
 
-@contextmanager
-def lock_open_file(file: BinaryIO, option: str, where: str) -> Iterator[None]:
-    """Lock an open file within the context, so that a second process does not make the same runs.
-
-    Raises:
-        BadInput: If another process has locked it.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        problem = f"another flwr-sim is at work {where}."
-        raise BadInput([Fault(option, problem, "Wait for it, or name another.")]) from None
-    yield
-
-
 def run_trials(
     trials: Sequence[Trial], out: Path, jobs: int, console: Console, progress: ProgressForm = ProgressForm.auto
 ) -> None:
@@ -98,7 +82,9 @@ def run_trials(
         FailedRuns: If a run fails; the others are finished first.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("wb") as lock, lock_open_file(lock, f"--out {out}", "in this folder"):
+    with (out / ".lock").open("wb") as lock:
+        problem = "another flwr-sim is at work in this folder."
+        lock_or_refuse(lock, Fault(f"--out {out}", problem, "Wait for it, or name another."))
         runs = list({trial.folder: trial for trial in trials}.values())
         todo = [trial for trial in runs if not trial.is_done()]
         if len(todo) < len(runs):

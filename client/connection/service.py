@@ -3,7 +3,6 @@
 import _thread
 import contextlib
 import datetime as dt
-import fcntl
 import hashlib
 import secrets
 import signal
@@ -44,7 +43,7 @@ from client.training.privacy import privacy_status
 from common import __version__
 from common.errors import BadInput, WireError, WireVersionError
 from common.security.identity import SiteKit, public_key_line, read_key
-from common.system.files import is_disk_full, remove_partial_files, write_atomically
+from common.system.files import is_disk_full, lock_or_refuse, remove_partial_files, write_atomically
 from common.system.plain_text import printable, printable_lines
 from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire.canonical_bytes import small_fields
@@ -460,9 +459,6 @@ def lock_site_folder(state: Path) -> Iterator[None]:
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     with (state / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput([already_running(state)]) from None
+        lock_or_refuse(file, already_running(state))
         remove_partial_files(state, below=True)
         yield

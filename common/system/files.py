@@ -11,8 +11,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
-from common.errors import Fault, did_you_mean
+from common.errors import BadInput, Fault, did_you_mean
 from common.system.stopping import block_if_stopping, removed_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -180,6 +181,18 @@ def atomic_outputs(*outputs: Path) -> Iterator[None]:
     except BaseException:
         remove()
         raise
+
+
+def lock_or_refuse(file: IO[Any] | int, fault: Fault) -> None:
+    """Lock an open file or folder until it is closed.
+
+    Raises:
+        BadInput: With this fault, if another process holds the lock.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadInput([fault]) from None
 
 
 def is_locked(path: Path) -> bool:

@@ -9,7 +9,6 @@ logs/superlink.log
 """
 
 import contextlib
-import fcntl
 import ipaddress
 import re
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from pydantic import Field, field_validator
 
 from common.errors import BadInput, Fault
 from common.security.identity import check_name
-from common.system.files import is_locked, make_private_folder, write_atomically
+from common.system.files import is_locked, lock_or_refuse, make_private_folder, write_atomically
 from common.system.toml import Section, read_toml, toml_text, validated
 
 FILE = "coordinator.toml"
@@ -161,9 +160,6 @@ def lock_coordinator(coordinator: Coordinator, command: Literal["start", "run"])
     coordinator.state.mkdir(parents=True, exist_ok=True)
     coordinator.state.chmod(0o700)
     with (coordinator.state / f"{command}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            problem = f"another flwr-server {command} is at work in this folder."
-            raise BadInput([Fault(str(coordinator.folder), problem)]) from None
+        problem = f"another flwr-server {command} is at work in this folder."
+        lock_or_refuse(file, Fault(str(coordinator.folder), problem))
         yield

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -19,6 +19,7 @@ from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import RunContext
 from server.runs.audit_log import RunAudit
 from server.runs.folder import RunFolder
+from server.runs.progress import NullProgress
 from server.runs.receipt import experiment_sha256, write_receipt
 from strategies.aggregation.bounds import find_dominant_sites
 from strategies.engine.coordinator import Coordinator
@@ -32,27 +33,6 @@ from strategies.engine.events import (
     WaitingStatus,
 )
 from strategies.engine.state import FederationState
-
-
-class Watcher(Protocol):
-    """Shows a person the progress of the run; the recorder calls it at each step."""
-
-    def waiting(self, waiting: WaitingStatus) -> None: ...
-
-    def began(self, sites: Sequence[str], rounds: int) -> None: ...
-
-    def enrolled(self, releases: Mapping[str, str]) -> None: ...
-
-    def joined(self, server_round: int, site: str) -> None: ...
-
-    def left_out(self, site: str, reason: str) -> None: ...
-
-    def round_done(self, record: RoundRecord, state: FederationState) -> None: ...
-
-    def rolled_back(self, rolled_back: RollbackEvent) -> None: ...
-
-    def excluded(self, server_round: int, site: str, reason: str) -> None: ...
-
 
 _RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectCount])
 _VALIDATION = TypeAdapter(FederationValidation)
@@ -194,7 +174,7 @@ class Recorder(Callbacks):
 
     totals: RunTotals
 
-    def __init__(self, experiment: Experiment, setting: RunContext, watchers: Sequence[Watcher]) -> None:
+    def __init__(self, experiment: Experiment, setting: RunContext, watchers: Sequence[NullProgress]) -> None:
         self.experiment, self.setting, self.watchers = experiment, setting, watchers
         self._experiment_json = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}

@@ -19,7 +19,8 @@ from common.models.state import FrozenPart, initial_frozen_part, layout_of, read
 from common.models.zoo.registry import head_faults
 from server.federation.benefit import collect_benefits
 from server.federation.evaluation import RunContext, RunOutcome, count_or_none, save_and_test_model
-from server.federation.recorder import Recorder, RunTotals, Watcher, software_versions
+from server.federation.recorder import Recorder, RunTotals, software_versions
+from server.runs.progress import NullProgress
 from strategies.engine.claims import find_excess_claims
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import RunStopped
@@ -31,7 +32,7 @@ from strategies.registry import build_experiment_strategy
 
 
 def run_federation(
-    grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[Watcher]
+    grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[NullProgress]
 ) -> dict[str, Any]:
     """Run an experiment over ``grid``; write the run folder; return the summary.
 

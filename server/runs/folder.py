@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime as dt
-import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -14,6 +13,7 @@ from common.security.audit import audit_files
 from common.system.files import (
     add_file_name_to_errors,
     is_file,
+    lock_or_refuse,
     missing_input_fault,
     output_folder_faults,
     remove_partial_files,
@@ -141,12 +141,9 @@ class RunFolder:
             BadInput: If another process holds the lock.
         """
         descriptor = os.open(self.path, os.O_RDONLY)
+        problem, remedy = "another run is at work in this folder.", "Wait for its end, or name another folder."
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                problem, remedy = "another run is at work in this folder.", "Wait for its end, or name another folder."
-                raise BadInput([Fault(f"--out {self.path}", problem, remedy)]) from None
+            lock_or_refuse(descriptor, Fault(f"--out {self.path}", problem, remedy))
             yield
         finally:
             os.close(descriptor)

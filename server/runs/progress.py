@@ -22,7 +22,7 @@ BAR_WIDTH = 24
 
 
 class NullProgress:
-    """Follows a run and shows nothing. A :class:`server.federation.recorder.Watcher`.
+    """Follows a run and shows nothing; base class of what shows its progress. The recorder calls it at each step.
 
     Attributes:
         seconds_left: Remaining time at the end of the last round; None before the first.

@@ -20,7 +20,7 @@ from strategies.engine.state import FederationState
 
 
 class RunReporter(NullProgress):
-    """Prints the progress of a run and writes it to ``present.json``. A :class:`server.federation.recorder.Watcher`.
+    """Prints the progress of a run and writes it to ``present.json``.
 
     Args:
         present: The state of the run, which is kept up to date.

@@ -31,13 +31,12 @@ from common.simulation import (
 )
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
-from server.federation.recorder import Watcher
 from server.federation.run import run_federation
 from server.federation.set_up import OpenedRunFolder, lead_run
 from server.reporting.live.server import view_beside_run
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import PresentRun
-from server.runs.progress import progress_of_run
+from server.runs.progress import NullProgress, progress_of_run
 from server.runs.reporter import RunReporter
 from server.runs.samples import shows_samples, write_samples
 from server.runs.tracking import TrackingStore
@@ -174,20 +173,22 @@ class Simulation:
         return (POOLED,) if self.method.site.pooled != "no" else tuple(part.site for part in self.data.parts)
 
     @contextmanager
-    def _show_progress(self, out: Path) -> Iterator[list[Watcher]]:
+    def _show_progress(self, out: Path) -> Iterator[list[NullProgress]]:
         """Show the progress of the run, and the live view where ``web_port`` asks for one."""
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:
             shown = progress_of_run(self.progress, self.console, f"{name} seed {run.seed}")
-            watchers: list[Watcher] = [stack.enter_context(shown)]
+            watchers: list[NullProgress] = [stack.enter_context(shown)]
             if self.web_port is not None:
                 stack.enter_context(view_beside_run(out, self.web_port, self.tell))
                 present = PresentRun(str(out.resolve()), name)
                 watchers.append(stack.enter_context(RunReporter(present, out, lambda line: None)))
             yield watchers
 
-    def _run_federation(self, setting: RunContext, experiment: Experiment, watchers: list[Watcher]) -> dict[str, Any]:
+    def _run_federation(
+        self, setting: RunContext, experiment: Experiment, watchers: list[NullProgress]
+    ) -> dict[str, Any]:
         base, summaries = self.file.base, list[dict[str, Any]]()
 
         def main(grid: Any) -> None:
