@@ -107,13 +107,13 @@ spreadsheets cut a line at ``;``, also within quotes that do not open the line."
 
 def rows_to_csv(rows: Iterable[Iterable[Cell]]) -> bytes:
     """Return rows as csv in UTF-8: texts in quotes, an apostrophe before each formula, numbers with six decimals."""
+
+    def harmless(cell: Cell) -> Cell:
+        if isinstance(cell, str):
+            return _FORMULA.sub("'", escaped(cell))
+        return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)
+
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerows(map(_escape_cell, row) for row in rows)
+    writer.writerows(map(harmless, row) for row in rows)
     return lines.getvalue().encode()
-
-
-def _escape_cell(cell: Cell) -> Cell:
-    if isinstance(cell, str):
-        return _FORMULA.sub("'", escaped(cell))
-    return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)

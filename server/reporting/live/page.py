@@ -55,15 +55,14 @@ def render_changing_part(snapshot: RunSnapshot) -> str:
 
 @cache
 def _template_environment() -> Environment:
+    css_classes = {"connected": "good", "revoked": "bad", "not connected": "away"}
+
+    def css_class(site: SiteStatus) -> str:
+        return "away" if site.link.startswith(SIGNED_OFF) else css_classes.get(site.link, "")
+
     environment = page_environment(_ASSETS)
-    environment.globals.update(say=plain_text, mark=_connection_css_class)
+    environment.globals.update(say=plain_text, mark=css_class)
     return environment
-
-
-def _connection_css_class(site: SiteStatus) -> str:
-    """Return the CSS class of a site's connection."""
-    marks = {"connected": "good", "revoked": "bad", "not connected": "away"}
-    return "away" if site.link.startswith(SIGNED_OFF) else marks.get(site.link, "")
 
 
 @cache
