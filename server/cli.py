@@ -88,18 +88,17 @@ def admit(
     Admit a site again to change what it may claim, or edit sites/NAME.toml; it counts from the next roll call.
     """
     from common.security.identity import fingerprint, read_request
-    from server.coordinator.admission import admission_faults
-    from server.coordinator.admission import admit as admitted
+    from server.coordinator import admission
     from server.coordinator.folder import read_coordinator
 
     coordinator, site = read_coordinator(folder), read_request(request)
-    stop_on(admission_faults(coordinator, site))
+    stop_on(admission.admission_faults(coordinator, site))
     console.print(f"site         {site.site}", highlight=False, markup=False)
     console.print(f"fingerprint  {fingerprint(site.public_key)}", highlight=False, soft_wrap=True)
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
         _ask_for_confirmation("Is it the same, and is this site to be admitted?")
-    kit = admitted(coordinator, site, classes=classes, max_images=max_images)
+    kit = admission.admit(coordinator, site, classes=classes, max_images=max_images)
     console.print(f"Admitted. Send {kit} to {site.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
 
@@ -248,9 +247,9 @@ def verify(
 
     stop_on(unverifiable_faults(receipt))  # before torch is imported
     keys = {site.site: site.public_key for site in map(read_request, requests or ())}
-    from server.runs.verify import verify as checked
+    from server.runs import verify as verification
 
-    result = checked(receipt, keys)
+    result = verification.verify(receipt, keys)
     for line in [*result.right, *result.unknown]:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for fault in result.faults:
@@ -343,13 +342,12 @@ def revoke(
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
-    from server.coordinator.admission import revoke as take_back
-    from server.coordinator.admission import unrevoked_site
+    from server.coordinator import admission
 
-    unrevoked_site(coordinator, site)
+    admission.unrevoked_site(coordinator, site)
     if not yes:
         _ask_for_confirmation(f"{site} is to take part no more?")
-    take_back(coordinator, site)
+    admission.revoke(coordinator, site)
     message = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
     console.print(message, soft_wrap=True)
 

@@ -284,11 +284,11 @@ def export(
         from server.export.pictures import refuse_without_pictures
 
         refuse_without_pictures(check)
-    from server.export.exported_model import export_run_model as written
+    from server.export.exported_model import export_run_model
 
-    done, source, card = written(folder, form, out, check)
-    console.print(f"{done.path}: largest difference {done.largest_difference:.2g}", soft_wrap=True, highlight=False)
-    console.print(f"compared on {done.images} {source}", soft_wrap=True, highlight=False, markup=False)
+    result, source, card = export_run_model(folder, form, out, check)
+    console.print(f"{result.path}: largest difference {result.largest_difference:.2g}", soft_wrap=True, highlight=False)
+    console.print(f"compared on {result.images} {source}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"model card: {card or 'none, for the folder is not a run'}", soft_wrap=True, highlight=False)
 
 

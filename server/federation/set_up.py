@@ -75,7 +75,7 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
     """
     begins = not resume or not out.is_dir() or not any(out.iterdir())
     folder = RunFolder.create(out) if begins else RunFolder.reopen(out)
-    with folder.held():
+    with folder.lock():
         if begins:
             folder.event("begun")
             yield OpenedRunFolder(folder, uuid.uuid4().hex)

@@ -134,7 +134,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock the folder within the context.
 
         Raises:
