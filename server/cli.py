@@ -171,7 +171,7 @@ def run(
 
     # Before torch is imported.
     file, coordinator = read_experiment_early(experiment, overrides), read_coordinator(folder)
-    expected_site_count(coordinator, file, sites, resume=resume)
+    expected_sites = expected_site_count(coordinator, file, sites, resume=resume)
     folder_faults = resumed_folder_faults(out) if resume else new_folder_faults(out)
     stop_on([*faults_of_run(coordinator, out, resume=resume), *folder_faults])
     if not once:
@@ -186,10 +186,10 @@ def run(
     keep_large_buffers()
     os.umask(0o077)  # the run folder is for this account only
     tell = event_printer(console)
-    sites_of_network = NetworkBackend(coordinator, file, sites, tell)
+    backend = NetworkBackend(coordinator, file, expected_sites, tell)
     with graceful_shutdown(int(RunExit.ON_REQUEST)):
         lead_with_exit_code(
-            lambda: lead_run(sites_of_network, file, out, track=track, resume=resume),
+            lambda: lead_run(backend, file, out, track=track, resume=resume),
             out,
             ["flwr-server", *arguments, "--resume"],
             tell,

@@ -20,7 +20,7 @@ from common.simulation import image_store
 from common.system.files import is_disk_full, make_private_folder, remove_partial_files
 from server.coordinator.admission import admitted_sites, claims_reader
 from server.coordinator.folder import Coordinator, lock_coordinator, make_private
-from server.coordinator.preflight import expected_site_count, no_superlink_faults
+from server.coordinator.preflight import no_superlink_faults
 from server.coordinator.state import read_sign_offs
 from server.deployment.superlink.control_client import is_superlink_answering
 from server.deployment.superlink.network_grid import NetworkGrid, open_network_grid
@@ -72,7 +72,7 @@ class NetworkBackend:
     """Runs an experiment on the sites that are connected to a coordinator's SuperLink.
 
     Args:
-        sites: Number to wait for at the roll call; 0 for every admitted site.
+        sites: Number to wait for at the roll call.
     """
 
     durable = True
@@ -86,7 +86,7 @@ class NetworkBackend:
         """Load the coordinator's own images and the external ones; check the experiment before any site is asked.
 
         Raises:
-            BadInput: For a bad experiment, too few admitted sites, or without a SuperLink.
+            BadInput: For a bad experiment, or without a SuperLink.
         """
         file, experiment, faults = self.file, self.file.experiment, list[Fault]()
         store = image_store(experiment, file.base, self.tell)
@@ -109,7 +109,6 @@ class NetworkBackend:
             faults += error.faults
         faults += model_faults(experiment.model, file.base) + timer_order_faults(list_timers(experiment))
         stop_on([prefix_with_file(file, fault) for fault in faults])
-        self.sites = expected_site_count(self.coordinator, file, self.sites, resume=resume)
         if not is_superlink_answering(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([no_superlink_faults(self.coordinator)])
 

@@ -7,7 +7,6 @@ from common.errors import BadInput, stop_on
 from server.coordinator.admission import unrevoked_sites
 from server.coordinator.authority import RENEW_BEFORE_DAYS, days_until_expiry
 from server.coordinator.folder import Coordinator, lock_coordinator, make_private
-from server.coordinator.preflight import faults_of_start
 from server.coordinator.state import read_sign_offs, write_connections
 from server.deployment.superlink.control_client import ControlClient, RegisteredNode, SuperLinkGone, openssh_key_to_pem
 from server.deployment.superlink.database import set_aside_if_unusable
@@ -23,9 +22,9 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
     """Keep the SuperLink running until this process is told to stop; report sites that connect or leave.
 
     Raises:
-        BadInput: If the certificate cannot be used, or the SuperLink does not start.
+        BadInput: If a timer is shorter than one that has to end before it, or the SuperLink does not start.
     """
-    stop_on([*faults_of_start(coordinator), *timer_order_faults(list_timers(None))])
+    stop_on(timer_order_faults(list_timers(None)))
     make_private(coordinator, tell)
     with lock_coordinator(coordinator, "start"):
         link = SuperLink(coordinator)
