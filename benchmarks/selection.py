@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -38,14 +37,12 @@ FEWER = {
 OWN_MODELS = {"pfl", "individual", "fedbn"}
 
 
-class Scores:
-    """A watcher that scores the global model after each round."""
+class Scores(NullProgress):
+    """Scores the global model after each round."""
 
     def __init__(self, machine: Simulation) -> None:
+        super().__init__()
         self.machine, self.aurocs = machine, dict[int, float]()
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         test, model = self.machine.data.test, state.model
