@@ -10,7 +10,9 @@ from PIL import Image
 from client.site.settings import choose_device, open_site, read_settings
 from client.site.site import Site
 from client.site.site_file import make_site_folder, read_credentials
+from common.data.base.image_set import PixelRows
 from common.data.base.spec import PhantomSpec
+from common.data.images import store
 from common.data.load import load
 from common.errors import BadInput
 from common.security.identity import SiteKit, fingerprint, read_kit, read_request, write_toml
@@ -69,6 +71,34 @@ def test_the_site_toml_that_init_writes_says_which_files_are_still_missing(tmp_p
     with pytest.raises(BadInput) as refused:
         read_settings(tmp_path)
     assert {fault.where for fault in refused.value.faults} == {"site.toml: data.images", "site.toml: data.labels"}
+
+
+def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    make_site_folder(tmp_path, "north")
+    pictures(tmp_path, "train train test")
+    text, lines = (tmp_path / "site.toml").read_text(encoding="utf-8"), list[str]()
+    for policy, folder in (("plain", "images-plain"), ("encrypted", "images-encrypted"), ("no", "")):
+        line = f'\n[policy]\nkeep_images = "{policy}"\n'
+        settings = read_settings(written(tmp_path, text.replace("\n[policy]\n", line)))
+        site = open_site(settings, lines.append)
+        assert [path.name for path in (tmp_path / "state").glob("images-*")] == [folder] * bool(folder)
+        assert isinstance(site.train.stored, PixelRows) == bool(folder)
+        kept = b"".join(path.read_bytes() for path in (tmp_path / "state").glob("*/*/pixels"))
+        assert (bytes([50] * 100) in kept) == (policy == "plain")
+        assert site.train.images.max(axis=(1, 2)).tolist() == [0, 100]
+    assert sum("removed" in line for line in lines) == 2
+
+
+def test_without_its_key_a_folder_keeps_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    make_site_folder(tmp_path, "north")
+    pictures(tmp_path, "train train test")
+    (tmp_path / "north.key").unlink()
+    assert len(open_site(read_settings(tmp_path)).train.images) == 2
+    assert not (tmp_path / "state").exists()
 
 
 def test_init_shows_the_fingerprint_of_the_key_that_it_made(tmp_path: Path) -> None:

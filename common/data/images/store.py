@@ -110,10 +110,11 @@ class FileIdentity:
     def of(cls, path: Path) -> "FileIdentity | None":
         """Return the identity of a file on this machine's disk; None where there is none."""
         try:
-            status = os.stat(path)
+            status = path.stat()
         except (OSError, ValueError):
             return None
-        about = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
+        name = str(path) if path.is_absolute() else os.path.abspath(path)
+        about = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
         return cls(about, status.st_size, status.st_ctime)
 
 

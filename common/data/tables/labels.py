@@ -215,7 +215,8 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     required = {"data.image_column": spec.image_column, **required_columns(spec)}
     stop_on(faults + column_faults(Path(spec.labels).name, columns, required) + finding_faults(spec, columns))
     stop_on(identity_faults(spec, columns, "data.image_column", spec.image_column, "image"))
-    files = tuple(base / spec.images / name for name in columns[spec.image_column])
+    folder = base / spec.images
+    files = tuple(folder / name for name in columns[spec.image_column])
     table = LabelTable(
         files=files,
         labels=parse_labels(spec, columns),
