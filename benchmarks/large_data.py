@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import torch
 from PIL import Image
+from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -127,20 +128,18 @@ def compare_speed(folder: Path, side: int, count: int, batch: int, workers: int)
     print(f"reading alone: {len(images) / (time.monotonic() - began):.0f} images a second", flush=True)
 
 
-def run_federation(folder: Path, side: int, backend: str, sites: int, rounds: int) -> None:
+def run_federation(folder: Path, side: int, sites: int, rounds: int, **simulation: object) -> None:
     """Run a federation of all images, and print its time and the model's hash."""
-    from rich.console import Console
-
     tree = {
         "run": {"method": "vanilla", "rounds": rounds},
         "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 32},
         "data": data_spec(side),
         "partition": {"kind": "class_subsets", "sites": sites, "shared": len(CLASSES)},
         "training": {"batch_size": 64, "epochs": 1},
-        "simulation": {"backend": backend, "image_cache": "cache"},
+        "simulation": {"image_cache": "cache", **simulation},
     }
     file: ExperimentFile = validate_experiment(tree, folder / "experiment.toml", [], find_method_faults)
-    began, out = time.monotonic(), folder / f"run-{backend}-{time.time_ns()}"
+    began, out = time.monotonic(), folder / f"run-{time.time_ns()}"
     summary = simulate(file, out, Console())
     print(f"{rounds} rounds in {time.monotonic() - began:.1f} s, model {summary['model_sha256'][:16]}", flush=True)
 
@@ -166,7 +165,9 @@ def main() -> None:
         case "speed":
             compare_speed(options.folder, options.side, options.images, options.batch, options.workers)
         case "run":
-            run_federation(options.folder, options.side, options.backend, options.sites, options.rounds)
+            run_federation(
+                options.folder, options.side, options.backend, options.sites, options.rounds, options.workers
+            )
 
 
 if __name__ == "__main__":
