@@ -91,10 +91,14 @@ def not_utf8_in(content: bytes, line: int) -> str:
     return f"is not UTF-8 text: line {line} holds a byte that is none of it."
 
 
-def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """Return ``'Did you mean "Infiltration"?'`` for the nearest option, or an empty string if none is near."""
+def did_you_mean(name: str, options: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``'Did you mean "Infiltration"?'`` for the nearest option, or an empty string if none is near.
+
+    Args:
+        cutoff: The share of letters that a near option has in common with the name.
+    """
     by_folded = {option.casefold(): option for option in options}
-    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=cutoff)
     return f'Did you mean "{by_folded[near[0]]}"?' if near else ""
 
 

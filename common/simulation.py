@@ -31,11 +31,13 @@ class SimulatedData:
     Attributes:
         splits: The images that the rows of ``parts`` index.
         server: Images that the coordinator holds itself; None where the partition gives it none.
+        empty_sites: Sites to which the partition gave no training image; they take no part in a run.
     """
 
     splits: Splits
     parts: tuple[SitePart, ...]
     server: Splits | None = None
+    empty_sites: tuple[str, ...] = ()
 
     @property
     def test(self) -> ImageSet:
@@ -136,7 +138,7 @@ def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path, s
     splits = _whole_data(data, base, store)
     division = partition(splits, TypeAdapter(PartitionSpec).validate_json(parts), seed)
     own = load(TypeAdapter(DataSpec).validate_json(server), base, store) if server else division.server
-    return SimulatedData(division.splits, division.parts, own)
+    return SimulatedData(division.splits, division.parts, own, division.empty_sites)
 
 
 @lru_cache(maxsize=1)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.images.reading import NOT_A_PICTURE, is_picture, open_png_or_jpeg, read_head, unreadable_reason
-from common.data.tables.cells import is_unlabelled, strip_cells
-from common.data.tables.csv import Columns, column_faults, read_columns
+from common.data.tables.cells import read_label
+from common.data.tables.csv import Column, Columns, column_faults, read_columns
 from common.data.tables.roles import ColumnRoles, guess_roles, image_column, picture_folder
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import existing_output_faults, is_file, missing_input_fault, write_atomically
@@ -133,7 +133,7 @@ def inspect_table(
         raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
     from common.data.images.headers import read_dicom_heads  # once nothing is wrong with the call
 
-    columns = {name: cells[present] for name, cells in columns.items()}
+    columns = columns.rows(present)
     roles = guess_roles(columns, column, patient_column_name)
     spread = np.unique(np.linspace(0, len(columns[column]) - 1, LOOKED_AT).round().astype(int))
     files = [folder / name for name in columns[column][spread]]
@@ -201,7 +201,7 @@ def _describe_data(data: Dataset) -> list[str]:
         source, count = data.patients
         lines.append(f"patients: {source}, {count} of them; no patient is split over two parts.")
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
-    blank = {name: int(is_unlabelled(data.columns[name]).sum()) for name in roles.label_columns}
+    blank = {name: _count_unlabelled(data.columns.column(name)) for name in roles.label_columns}
     if unlabelled := [f"{name} {count}" for name, count in blank.items() if count]:
         lines.append(f"    without a label (blank or -1), of {data.present}: {', '.join(unlabelled)}.")
     if rare := [name for name, count in roles.classes.items() if count < FEWEST_POSITIVES]:
@@ -213,14 +213,17 @@ def _describe_data(data: Dataset) -> list[str]:
     unused = [name for name in data.columns if name not in used]
     if unused:
         lines.append(f"    not used: {', '.join(unused)}.")
-    cells = {
-        name: {cell.lower() for cell in strip_cells(np.unique(data.columns[name]))} - {"", "-1"} for name in unused
-    }
+    cells = {name: {cell.lower() for cell in data.columns.column(name).cells} - {"", "-1"} for name in unused}
     if words := [name for name, values in cells.items() if values and values <= YES_AND_NO]:
         lines.append(f"    If these are findings, write 1 for yes and 0 for no, and try again: {', '.join(words)}.")
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
     return lines
+
+
+def _count_unlabelled(column: Column) -> int:
+    unlabelled = [read_label(cell) not in ("present", "absent") for cell in column.cells]
+    return int(column.counts()[unlabelled].sum())
 
 
 def _experiment_text(data: Dataset, out: Path) -> str:

@@ -1,6 +1,6 @@
 """A site's images for the check: files beside a table, images of a PACS, or arrays of a set that is read whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,7 @@ class ImageSource:
     read: Callable[[int], bytes | Path | NDArray[np.uint8]]
     opened: Callable[[], AbstractContextManager[object]] = nullcontext
     reader_faults: Callable[[], list[Fault]] = list
-    files: tuple[Path, ...] = ()
+    files: Sequence[Path] = ()
     archive: str = ""
     form: ImageForm | None = None
     patients_known: bool = True
@@ -90,7 +90,8 @@ def open_source(settings: Settings) -> ImageSource:
     if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginSpec):
         return _open_array_source(settings)
     archive = patients_from = ""
-    files, heads = tuple[Path, ...](), list[DicomHead]()
+    files: Sequence[Path] = ()
+    heads = list[DicomHead]()
     if isinstance(spec, DicomwebSpec):
         answer = open_dicomweb(spec, settings.folder)
         table, server = answer.table, answer.archive.client.server

@@ -166,12 +166,14 @@ def _make_csv_spec(
         spec |= {"label_columns": own}
     elif of_run is not None and of_run.finding_column in columns:
         classes = tuple(name for name in of_run.classes if name in network.class_names)
-        spec |= {"finding_column": of_run.finding_column, "separator": of_run.separator, "classes": classes}
+        spec |= {key: getattr(of_run, key) for key in ("finding_column", "separator", "other_findings", "no_finding")}
+        spec["classes"] = classes
     else:
         finding_column = of_run.finding_column if of_run else None
         raise BadInput(class_faults(labelled.data, columns, network.class_names, finding_column))
     if of_run is not None:
-        spec |= {key: getattr(of_run, key) for key in ("uncertain", "blank", "resize", "frame", "axis", "window")}
+        keys = ("blank", "resize", "frame", "axis", "window", "similar_patients")
+        spec |= {key: getattr(of_run, key) for key in (*keys, *(("uncertain",) if own else ()))}
     return FolderSpec.model_validate(spec)
 
 

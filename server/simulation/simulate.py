@@ -29,6 +29,7 @@ from common.simulation import (
     site_test_images,
     undivided_data,
 )
+from common.system.plain_text import list_first_and_count_rest
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import RunContext
 from server.federation.run import run_federation
@@ -130,6 +131,10 @@ class Simulation:
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
+        if data.empty_sites:
+            folder.event("no_training_images", sites=list(data.empty_sites))
+            names = list_first_and_count_rest(data.empty_sites, 5)
+            self.tell(f"Without training images, and not in the run: {names}. The partition gave them none.")
         if not data.patients_known:
             folder.event("patients_unknown")
             if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:

@@ -180,8 +180,11 @@ def edited(*changes: tuple[str, str]) -> Callable[[Path], Ended]:
     return table(changed(TABLE, *changes))
 
 
+SPLIT = ('split_column = "part"\n', "")
 PACKED = ('"labels.csv"', '"labels.csv.gz"')
 FINDINGS = 'finding_column = "part"\nclasses = ["tarin"]'
+SEVERAL = 'finding_column = "part"\nclasses = ["Nodule", "Mass"]'
+LABELS = 'label_columns = ["Nodule", "Mass"]'
 TABLES = (
     Case("table: there is none, nor pictures", lambda folder: run_on(folder, FOLDER)),
     Case("table: a folder without pictures", table(TABLE, pictures=0)),
@@ -192,10 +195,10 @@ TABLES = (
     Case("table: a column that it does not have", table(TABLE, ('"Mass"]', '"Masses"]'))),
     Case("table: several columns that it does not have", table(TABLE, ('"image"', '"file"'), ('"patient"', '"id"'))),
     Case("table: a column twice", edited(("Nodule,Mass", "Mass,Mass"))),
-    Case("table: parted by semicolons", table(TABLE.replace(",", ";"))),
-    Case("table: parted by tabs", table(TABLE.replace(",", "\t"))),
-    Case("table: Latin-1", table(TABLE.replace("p3", "Müller").encode("latin-1"))),
-    Case("table: UTF-16, as Excel's Unicode text", table(TABLE.encode("utf-16"))),
+    Case("table: UTF-16 without its mark", table(TABLE.encode("utf-16-le"))),
+    Case("table: bytes that are no text", table(TABLE.replace("p3", "p\x81").encode("latin-1"))),
+    Case("table: a quote that does not end", edited(("04.png", '"04.png'))),
+    Case("table: two quotes that hold rows", edited(("p4,", '"p4,'), ("p6,", 'p6",'))),
     Case("table: a spreadsheet", table(b"PK\x03\x04\x14\x00\x06\x00\x08\x00\xff\xfe\xff")),
     Case("table: a line that is too short", edited(("03.png,p3,train,1,0", "03.png,p3"))),
     Case("table: an image twice", edited(("04.png", "03.png"))),
@@ -204,9 +207,18 @@ TABLES = (
     Case("table: a patient in two parts", edited((",p11,", ",p3,"))),
     Case("table: a label that is no number", edited(("p5,train,1,", "p5,train,yes,"))),
     Case("table: labels that are no numbers, in two columns", edited(("p5,train,1,0", "p5,train,yes,2"))),
-    Case("table: a label with a comma for its point", edited(("p5,train,1,", 'p5,train,"1,0",'))),
+    Case("table: a line about a picture of an earlier line", edited(("04.png,p4,", "03.png,p3,"))),
+    Case("table: patients who may be one", edited((",p4,", ",P3,"), (",p9,", ",p-8,"))),
+    Case("table: a patient as a spreadsheet shortens numbers", edited((",p4,", ",1.23457E+11,"))),
     Case("table: a part that is none", edited(("p8,test", "p8,external"))),
-    Case("table: a finding under another spelling", table(TABLE, ('label_columns = ["Nodule", "Mass"]', FINDINGS))),
+    Case("table: a finding under another spelling", table(TABLE, (LABELS, FINDINGS), SPLIT)),
+    Case("table: findings between other signs", table(TABLE.replace("train", "Mass;Nodule"), (LABELS, SEVERAL), SPLIT)),
+    Case(
+        "table: findings that are no class, and none beside one",
+        table(changed(TABLE, ("p2,train", "p2,Mass|Normal"), ("p3,train", "p3,")), (LABELS, SEVERAL), SPLIT),
+    ),
+    Case("table: a class with the separator in its name", table(TABLE, (LABELS, SEVERAL.replace("Nodule", "a|b")))),
+    Case("table: a key for findings beside columns of labels", table(TABLE, (LABELS, f"{LABELS}\nno_finding = []"))),
     Case("table: labels said twice", table(TABLE, ("label_columns", 'finding_column = "part"\nlabel_columns'))),
     Case("table: packed, and cut off", table(gzip.compress(TABLE.encode())[:-20], PACKED)),
     Case("table: packed, and damaged", table(gzip.compress(TABLE.encode())[:30] + b"\xff" * 60, PACKED)),

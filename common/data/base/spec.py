@@ -6,12 +6,14 @@ Paths are relative to the folder of the file that names them. Nothing is read he
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from common.data.base.decoded_size import LARGEST_MB
+from common.data.base.names import Name
 from common.plugins import NAME_PATTERN, PluginName
 from common.system.plain_text import PLAIN_NAME
 
@@ -30,7 +32,9 @@ LargestMb = Annotated[int, Field(ge=1, le=2**20)]
 """MiB that one picture may take, and that any file may take: see :mod:`common.data.base.decoded_size`."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed in the range of numpy's legacy generator."""
-ClassNames = Annotated[tuple[str, ...], Field(min_length=1)]
+ClassNames = Annotated[tuple[Name, ...], Field(min_length=1)]
+NO_FINDING = ("No Finding", "No Findings", "Normal")
+"""Names in a column of findings that say that all classes are absent, in any case."""
 
 SPLIT_SEED = 1337
 
@@ -114,24 +118,32 @@ class LabelColumnsSpec(PictureTableSpec):
     """Settings that name the columns of a hospital's own table.
 
     Labels stand either in one column per class (``label_columns``: 1, 0, -1 uncertain, or blank), or as names in one
-    column (``finding_column``, parted by ``separator``, of which ``classes`` are kept).
+    column (``finding_column``, with ``separator`` between them), each of which is one of ``classes``, of
+    ``other_findings`` or of ``no_finding``.
 
     Attributes:
-        uncertain: The meaning of -1.
-        blank: The meaning of an empty cell.
+        other_findings: Findings in that column that are no class here; ``"*"`` stands for all that are unlike a class.
+        no_finding: Names that say that no class is present.
+        uncertain: The meaning of -1 in ``label_columns``.
+        blank: The meaning of an empty cell: of one class in ``label_columns``, of all classes in ``finding_column``.
+        similar_patients: Patients whose names differ only in case, punctuation, spaces or zeros are refused with their
+            lines ("fault"), or count as one patient and stand on one side of the split ("join").
         split_column: Values train, val or validation, test; without it patients are split 70/10/20 (see ``splits``).
         validation_fraction: Part of the training patients held out where ``split_column`` has no validation rows.
     """
 
-    label_columns: tuple[str, ...] = ()
-    finding_column: str | None = None
-    separator: Annotated[str, Field(min_length=1)] = "|"
-    classes: tuple[str, ...] = ()
+    label_columns: tuple[Name, ...] = ()
+    finding_column: Name | None = None
+    separator: Annotated[str, Field(min_length=1), AfterValidator(partial(re.sub, r"\s+", " "))] = "|"
+    classes: tuple[Name, ...] = ()
+    other_findings: tuple[Name, ...] = ()
+    no_finding: tuple[Name, ...] = NO_FINDING
     uncertain: LabelPolicy = "unknown"
     blank: Literal["unknown", "negative"] = "unknown"
-    patient_column: str | None = None
-    source_column: str | None = None
-    split_column: str | None = None
+    patient_column: Name | None = None
+    similar_patients: Literal["fault", "join"] = "fault"
+    source_column: Name | None = None
+    split_column: Name | None = None
     validation_fraction: Fraction = 0.1
 
     @model_validator(mode="after")
@@ -140,6 +152,16 @@ class LabelColumnsSpec(PictureTableSpec):
             raise ValueError("give either label_columns, or finding_column with classes")
         if (self.finding_column is not None) != bool(self.classes):
             raise ValueError("finding_column and classes belong together: classes names the findings to keep")
+        for names in (self.label_columns, self.classes):
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"each class is named once; named again: {', '.join(repeated)}")
+        if divided := [name for name in self.classes if self.separator in name]:
+            raise ValueError(f"names of classes may not contain the separator: {', '.join(divided)}")
+        useless = ("separator", "other_findings", "no_finding") if self.label_columns else ("uncertain",)
+        for key in useless:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                owner = "finding_column" if self.label_columns else "label_columns"
+                raise ValueError(f"{key} has a meaning for {owner} only; leave it out")
         return self
 
 
@@ -147,7 +169,7 @@ class FolderSpec(LabelColumnsSpec, PictureSpec):
     """A table and a folder of PNG, JPEG, DICOM or NIfTI files (distinguished by content)."""
 
     kind: Literal["folder"]
-    image_column: str
+    image_column: Name
 
 
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?")
@@ -179,9 +201,9 @@ class DicomwebSpec(LabelColumnsSpec):
 
     kind: Literal["dicomweb"]
     url: str
-    instance_column: str | None = None
-    study_column: str | None = None
-    accession_column: str | None = None
+    instance_column: Name | None = None
+    study_column: Name | None = None
+    accession_column: Name | None = None
     modalities: tuple[Annotated[str, Field(pattern="^[A-Z0-9_ ]{1,16}$")], ...] = ()
     ca_file: str | None = None
     authentication: Literal["bearer", "basic"] | None = None
@@ -256,8 +278,8 @@ class NpzSpec(Spec):
 
     kind: Literal["npz"]
     path: str
-    classes: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
+    classes: tuple[Name, ...] = ()
+    keep: tuple[Name, ...] = ()
     patient_key: str | None = None
     source_key: str | None = None
     train_limit: Count | None = None
@@ -318,7 +340,7 @@ class MimicSpec(PictureSpec):
     """
 
     kind: Literal["mimic"]
-    classes: tuple[str, ...] = ()
+    classes: tuple[Name, ...] = ()
     views: ClassNames = ("AP", "PA")
     uncertain: LabelPolicy = "negative"
     blank: Literal["unknown", "negative"] = "negative"
@@ -363,7 +385,7 @@ class CompositesSpec(Spec):
 
     kind: Literal["composites"]
     path: str
-    classes: tuple[str, ...] = ()
+    classes: tuple[Name, ...] = ()
     train: Count = 3000
     validation: Count = 600
     test: Count = 1500

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, UNKNOWN_PATIENT, ImageSet, Splits
+from common.data.base.names import find_similar
 from common.data.base.spec import SPLIT_SEED
 from common.errors import Fault, quoted, stop_on
-from common.system.plain_text import counted
+from common.system.plain_text import counted, list_first_and_count_rest
 
 Names = NDArray[np.str_]
 Numbers = NDArray[np.intp]
@@ -147,6 +148,16 @@ def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fau
             remedy = "Put all images of a patient on one side of the split."
             faults.append(Fault(where, problem, remedy, cause="patients"))
     return faults
+
+
+def similar_patient_faults(where: str, patients: Names) -> list[Fault]:
+    """Find patients whose names are so alike that they may be one patient, who could stand in two parts."""
+    similar = find_similar(np.unique(patients).tolist())
+    if not similar:
+        return []
+    pairs = [f'"{earlier}" and "{name}"' for name, earlier in similar.items()]
+    problem = f"{counted(len(similar), 'pair')} of patients may be one: {list_first_and_count_rest(pairs, 5)}."
+    return [Fault(where, problem, "Write each patient in one way.", cause="patients")]
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,11 @@ def deal_patients(classes: NDArray[np.intp], shares: Shares, ends: Ends, random:
 def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> Division:
     """Deal the train and the test part; the validation part is held out of the sites' training images.
 
+    A Dirichlet deal may give a site nothing: without training images it is no site of the division, and without test
+    images it is not tested.
+
     Raises:
-        BadInput: If images have several classes, or a site would have no image to train or to test on.
+        BadInput: If images have several classes, or a site of another deal would have no image to train or to test on.
     """
     stop_on([*several_class_faults("training", splits.train), *several_class_faults("test", splits.test)])
     classes = len(splits.class_names)
@@ -97,7 +100,13 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> D
     train_patients, test_patients = PatientIndex.of(splits.train), PatientIndex.of(splits.test)
     trains, tests = (deal_patients(part.classes, shares, ends, random) for part in (train_patients, test_patients))
     sites, remedy = site_names("site", spec.sites), "Take fewer sites, more images, another seed, or more even shares."
-    stop_on([*empty_site_faults(sites, trains, "training", remedy), *empty_site_faults(sites, tests, "test", remedy)])
+    empty_sites = tuple(site for site, of_site in zip(sites, trains, strict=True) if not len(of_site))
+    if isinstance(spec, DirichletSpec) and len(empty_sites) < len(sites):
+        hands = [hand for hand in zip(sites, trains, tests, strict=True) if len(hand[1])]
+        sites, trains, tests = (list(column) for column in zip(*hands, strict=True))
+    else:
+        faults = empty_site_faults(sites, trains, "training", remedy)
+        stop_on(faults + empty_site_faults(sites, tests, "test", remedy))
     held_out = [random.permutation(of_site)[: int(spec.validation_fraction * len(of_site))] for of_site in trains]
     rest = [np.setdiff1d(of_site, out) for of_site, out in zip(trains, held_out, strict=True)]
     train, train_rows = gather_site_images(splits.train, [train_patients.rows(of_site) for of_site in rest])
@@ -108,4 +117,4 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> D
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePart(site, names, *of_site) for site, *of_site in rows)
-    return Division(Splits(train, validation, splits.test), parts)
+    return Division(Splits(train, validation, splits.test), parts, empty_sites=empty_sites)

@@ -37,11 +37,13 @@ class Division:
         splits: The images that the rows of ``parts`` count in; a partition may cut the parts of a data set anew.
         parts: The sites, in the order of their names.
         server: Images that the coordinator holds itself; None in most partitions.
+        empty_sites: Sites to which no training image was dealt; they have no part.
     """
 
     splits: Splits
     parts: tuple[SitePart, ...]
     server: Splits | None = None
+    empty_sites: tuple[str, ...] = ()
 
 
 def site_images(splits: Splits, part: SitePart) -> Splits:

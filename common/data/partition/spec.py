@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from common.data.base.names import Name
 from common.data.base.spec import ClassNames, Count, Fraction, LegacySeed, Spec
 
 
@@ -34,7 +35,7 @@ class ClassSubsetsSpec(SitesSpec):
 
     kind: Literal["class_subsets"]
     sites: Count | None = None
-    shared: Annotated[int, Field(ge=0)] | tuple[str, ...] = 0
+    shared: Annotated[int, Field(ge=0)] | tuple[Name, ...] = 0
     minimum_positives: Annotated[int, Field(ge=0)] = 0
 
 
@@ -42,7 +43,7 @@ class ClassListsSpec(SitesSpec):
     """The classes of every site are given, by the site's name."""
 
     kind: Literal["class_lists"]
-    lists: Annotated[Mapping[str, ClassNames], Field(min_length=1)]
+    lists: Annotated[Mapping[Name, ClassNames], Field(min_length=1)]
 
 
 class ClassTableSpec(SitesSpec):

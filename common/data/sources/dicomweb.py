@@ -8,18 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import UNKNOWN_PATIENT
+from common.data.base.names import names_of_array
 from common.data.base.spec import DicomwebSpec
-from common.data.base.splits import Names
 from common.data.dicomweb.archive import ArchiveKey, PacsArchive, open_archive
 from common.data.dicomweb.search import UID, ImageLocation
-from common.data.tables.cells import strip_cells
-from common.data.tables.csv import Columns, column_faults, read_columns
+from common.data.tables.csv import Column, Columns, column_faults, read_columns
+from common.data.tables.files import PictureFiles
 from common.data.tables.labels import (
     LabelTable,
     assign_parts,
-    finding_faults,
-    identity_faults,
-    parse_labels,
+    blank_faults,
+    join_similar_patients,
+    parse_cells,
     part_faults,
     required_columns,
 )
@@ -57,56 +57,74 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     """
     columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
-    faults = column_faults(Path(spec.labels).name, columns, {**named, **required_columns(spec)})
-    stop_on(faults + finding_faults(spec, columns))
+    stop_on(column_faults(Path(spec.labels).name, columns, {**named, **required_columns(spec)}))
     row_kind = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
-    row_key = _KEYS[row_kind]
-    what = "image" if row_kind == "instance" else "study"
-    faults = identity_faults(spec, columns, row_key, named[row_key], what)
-    stop_on(faults + [fault for key, column in named.items() for fault in _identifier_faults(key, columns[column])])
-    labels = parse_labels(spec, columns)
+    faults = _repeated_name_faults(columns, _KEYS[row_kind], named[_KEYS[row_kind]])
+    for key, name in named.items():
+        faults += _identifier_faults(key, columns.column(name))
+    cells = parse_cells(spec, columns, faults)
+    stop_on(faults)
     archive = open_archive(spec, base)
     rows, images = _find_images(spec, columns, archive)
     ids = {image.patient for image in images if image and image.patient}
     # All with the same PatientID are of patients whose names were removed.
-    by_archive = not spec.patient_column and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
-    if spec.patient_column:
-        patients = columns[spec.patient_column][rows]
+    by_archive = cells.patients is None and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
+    if cells.patients is not None:
+        patients = cells.patients[rows]
     else:  # where the PACS names none, a patient for each study; a line without an image is one of its own
         names = [
             (by_archive and image and image.patient) or f"{UNKNOWN_PATIENT}{image.study if image else row}"
             for row, image in zip(rows, images, strict=True)
         ]
-        patients = np.array(names, dtype=np.str_)
+        patients = join_similar_patients(names_of_array(np.array(names, dtype=np.str_)), spec, "data.url", faults)
+        stop_on(faults)
     table = LabelTable(
-        files=tuple(archive.cache.folder / f"{image.instance if image else 'missing'}.dcm" for image in images),
-        labels=labels[rows],
+        files=PictureFiles.of(
+            archive.cache.folder, [f"{image.instance if image else 'missing'}.dcm" for image in images]
+        ),
+        labels=cells.labels[rows],
         class_names=spec.label_columns or spec.classes,
         patients=patients,
-        sources=np.full(len(rows), "") if spec.source_column is None else columns[spec.source_column][rows],
-        parts=np.full(len(rows), "train"),
+        sources=cells.sources[rows],
+        parts=np.full(len(rows), "train") if cells.parts is None else cells.parts[rows],
+        other_findings=cells.other_findings,
         reader=archive,
     )
     # All lines are split by patient, those without an image too; then the latter are left out.
-    table = assign_parts(table, spec, None if spec.split_column is None else columns[spec.split_column][rows])
+    table = assign_parts(table, spec)
     stop_on(part_faults("data.split_column", table))
-    return OpenedArchive(_drop_lines_without_images(table, rows, images, spec), archive, len(labels), by_archive)
+    lines = columns.lines[rows]
+    return OpenedArchive(_drop_lines_without_images(table, lines, images, spec), archive, len(cells.labels), by_archive)
 
 
-def _identifier_faults(key: str, cells: Names) -> list[Fault]:
+def _repeated_name_faults(columns: Columns, key: str, name: str) -> list[Fault]:
+    """Find rows without an image or a study, and images or studies in two rows."""
+    column, what = columns.column(name), "image" if key == _KEYS["instance"] else "study"
+    if faults := blank_faults(column, key, what):
+        return faults
+    repeated = np.flatnonzero(column.counts() > 1).tolist()
+    if not repeated:
+        return []
+    problem = f"{counted(len(repeated), what, f'{what}s' if what == 'image' else 'studies')} in more than one line: "
+    return [Fault(key, f"{problem}{column.where(repeated)}.", f"Give each {what} one line.")]
+
+
+def _identifier_faults(key: str, column: Column) -> list[Fault]:
     """Find cells that cannot name an image or a study; such names stand in addresses and in names of files."""
     if key == _KEYS["accession"]:
         fits = [
             0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
-            for cell in strip_cells(cells)
+            for cell in column.cells
         ]
     else:
-        fits = [UID.fullmatch(cell) is not None for cell in strip_cells(cells)]
-    bad = np.flatnonzero(~np.array(fits))
-    if not len(bad):
+        fits = [UID.fullmatch(cell) is not None for cell in column.cells]
+    bad = np.flatnonzero(~np.array(fits)).tolist()
+    if not bad:
         return []
     expected = "an AccessionNumber" if key == _KEYS["accession"] else "a UID: digits and dots, 64 at most"
-    problem = f'{counted(len(bad), "line")} without {expected}; line {bad[0] + 2} first, "{cells[bad[0]][:70]}".'
+    lines = column.lines_of(bad)
+    first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]]
+    problem = f'{counted(len(lines), "line")} without {expected}; line {lines[0]} first, "{first[:70]}".'
     return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
 
 
@@ -119,9 +137,9 @@ def _find_images(
         BadInput: If the PACS gives no usable answer, or an image belongs to two lines.
     """
     kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
-    keys = [ArchiveKey(kind, str(cell)) for cell in strip_cells(columns[str(getattr(spec, f"{kind}_column"))])]
+    keys = [ArchiveKey(kind, str(cell)) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
     results = archive.find(keys)
-    instances = None if spec.instance_column is None else strip_cells(columns[spec.instance_column])
+    instances = None if spec.instance_column is None else columns[spec.instance_column]
     rows, images = list[int](), list[ImageLocation | None]()
     for row, key in enumerate(keys):
         of_line = [
@@ -141,18 +159,21 @@ def _find_images(
 
 
 def _drop_lines_without_images(
-    table: LabelTable, rows: NDArray[np.intp], images: list[ImageLocation | None], spec: DicomwebSpec
+    table: LabelTable, lines: NDArray[np.int32], images: list[ImageLocation | None], spec: DicomwebSpec
 ) -> LabelTable:
     """Leave out lines of the table whose image the PACS does not have, and count them.
+
+    Args:
+        lines: The line of each image.
 
     Raises:
         BadInput: If there are such and ``spec.missing_files`` is "fault", or if there is no image at all.
     """
     is_present = np.array([image is not None for image in images], dtype=np.bool_)
-    absent = rows[~is_present]
+    absent = lines[~is_present]
     if len(absent) and (spec.missing_files == "fault" or not is_present.any()):
-        problem = f"{len(absent)} of {rows[-1] + 1} lines of {spec.labels} have no image in the PACS, "
-        problem += f"line {absent[0] + 2} first."
+        problem = f"{len(absent)} of {len(np.unique(lines))} lines of {spec.labels} have no image in the PACS, "
+        problem += f"line {absent[0]} first."
         remedy = 'Are the columns and data.modalities right? Or set missing_files = "ignore" to leave them out.'
         raise BadInput([Fault("data.labels", problem, remedy)])
     return replace(table.rows(np.flatnonzero(is_present)), missing=len(absent))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, ImageSet, PixelRows, Splits, unknown_patients
+from common.data.base.names import names_of_array
 from common.data.base.spec import PluginSpec
 from common.data.base.splits import (
     VALIDATION,
@@ -16,6 +17,7 @@ from common.data.base.splits import (
     has_positive_label,
     hold_out,
     shared_patient_faults,
+    similar_patient_faults,
     split_by_patient,
 )
 from common.data.images.reading import resize_images
@@ -92,6 +94,7 @@ def load_plugin(spec: PluginSpec, base: Path, tell: Callable[[str], object] = la
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
     if isinstance(returned, LabelledImages):
         everything = _open_images(spec, returned, where, tell)
+        stop_on(similar_patient_faults(where, everything.patients))
         if returned.parts is None:
             return split_by_patient(everything, spec.split_seed)
         parts = np.asarray(returned.parts)
@@ -125,7 +128,12 @@ def _join_parts(
         )
         problem = f"has parts of different classes or sizes. {forms_by_part}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
-    stop_on(shared_patient_faults(where, {name: part.patients for name, part in opened.items()}))
+    stop_on(
+        [
+            *shared_patient_faults(where, {name: part.patients for name, part in opened.items()}),
+            *similar_patient_faults(where, np.concatenate([part.patients for part in opened.values()])),
+        ]
+    )
     if "validation" not in opened:
         train = opened["train"]
         held_out = hold_out(train.patients, has_positive_label(train.labels), VALIDATION, spec.split_seed)
@@ -149,14 +157,15 @@ def _open_images(
         stored, pictures = _open_torch_dataset(spec, pictures, where, tell)
     stop_on([Fault(where, problem) for problem in _find_problems(pictures, stored)])
     count = len(stored)
+    patients, sources = (
+        None if names is None else names_of_array(np.asarray(names)) for names in (pictures.patients, pictures.sources)
+    )
     return ImageSet(
         stored=stored if isinstance(stored, PixelRows) else resize_images(stored, spec.image_size, spec.resize),
         labels=np.asarray(pictures.labels, np.float32),
         class_names=tuple(pictures.class_names),
-        patients=unknown_patients(count, start)
-        if pictures.patients is None
-        else np.asarray(pictures.patients, np.str_),
-        sources=np.full(count, "") if pictures.sources is None else np.asarray(pictures.sources, np.str_),
+        patients=unknown_patients(count, start) if patients is None else patients,
+        sources=np.full(count, "") if sources is None else sources,
     )
 
 

@@ -1,183 +1,376 @@
-"""CSV tables as columns of strings. The meaning of a cell stands in :mod:`common.data.tables.cells`."""
+"""CSV tables as columns of normalised names. The meaning of a cell stands in :mod:`common.data.tables.cells`.
 
+A table may come from any program: cells between commas, semicolons, tabs or bars; text in UTF-8, UTF-16 or, where bytes
+are no UTF-8, Windows-1252 (Latin-1 with Excel's additions); quoted cells of several lines; Excel's line ``sep=;``.
+"""
+
+import codecs
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.data.base.decoded_size import LARGEST_MB, content_limit, size_problem
+from common.data.base.names import normalized
 from common.data.base.splits import Names
 from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8_in, quoted, stop_on
 from common.system.files import missing_file
 from common.system.plain_text import counted
 
-Columns = Mapping[str, Names]
-
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
 _LONGEST_LINE = 1 << 20
 """Letters."""
 _BLOCK = 1 << 20
 """Letters that are in memory as Python's objects."""
-_OF_AN_ARRAY = 128
-"""Bytes of an array beside its cells."""
+_OF_A_COLUMN, _OF_A_CELL = 1024, 150
+"""Bytes of a column beside its cells, and of a distinct cell beside its letters."""
 _HEAD = 132
 """Bytes that show a file of another kind."""
+_LOOKED_AT = 1 << 16
+"""Letters by which the separator is recognised."""
+_FALLBACK = "windows-1252-where-not-utf-8"
+
+
+def _decode_as_windows(error: UnicodeError) -> tuple[str, int]:
+    """Decode bytes that are no UTF-8 as Windows-1252; raise the error where they are none of that either."""
+    assert isinstance(error, UnicodeDecodeError)
+    try:
+        return error.object[error.start : error.end].decode("cp1252"), error.end
+    except UnicodeDecodeError:
+        raise error from None
+
+
+codecs.register_error(_FALLBACK, _decode_as_windows)
+
+
+@dataclass(frozen=True)
+class Column:
+    """The cells of a column: each distinct one once, and its place for every row.
+
+    Attributes:
+        cells: Distinct cells, normalised, in the order of their first rows.
+        places: int32 ``(rows,)``, the place in ``cells`` of each row's cell.
+        lines: int32 ``(rows,)``, the line of the file in which each row begins; the header's is usually 1.
+    """
+
+    cells: Sequence[str]
+    places: NDArray[np.int32]
+    lines: NDArray[np.int32]
+
+    def values(self) -> Names:
+        """Return the cell of each row ``(rows,)``."""
+        return np.array(self.cells, dtype=np.str_)[self.places]
+
+    def counts(self) -> NDArray[np.intp]:
+        """Return the number of rows of each distinct cell."""
+        return np.bincount(self.places, minlength=len(self.cells))
+
+    def lines_of(self, places: Collection[int]) -> NDArray[np.int32]:
+        """Return the lines whose cells are those at ``places``."""
+        return self.lines[np.isin(self.places, list(places))]
+
+    def where(self, places: Sequence[int], limit: int = 5) -> str:
+        """Name cells with their lines, for a fault: ``"yes" in line 7 (3 lines)``."""
+        return self.where_parts({self.cells[place]: (place,) for place in places}, limit)
+
+    def where_parts(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
+        """Name parts of cells with the lines of the cells at the places of each."""
+        texts = []
+        for part, places in list(parts.items())[:limit]:
+            lines = self.lines_of(places)
+            more = f" ({counted(len(lines), 'line')})" if len(lines) > 1 else ""
+            texts.append(f'"{part[:70]}" in line {lines[0]}{more}')
+        return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
+
+
+class Columns(Mapping[str, Names]):
+    """The columns of a table by their names.
+
+    Attributes:
+        lines: int32 ``(rows,)``, the line of the file in which each row begins.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], lines: NDArray[np.int32]) -> None:
+        self._columns, self.lines = columns, lines
+
+    def __getitem__(self, name: str) -> Names:
+        return self._columns[name].values()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def column(self, name: str) -> Column:
+        """Return a column without repeating its cells."""
+        return self._columns[name]
+
+    def rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "Columns":
+        """Return the table with the rows at ``index``; cells that no row has any more are gone."""
+        lines, columns = self.lines[index], {}
+        for name, column in self._columns.items():
+            distinct, places = np.unique(column.places[index], return_inverse=True)
+            cells = [column.cells[place] for place in distinct]
+            columns[name] = Column(cells, places.reshape(-1).astype(np.int32), lines)
+        return Columns(columns, lines)
 
 
 def read_columns(path: Path, where: str, largest_mb: int = LARGEST_MB) -> Columns:
-    """Read a ``.csv`` or ``.csv.gz`` into one array of strings per column.
+    """Read a ``.csv`` or ``.csv.gz``; lines without any cell are left out.
 
     Args:
         where: The key of the config file that names the table, for faults.
         largest_mb: MiB that the table may take in any case, see :mod:`common.data.base.decoded_size`.
 
     Raises:
-        BadInput: If the file is missing, empty, not UTF-8, ragged, or takes more memory than it may.
+        BadInput: If the file is missing, empty, no text, ragged, or takes more memory than it may.
     """
     stop_on(missing_file(where, path))
     try:
         try:
             return _read_blocks(path, where, content_limit(path.stat().st_size, largest_mb))
         except UnicodeDecodeError:
-            problem = _not_utf8_problem(path)
+            problem = _not_text_problem(path)
         remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
         raise BadInput([Fault(where, f"{path.name} {problem}", remedy)])
     except (OSError, EOFError, zlib.error):
         raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
-    except csv.Error as error:
-        raise BadInput([Fault(where, f"{path.name} cannot be read as a CSV table: {error}.")]) from None
 
 
 def _open_table(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-def _read_blocks(path: Path, where: str, limit: int) -> Columns:
-    """Read a table, some thousand lines at a time: cells as Python's objects take ten times what they take in arrays.
+class _Lines:
+    """The lines of a text, which are counted in letters.
 
     Raises:
-        BadInput: For its form or its size; and what gzip, csv and the decoder raise on other bytes.
+        csv.Error, UnicodeDecodeError: For a line that no table has.
     """
-    letters = 0
+
+    def __init__(self, text: IO[str]) -> None:
+        self.letters, self._text = 0, text
+
+    def __iter__(self) -> Iterator[str]:
+        read_line = self._text.readline
+        while line := read_line(_LONGEST_LINE):
+            self.letters += len(line)
+            if len(line) == _LONGEST_LINE:
+                raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
+            if "\0" in line:
+                raise UnicodeDecodeError("utf-8", b"\0", 0, 1, "no text has this byte")
+            yield line
+
+
+def _read_blocks(path: Path, where: str, limit: int) -> Columns:
+    """Read a table, some thousand lines at a time: rows as Python's objects take ten times what columns take.
+
+    Raises:
+        BadInput: For its form or its size; and what gzip and the decoder raise on other bytes.
+    """
 
     def check_size(claimed: int) -> None:
         if claimed > limit:
             remedy = "If that is right, raise this key; else get the file again, or remove columns of long texts."
             raise BadInput([Fault(where, f"{path.name}: {size_problem(claimed, limit)}.", remedy)])
 
-    def lines() -> Iterator[str]:
-        nonlocal letters
-        while line := text.readline(_LONGEST_LINE):
-            letters += len(line)
-            if len(line) == _LONGEST_LINE:
-                raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
-            check_size(letters)
-            yield line
-
-    with _open_table(path) as content, io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text:
-        rows = csv.reader(lines())
-        header = next(filter(None, rows), None)
-        if header is None:
-            raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
-        table, next_block = _ColumnBlocks(len(header), check_size), 0
-        for row in rows:
-            if row:
-                table.rows.append(row)
-            if letters > next_block:
-                table.store()
-                next_block = letters + _BLOCK
+    with _open_table(path) as content:
+        is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        content.seek(0)
+        form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
+        lines = _Lines(io.TextIOWrapper(content, *form, newline=""))
+        every, head, end = iter(lines), list[str](), 0
+        try:
+            for line in every:
+                head.append(line)
+                if lines.letters > _LOOKED_AT:
+                    break
+            mark = _EXCELS_SEPARATOR.fullmatch(head[0]) if head else None
+            skipped = 1 if mark else 0
+            separator = mark[1] if mark else _guess_separator(head)
+            rows = csv.reader(chain(head[skipped:], every), delimiter=separator, skipinitialspace=True, strict=True)
+            header = next(filter(any, rows), None)
+            if header is None:
+                raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
+            table, next_block, end = _TableBuilder(header, check_size), 0, skipped + rows.line_num
+            for row in rows:
+                if any(row):
+                    table.rows.append(row)
+                    table.begins.append(end + 1)
+                    if skipped + rows.line_num > end + 1 and table.last_holds_rows(separator):
+                        raise csv.Error("a pair of quotes holds whole rows")
+                end = skipped + rows.line_num
+                if lines.letters > next_block:
+                    check_size(lines.letters)
+                    table.store()
+                    next_block = lines.letters + _BLOCK
+        except csv.Error as error:
+            problem = f"the row of {path.name} that begins in line {end + 1} cannot be read: {error}."
+            remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
+            raise BadInput([Fault(where, problem, remedy)]) from None
         table.store()
-    stop_on(_form_faults(path.name, where, header, table))
-    return dict(zip(header, table.arrays(), strict=True))
+    stop_on(_form_faults(path.name, where, separator, table))
+    return table.columns()
 
 
-class _ColumnBlocks:
-    """The cells of a table below its header: of each column an array for every few thousand lines.
+def _guess_separator(head: Sequence[str]) -> str:
+    """Return the separator by which the first lines have the same number of cells, and the most of them."""
+    scores = {}
+    for separator in SEPARATORS:
+        try:
+            widths = [len(row) for row in csv.reader(head, delimiter=separator, skipinitialspace=True) if any(row)]
+        except csv.Error:
+            widths = []
+        if widths and widths[0] > 1:
+            # The last line may be one of several of a row, of which the head has not all.
+            scores[separator] = (len(set(widths[:-1])) <= 1, widths[0])
+    return max(scores, key=lambda separator: scores[separator], default=",")
+
+
+class _Cells(dict[str, int]):
+    """The place of each distinct cell in ``distinct``; cells as they stand in the file lead to normalised ones."""
+
+    def __init__(self) -> None:
+        self.distinct, self.longest, self.size = list[str](), 1, _OF_A_COLUMN
+
+    def __missing__(self, cell: str) -> int:
+        name = normalized(cell)
+        self.size += _OF_A_CELL + len(cell)
+        if name == cell:
+            place = len(self.distinct)
+            self.distinct.append(cell)
+            self.longest = max(self.longest, len(cell))
+        else:
+            place = self[name]
+        self[cell] = place
+        return place
+
+
+class _TableBuilder:
+    """The rows of a table below its header, which become columns some thousand at a time.
 
     Attributes:
-        rows: Lines that are in no array yet.
-        lines: Number of lines that are in arrays.
-        ragged: Number of lines with another number of cells than the header, and the number of the first in the file.
+        rows: Rows that are in no column yet.
+        begins: The line in which each of these begins.
+        count: Number of rows that are in columns.
+        ragged: The number of rows with another number of cells than the header, and the line of the first.
     """
 
-    def __init__(self, columns: int, check_size: Callable[[int], None]) -> None:
-        self.rows, self.lines, self.ragged = list[list[str]](), 0, (0, 0)
-        self._check_size, self._arrays, self._widest = check_size, 0, [1] * columns
-        self._blocks: list[list[Names]] = [[] for _ in range(columns)]
+    def __init__(self, header: Sequence[str], check_size: Callable[[int], None]) -> None:
+        check_size(_OF_A_COLUMN * len(header))
+        self.header = [normalized(name) for name in header]
+        self.rows, self.begins, self.count, self.ragged = list[list[str]](), list[int](), 0, (0, 0)
+        self._check_size, self._cells = check_size, [_Cells() for _ in header]
+        self._places: list[list[NDArray[np.int32]]] = [[] for _ in header]
+        self._lines = list[NDArray[np.int32]]()
 
     def store(self) -> None:
-        """Move the lines collected in ``rows`` into arrays, which take less memory.
+        """Move the collected rows into columns, which take less memory.
 
         Raises:
             BadInput: If they take more memory than the table may.
         """
-        rows, self.rows, first = self.rows, [], self.lines + 2
-        self.lines += len(rows)
-        if set(map(len, rows)) - {len(self._blocks)}:
-            wrong = [number for number, row in enumerate(rows, first) if len(row) != len(self._blocks)]
+        rows, self.rows, begins, self.begins = self.rows, [], self.begins, []
+        self.count += len(rows)
+        if set(map(len, rows)) - {len(self.header)}:
+            wrong = [line for line, row in zip(begins, rows, strict=True) if len(row) != len(self.header)]
             self.ragged = (self.ragged[0] + len(wrong), self.ragged[1] or wrong[0])
         if self.ragged[0] or not rows:  # a ragged table is refused in the end, and its cells are not needed
             return
-        columns = list(zip(*rows, strict=True))
-        widths = [max(map(len, cells)) for cells in columns]
-        self._widest = [max(pair) for pair in zip(self._widest, widths, strict=True)]
-        self._arrays += len(widths)
-        # numpy gives each cell the room of the longest one of its column, four bytes a letter.
-        self._check_size(4 * self.lines * sum(self._widest) + _OF_AN_ARRAY * self._arrays)
-        for blocks, cells, width in zip(self._blocks, columns, widths, strict=True):
-            blocks.append(np.array(cells, dtype=f"<U{max(width, 1)}"))
+        self._lines.append(np.array(begins, dtype=np.int32))
+        for cells, places, column in zip(self._cells, self._places, zip(*rows, strict=True), strict=True):
+            places.append(np.fromiter(map(cells.__getitem__, column), np.int32, len(rows)))
+        self._check_size(sum(cells.size for cells in self._cells) + 4 * self.count * (len(self.header) + 1))
+        # As an array of texts a column takes for each cell the room of its longest, four bytes a letter.
+        self._check_size(4 * self.count * max(cells.longest for cells in self._cells))
 
-    def arrays(self) -> Iterator[Names]:
-        """Yield the columns ``(lines,)``; each leaves this object as it is yielded, so that none is there twice."""
-        for place, blocks in enumerate(self._blocks):
-            self._blocks[place] = []
-            yield np.concatenate(blocks)
+    def last_holds_rows(self, separator: str) -> bool:
+        """Return True if a cell of the last row is the end of a row, whole rows and the beginning of another.
+
+        That comes of a quote at the beginning of two cells that do not end with one. A text of several lines is of this
+        form only by chance, and then none of its words is a cell of the column in which it would be.
+        """
+        row = self.rows[-1]
+        for place, cell in enumerate(row):
+            first, *others = re.split("\r\n|\r|\n", cell)
+            if others:
+                held = [line.split(separator) for line in others]
+                held[-1] += row[place + 1 :]
+                if {len(row[:place] + first.split(separator)), *map(len, held)} == {len(self.header)}:
+                    last, begin = self.rows.pop(), self.begins.pop()
+                    self.store()
+                    self.rows, self.begins = [last], [begin]
+                    columns = zip(self._cells, zip(*held, strict=True), strict=True)
+                    return any(cell and cell in cells for cells, column in columns for cell in column)
+        return False
+
+    def columns(self) -> Columns:
+        """Return the columns that have a name."""
+        lines, columns = np.concatenate(self._lines), {}
+        for name, cells, places in zip(self.header, self._cells, self._places, strict=True):
+            if name:
+                columns[name] = Column(cells.distinct, np.concatenate(places), lines)
+            cells.clear()
+            places.clear()
+        return Columns(columns, lines)
 
 
-def _not_utf8_problem(path: Path) -> str:
-    """Return the sentence that says where a file stops being UTF-8."""
+def _not_text_problem(path: Path) -> str:
+    """Return the sentence that says where a file stops being text."""
     with _open_table(path) as content:
         head = content.read(_HEAD)
         content.seek(0)
         for number, line in enumerate(iter(lambda: content.readline(4 * _LONGEST_LINE), b""), start=1):
             try:
-                line.decode()
+                if b"\0" not in line:
+                    line.decode("utf-8", _FALLBACK)
+                    continue
             except UnicodeDecodeError:
-                return not_utf8_in(head, number)
+                pass
+            return not_utf8_in(head, number)
     return not_utf8_in(head, 1)
 
 
-def _form_faults(name: str, where: str, header: Sequence[str], table: _ColumnBlocks) -> list[Fault]:
-    for character, plural in ((";", "semicolons"), ("\t", "tabs")):
-        if len(header) == 1 and character in header[0]:
-            problem, remedy = f"the cells of {name} are separated by {plural}.", "Save it with commas between cells."
-            return [Fault(where, problem, remedy)]
-    if repeated := sorted(column for column, count in Counter(header).items() if column and count > 1):
+def _form_faults(name: str, where: str, separator: str, table: _TableBuilder) -> list[Fault]:
+    if repeated := sorted(column for column, count in Counter(table.header).items() if column and count > 1):
         remedy = "Rename or remove one; the first line must name the columns."
         return [Fault(where, f"{name} has more than one column {quoted(repeated)}.", remedy)]
-    if not table.lines:
+    if not table.count:
         return [Fault(where, f"{name} has no rows below its header.")]
     count, first = table.ragged
     if not count:
         return []
-    ragged = f"{counted(count, 'line')} of {name} without the header's {counted(len(header), 'cell')}"
-    return [Fault(where, f"{ragged}, line {first} first.", "Quote cells that contain a comma.")]
+    width = counted(len(table.header), "cell")
+    ragged = f"{counted(count, 'line')} of {name} without the header's {width}, line {first} first"
+    kind = SEPARATORS.get(separator, f'"{separator}"')
+    return [Fault(where, f"{ragged}; its cells are separated by {kind}.", f"Quote cells that contain {kind}.")]
 
 
-def column_faults(table: str, columns: Columns, required: Mapping[str, str | None]) -> list[Fault]:
+def column_faults(table: str, columns: Iterable[str], required: Mapping[str, str | None]) -> list[Fault]:
     """Find columns that a table lacks; ``required`` maps the key that names a column to the column."""
+    names = list(columns)
     return [
         Fault(
             where,
-            f'"{column}" is not a column of {table}, whose columns are {quoted(columns)}.',
-            did_you_mean(column, columns),
+            f'"{column}" is not a column of {table}, whose columns are {quoted(names)}.',
+            did_you_mean(column, names),
             cause="column",
         )
         for where, column in required.items()
-        if column is not None and column not in columns
+        if column is not None and column not in names
     ]

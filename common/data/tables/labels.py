@@ -4,9 +4,10 @@ The second half reads a hospital's own table, by what its config file says of th
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import PARTS, ImageSet, Splits, unknown_patients
+from common.data.base.names import find_similar, is_blank, is_nameless, names_of_array
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
     Names,
@@ -25,11 +27,12 @@ from common.data.base.splits import (
 )
 from common.data.images.reading import ImageForm, check_skip_budget
 from common.data.images.store import FileIdentity, ImageStore, decode_pictures
-from common.data.tables.cells import finding_matrix, label_matrix, parse_parts, split_findings, strip_cells
-from common.data.tables.csv import Columns, column_faults, read_columns
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.data.tables.cells import FindingRules, finding_matrix, label_matrix, parse_parts
+from common.data.tables.csv import Column, Columns, column_faults, read_columns
+from common.data.tables.files import FolderListings, PictureFiles
+from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.files import missing_folder
-from common.system.plain_text import counted
+from common.system.plain_text import counted, list_first_and_count_rest
 
 
 class PictureReader(Protocol):
@@ -72,27 +75,31 @@ class LabelTable:
     """Files of pictures with their labels; rows of all fields belong together.
 
     Attributes:
-        files: ``(n,)`` paths; of pictures in an archive, where they would lie in its cache.
+        files: Of pictures in an archive, where they would lie in its cache.
         labels: float32 ``(n, classes)``, NaN unknown.
         parts: ``(n,)`` "train", "validation" or "test".
         missing: Number of rows left out because there is no file.
+        repeated: Number of rows left out because an earlier row says the same of the same picture.
+        other_findings: Number of rows of each finding that is no class.
         reader: Gives the pictures of ``files``.
     """
 
-    files: tuple[Path, ...]
+    files: PictureFiles
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
     patients: Names
     sources: Names
     parts: Names
     missing: int = 0
+    repeated: int = 0
+    other_findings: Mapping[str, int] = field(default_factory=dict)
     reader: PictureReader = FROM_DISK
 
     def rows(self, index: NDArray[np.intp]) -> "LabelTable":
         """Return the rows at ``index``, in that order."""
         return replace(
             self,
-            files=tuple(self.files[row] for row in index),
+            files=self.files.rows(index),
             labels=self.labels[index],
             patients=self.patients[index],
             sources=self.sources[index],
@@ -122,35 +129,36 @@ def part_faults(where: str, table: LabelTable) -> list[Fault]:
     return shared_patient_faults(where, {part: table.patients[table.parts == part] for part in PARTS})
 
 
+def find_files(files: PictureFiles, spec: PictureSpec) -> tuple[PictureFiles, NDArray[np.bool_], list[Fault]]:
+    """Find files as they are called on the disk.
+
+    Returns:
+        The files; ``(n,)`` True for each that is there; faults if one is missing and ``spec.missing_files`` is "fault",
+        if none is there at all, or if a folder cannot be listed.
+    """
+    listings, folder = FolderListings(), str(files.folder)
+    names = [listings.find(folder, name) for name in files.names]
+    is_present = np.array([name is not None for name in names], dtype=np.bool_)
+    absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.faults()
+    if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
+        problem = f"{len(absent)} of {len(names)} images named in {spec.labels} are not in {spec.images}: "
+        problem += f"{quoted((files.names[row] for row in absent), 5)}."
+        remedy = 'Add them, or set missing_files = "ignore" to leave them out.'
+        faults.append(Fault("data.images", problem, remedy))
+    on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
+    return PictureFiles.of(files.folder, on_disk), is_present, faults
+
+
 def drop_missing_files(table: LabelTable, spec: PictureSpec) -> LabelTable:
     """Leave out rows without a file, and count them.
 
     Raises:
-        BadInput: If a file is missing and ``spec.missing_files`` is "fault", or if no file is there at all.
+        BadInput: With the faults of :func:`find_files`.
     """
-    is_present = _are_files(table.files)
-    present, absent = np.flatnonzero(is_present), np.flatnonzero(~is_present)
-    if len(absent) and (spec.missing_files == "fault" or not len(present)):
-        problem = f"{len(absent)} of {len(table.files)} images named in {spec.labels} are not in {spec.images}: "
-        problem += f"{quoted((table.files[row].name for row in absent), 5)}."
-        raise BadInput([Fault("data.images", problem, 'Add them, or set missing_files = "ignore" to leave them out.')])
-    return replace(table.rows(present), missing=len(absent))
-
-
-def _are_files(paths: Sequence[Path]) -> NDArray[np.bool_]:
-    """Mark the paths ``(n,)`` that are files. Each folder is listed once, which is faster than a call for each name."""
-    names, present = dict[str, set[str]](), np.zeros(len(paths), np.bool_)
-    for row, path in enumerate(paths):
-        folder, name = os.path.split(path)
-        if folder not in names:
-            names[folder] = set()
-            with suppress(OSError, ValueError), os.scandir(folder or os.curdir) as entries:
-                for entry in entries:
-                    with suppress(OSError):  # a link that leads in a circle
-                        if entry.is_file():
-                            names[folder].add(entry.name)
-        present[row] = name in names[folder]
-    return present
+    files, is_present, faults = find_files(table.files, spec)
+    stop_on(faults)
+    present = np.flatnonzero(is_present)
+    return replace(replace(table, files=files).rows(present), missing=len(files) - len(present))
 
 
 def decode_table(table: LabelTable, spec: PictureTableSpec, store: ImageStore) -> Splits:
@@ -209,33 +217,64 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     """Read and check the table of a folder of pictures; no picture is read.
 
     Raises:
-        BadInput: With all faults of the folder and the columns, then of the cells.
+        BadInput: With all faults of the folder and the columns, then of the cells and the files.
     """
     columns, faults = read_table_and_folder(spec, base)
     required = {"data.image_column": spec.image_column, **required_columns(spec)}
-    stop_on(faults + column_faults(Path(spec.labels).name, columns, required) + finding_faults(spec, columns))
-    stop_on(identity_faults(spec, columns, "data.image_column", spec.image_column, "image"))
-    folder = base / spec.images
-    files = tuple(folder / name for name in columns[spec.image_column])
+    stop_on(faults + column_faults(Path(spec.labels).name, columns, required))
+    names = columns.column(spec.image_column)
+    faults = blank_faults(names, "data.image_column", "image")
+    files = PictureFiles.of(base / spec.images, [names.cells[place] for place in names.places])
+    files, is_present, missing = find_files(files, spec)
+    cells = parse_cells(spec, columns, faults)
+    patients = _read_dicom_patients(files, spec, faults) if cells.patients is None else cells.patients
     table = LabelTable(
         files=files,
-        labels=parse_labels(spec, columns),
+        labels=cells.labels,
         class_names=spec.label_columns or spec.classes,
-        patients=_read_dicom_patients(files) if spec.patient_column is None else columns[spec.patient_column],
-        sources=np.full(len(files), "") if spec.source_column is None else columns[spec.source_column],
-        parts=np.full(len(files), "train"),
+        patients=patients,
+        sources=cells.sources,
+        parts=np.full(len(files), "train") if cells.parts is None else cells.parts,
+        other_findings=cells.other_findings,
     )
-    table = assign_parts(table, spec, None if spec.split_column is None else columns[spec.split_column])
+    distinct, repeated = _drop_repeated_rows(table, columns.lines)
+    stop_on(faults + repeated + missing)
+    rows = distinct if len(distinct) < len(files) else np.arange(len(files))
+    table = assign_parts(replace(table.rows(rows), repeated=len(files) - len(rows)), spec)
     stop_on(part_faults("data.split_column", table))
-    return drop_missing_files(table, spec)
+    present = np.flatnonzero(is_present[rows])
+    return replace(table.rows(present), missing=len(rows) - len(present))
 
 
-def _read_dicom_patients(files: Sequence[Path]) -> Names:
+def _drop_repeated_rows(table: LabelTable, lines: NDArray[np.int32]) -> tuple[NDArray[np.intp], list[Fault]]:
+    """Return the first row of each picture, and a fault if a later row says something else of the same picture."""
+    first, others = dict[str, int](), dict[int, int]()
+    for row, name in enumerate(table.files.names):
+        path = os.path.normpath(name) if "./" in name or "//" in name else name
+        if path and (earlier := first.setdefault(path, row)) != row:
+            others[row] = earlier
+    contradictions = [
+        f'"{table.files.names[row]}" (lines {lines[earlier]} and {lines[row]})'
+        for row, earlier in others.items()
+        if not np.array_equal(table.labels[row], table.labels[earlier], equal_nan=True)
+        or any(of[row] != of[earlier] for of in (table.patients, table.sources, table.parts))
+    ]
+    faults = []
+    if contradictions:
+        problem = f"{counted(len(contradictions), 'line')} about a picture of an earlier line: "
+        problem += f"{list_first_and_count_rest(contradictions, 5)}."
+        faults.append(Fault("data.image_column", problem, "Give each image one line, or lines that say the same."))
+    return np.setdiff1d(np.arange(len(table.files)), list(others)), faults
+
+
+def _read_dicom_patients(files: Sequence[Path], spec: LabelColumnsSpec, faults: list[Fault]) -> Names:
     """Return the patients that DICOM files name; where they name none, each image is a patient of its own."""
     from common.data.images.headers import dicom_patients, read_dicom_heads  # takes a second
 
     patients = dicom_patients(read_dicom_heads(files))
-    return unknown_patients(len(files)) if patients is None else np.array(patients, dtype=np.str_)
+    if patients is None:
+        return unknown_patients(len(files))
+    return join_similar_patients(names_of_array(np.array(patients, dtype=np.str_)), spec, "data.images", faults)
 
 
 def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
@@ -249,65 +288,125 @@ def required_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
     }
 
 
-def finding_faults(spec: LabelColumnsSpec, columns: Columns) -> list[Fault]:
-    """Find classes that never occur and whose like occurs under another spelling; others may be rare."""
-    if spec.finding_column is None or spec.finding_column not in columns:
-        return []
-    cells = np.unique(columns[spec.finding_column])
-    findings = {name for cell in cells for name in split_findings(cell, spec.separator)}
-    return [
-        Fault(f"data.classes[{place}]", f'"{name}" never occurs in column "{spec.finding_column}".', near)
-        for place, name in enumerate(spec.classes)
-        if name not in findings and (near := did_you_mean(name, findings - set(spec.classes)))
-    ]
-
-
-def identity_faults(spec: LabelColumnsSpec, columns: Columns, key: str, column: str, what: str) -> list[Fault]:
-    """Find images in two lines or without a patient, which could stand on two sides of a split.
+def blank_faults(column: Column, key: str, what: str) -> list[Fault]:
+    """Find rows without a letter or digit in a column that names the image, the study or the patient of each.
 
     Args:
         key: The key of the config file that names ``column``.
-        column: The column that names the image or the study of each line.
-        what: "image" or "study", by what ``column`` names.
+        what: The thing that ``column`` names.
     """
-    faults = []
-    names, counts = np.unique(columns[column], return_counts=True)
-    if (nameless := np.flatnonzero(strip_cells(columns[column]) == "")).size:
-        problem = f"{counted(nameless.size, 'line')} without {'an' if what == 'image' else 'a'} {what}"
-        problem += f", line {nameless[0] + 2} first."
-        faults.append(Fault(key, problem, "Fill them, or remove them."))
-    elif (counts > 1).any():
-        repeated = counted(int((counts > 1).sum()), what, "images" if what == "image" else "studies")
-        problem = f"{repeated} in more than one line: {quoted(names[counts > 1], 5)}."
-        faults.append(Fault(key, problem, f"Give each {what} one line."))
+    if not (blank := [place for place, cell in enumerate(column.cells) if is_nameless(cell)]):
+        return []
+    lines = column.lines_of(blank)
+    article = "an" if what == "image" else "a"
+    remedy = "Fill them, or leave patient_column out." if what == "patient" else "Fill them, or remove them."
+    return [Fault(key, f"{counted(len(lines), 'line')} without {article} {what}, line {lines[0]} first.", remedy)]
+
+
+@dataclass(frozen=True)
+class TableCells:
+    """The meaning of a hospital's own table, row by row.
+
+    Attributes:
+        labels: float32 ``(n, classes)``, NaN unknown.
+        other_findings: Number of rows of each finding that is no class.
+        patients: ``(n,)``; None where no column names them.
+        sources: ``(n,)``, empty texts where no column names them.
+        parts: ``(n,)``; None where no column names them.
+    """
+
+    labels: NDArray[np.float32]
+    other_findings: Mapping[str, int]
+    patients: Names | None
+    sources: Names
+    parts: Names | None
+
+
+def parse_cells(spec: LabelColumnsSpec, columns: Columns, faults: list[Fault]) -> TableCells:
+    """Read the cells of a hospital's own table.
+
+    Args:
+        faults: Faults of cells are added to these; the values of such cells mean nothing.
+    """
+    count = len(columns.lines)
+    labels = np.full((count, len(spec.label_columns or spec.classes)), np.nan, dtype=np.float32)
+    other_findings: Mapping[str, int] = {}
+    try:
+        if spec.finding_column is None:
+            labels = label_matrix(
+                columns, spec.label_columns, uncertain=spec.uncertain, blank=spec.blank, where="data.label_columns"
+            )
+        else:
+            keys = {"column": "data.finding_column", "others": "data.other_findings"}
+            keys |= {key: f"data.{key}" for key in ("classes", "separator", "no_finding")}
+            rules = FindingRules(spec.classes, spec.separator, spec.no_finding, spec.other_findings, spec.blank, keys)
+            column = columns.column(spec.finding_column)
+            labels, other_findings = finding_matrix(column, spec.finding_column, rules)
+    except BadInput as bad:
+        faults += bad.faults
+    patients = parts = None
+    sources = np.full(count, "")
     if spec.patient_column is not None:
-        blank = np.flatnonzero(strip_cells(columns[spec.patient_column]) == "")
-        if blank.size:
-            problem = f"{counted(blank.size, 'line')} without a patient, line {blank[0] + 2} first."
-            faults.append(Fault("data.patient_column", problem, "Fill them, or leave patient_column out."))
-    return faults
+        column = columns.column(spec.patient_column)
+        faults += blank_faults(column, "data.patient_column", "patient")
+        patients = join_similar_patients(column.values(), spec, "data.patient_column", faults, column)
+    if spec.source_column is not None:
+        column = columns.column(spec.source_column)
+        sources = np.where(np.array([is_blank(cell) for cell in column.cells])[column.places], "", column.values())
+        if pairs := _name_pairs(find_similar(column.cells), column):
+            remedy = "Write each of them in one way: every source is a site of its own."
+            faults.append(Fault("data.source_column", f"names that may be one hospital's: {pairs}.", remedy))
+    if spec.split_column is not None:
+        try:
+            parts = parse_parts(columns.column(spec.split_column), spec.split_column, "data.split_column")
+        except BadInput as bad:
+            faults += bad.faults
+    return TableCells(labels, other_findings, patients, sources, parts)
 
 
-def parse_labels(spec: LabelColumnsSpec, columns: Columns) -> NDArray[np.float32]:
-    """Return the labels of each line, float32 ``(n, classes)``, NaN unknown.
+_SHORTENED_NUMBER = re.compile(r"\d[.,]\d+[Ee]\+?\d+")
 
-    Raises:
-        BadInput: If a cell is no label.
+
+def join_similar_patients(
+    patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: Column | None = None
+) -> Names:
+    """Give patients with similar names one name where ``spec`` says so; else add a fault that names the pairs.
+
+    Args:
+        patients: ``(n,)`` normalised names.
+        where: The key of the config file that says where they come from.
+        column: The column of the table that they come from, if any, whose lines the fault names.
     """
-    if spec.finding_column is not None:
-        return finding_matrix(columns[spec.finding_column], spec.separator, spec.classes)
-    return label_matrix(
-        columns, spec.label_columns, uncertain=spec.uncertain, blank=spec.blank, where="data.label_columns"
-    )
+    distinct, inverse = np.unique(patients, return_inverse=True)
+    names = [str(name) for name in distinct] if column is None else list(column.cells)
+    if column and (shortened := [place for place, name in enumerate(names) if _SHORTENED_NUMBER.fullmatch(name)]):
+        problem = f"a spreadsheet has shortened the number of a patient: {column.where(shortened)}."
+        faults.append(Fault(where, problem, "Export the table again with this column as text."))
+    similar = find_similar(names)
+    if similar and spec.similar_patients == "fault":
+        problem = f"{counted(len(similar), 'pair')} of patients may be one: {_name_pairs(similar, column)}."
+        remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
+        remedy += "stays on one side of the split, which is right for the split also if they are two."
+        faults.append(Fault(where, problem, remedy, cause="patients"))
+    least = dict[str, str]()  # of each group, so that the order of the lines has no say
+    for name, earliest in similar.items():
+        least[earliest] = min(least.get(earliest, earliest), name)
+    joined = {name: least[earliest] for name, earliest in similar.items()} | least
+    return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 
-def assign_parts(table: LabelTable, spec: LabelColumnsSpec, values: Names | None) -> LabelTable:
-    """Split the table as its column of parts says, or by patient where ``values`` is None.
+def _name_pairs(similar: Mapping[str, str], column: Column | None = None) -> str:
+    """Name each pair of similar names, with their lines where they come from a table; empty if there is none."""
 
-    Raises:
-        BadInput: If that column names another part.
-    """
-    if values is None:
+    def place(name: str) -> str:
+        return "" if column is None else f" (line {column.lines_of([column.cells.index(name)])[0]})"
+
+    pairs = [f'"{similar[name]}"{place(similar[name])} and "{name}"{place(name)}' for name in list(similar)[:5]]
+    return "; ".join(pairs) + (f" and {len(similar) - 5:,} more" if len(similar) > 5 else "")
+
+
+def assign_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
+    """Split the table by patient, or hold out some patients where a column has named the parts."""
+    if spec.split_column is None:
         return split_table(table, spec.split_seed)
-    parted = replace(table, parts=parse_parts(values, "data.split_column"))
-    return hold_out_validation(parted, spec.validation_fraction, spec.split_seed)
+    return hold_out_validation(table, spec.validation_fraction, spec.split_seed)

@@ -4,7 +4,6 @@ Splits are made over all rows of a table before rows without a file are left out
 side no matter which part of the data set a site holds.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureSpec
-from common.data.base.splits import Names
-from common.data.tables.cells import finding_matrix, label_matrix
+from common.data.base.splits import Names, similar_patient_faults
+from common.data.tables.cells import FindingRules, finding_matrix, label_matrix
 from common.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 from common.data.tables.csv import Columns
+from common.data.tables.files import FolderListings, PictureFiles
 from common.data.tables.labels import (
     LabelTable,
     drop_missing_files,
@@ -38,12 +38,13 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     """
     columns = _read_checked_columns(spec, base, ("Image Index", "Finding Labels", "Patient ID", "View Position"))
     own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
-    folder = base / spec.images
-    paths = {name: Path(parent, name) for parent, _, names in os.walk(folder) for name in names}
-    names = columns["Image Index"]
+    folder, names, listings = base / spec.images, columns["Image Index"], FolderListings()
+    paths = {name: f"{below}/{name}" for below, name in listings.walk(folder)}
+    stop_on(listings.faults())
+    labels, _ = finding_matrix(columns.column("Finding Labels"), "Finding Labels", FindingRules(own_names))
     table = _make_table(
-        files=tuple(paths.get(name) or folder / name for name in names),
-        labels=finding_matrix(columns["Finding Labels"], "|", own_names),
+        files=PictureFiles.of(folder, [paths.get(name, name) for name in names.tolist()]),
+        labels=labels,
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],
     )
@@ -78,7 +79,7 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
         columns, columns["Frontal/Lateral"] == "Frontal", 'have "Frontal" in column "Frontal/Lateral"'
     )
     table = _make_table(
-        files=tuple(_chexpert_file(base / spec.images, path) for path in columns["Path"]),
+        files=PictureFiles.of(base / spec.images, _chexpert_paths(base / spec.images, columns["Path"].tolist())),
         labels=label_matrix(columns, CHEXPERT_CLASSES, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=CHEXPERT_CLASSES,
         patients=_chexpert_patients(columns["Path"]),
@@ -86,10 +87,11 @@ def open_chexpert(spec: ChexpertSpec, base: Path) -> LabelTable:
     return drop_missing_files(split_table(table, spec.split_seed), spec)
 
 
-def _chexpert_file(folder: Path, path: str) -> Path:
-    """Return the file of ``CheXpert-v1.0-small/train/...``, below ``folder`` with the path's first part or without."""
-    full = folder / path
-    return full if full.parent.is_dir() else folder.joinpath(*Path(path).parts[1:])
+def _chexpert_paths(folder: Path, paths: list[str]) -> list[str]:
+    """Return the paths ``CheXpert-v1.0-small/train/...``, without their first part where ``folder`` is that part."""
+    beside = {path.partition("/")[0] for path in paths if path.partition("/")[0]}
+    inside = {first for first in beside if not (folder / first).is_dir()}
+    return [path.partition("/")[2] if path.partition("/")[0] in inside else path for path in paths]
 
 
 def _chexpert_patients(paths: Names) -> Names:
@@ -122,7 +124,7 @@ def open_mimic(spec: MimicSpec, base: Path) -> LabelTable:
         triples = zip(columns["subject_id"], columns["study_id"], columns["dicom_id"], strict=True)
         paths = [f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg" for subject, study, dicom in triples]
     table = _make_table(
-        files=tuple(base / spec.images / path for path in paths),
+        files=PictureFiles.of(base / spec.images, paths),
         labels=label_matrix(columns, classes, uncertain=spec.uncertain, blank=spec.blank, where="data.labels"),
         class_names=classes,
         patients=columns["subject_id"],
@@ -152,12 +154,17 @@ def _select_rows(columns: Columns, index: NDArray[np.bool_], what: str) -> Colum
     """Return the rows at ``index``; if there are none, ``what`` ends the sentence of the fault."""
     if not index.any():
         raise BadInput([Fault("data.labels", f"none of the {len(index)} rows {what}.")])
-    return {name: column[index] for name, column in columns.items()}
+    return columns.rows(index)
 
 
 def _make_table(
-    files: tuple[Path, ...], labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
+    files: PictureFiles, labels: NDArray[np.float32], class_names: tuple[str, ...], patients: Names
 ) -> LabelTable:
-    """Return a table in which no source is known and all rows are in the test part, until it is split."""
+    """Return a table in which no source is known and all rows are in the test part, until it is split.
+
+    Raises:
+        BadInput: If two names of patients are so alike that they may be one patient's.
+    """
     count = len(files)
+    stop_on(similar_patient_faults("data.labels", patients))
     return LabelTable(files, labels, class_names, patients, np.full(count, ""), np.full(count, "test"))

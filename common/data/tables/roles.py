@@ -5,15 +5,16 @@ The result is a proposal that a person reads: the caller writes it down with wha
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from common.data.base.splits import Names
+from common.data.base.names import is_blank
+from common.data.base.spec import NO_FINDING
 from common.data.images.reading import PICTURE_SUFFIXES
-from common.data.tables.cells import LABEL_CELLS, PART_NAMES, is_positive, split_findings, strip_cells
+from common.data.tables.cells import PART_NAMES, read_label, split_findings
 from common.data.tables.csv import Columns
 from common.errors import BadInput, Fault, quoted
 
@@ -24,6 +25,7 @@ _SEPARATORS = ("|", ";")
 _MOST_CLASSES = 60
 _FEW_CLASSES = 2
 _LOOKED_AT = 200
+_NO_FINDING = frozenset(name.casefold() for name in NO_FINDING)
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def image_column(columns: Columns) -> str:
     Raises:
         BadInput: If there is none.
     """
-    for name, cells in columns.items():
-        looked_at = [cell.lower() for cell in cells[:_LOOKED_AT]]
+    for name in columns:
+        looked_at = [cell.lower() for cell in columns.column(name).cells[:_LOOKED_AT]]
         if sum(cell.endswith(PICTURE_SUFFIXES) for cell in looked_at) > len(looked_at) / 2:
             return name
     problem = f"no column of the table names pictures, files that end in {quoted(PICTURE_SUFFIXES)}"
@@ -81,18 +83,23 @@ def guess_roles(columns: Columns, image: str, patient: str | None = None) -> Col
         BadInput: If no column holds labels.
     """
     patient = patient or patient_column(columns, (image,))
-    values = {name: set(strip_cells(np.unique(cells)).tolist()) for name, cells in columns.items()}
-    part_values = {name: {value.lower() for value in values[name]} for name in columns if _SPLIT.match(name)}
+    cells = {name: columns.column(name).cells for name in columns}
+    part_values = {name: {cell.casefold() for cell in cells[name]} for name in columns if _SPLIT.match(name)}
     split = next((name for name, parts in part_values.items() if parts <= PART_NAMES.keys()), None)
     rest = [name for name in columns if name not in (image, patient, split)]
-    positives = {name: is_positive(columns[name]) for name in rest if values[name] <= LABEL_CELLS}
-    labels = tuple(name for name, positive in positives.items() if positive.any() and len(values[name]) > 1)
-    if labels:
-        counts = {name: int(positives[name].sum()) for name in labels}
-        exclusive = len(labels) > 1 and bool((np.sum([positives[name] for name in labels], axis=0) == 1).all())
-        return ColumnRoles(image, patient, split, labels, None, "|", counts, exclusive)
+    counts = dict[str, int]()
+    labelled = np.zeros(len(columns.lines), dtype=np.intp)  # classes that each row shows
+    for name in rest:
+        meanings = [read_label(cell) for cell in cells[name]]
+        positive = np.array([meaning == "present" for meaning in meanings])[columns.column(name).places]
+        if None not in meanings and positive.any() and len(meanings) > 1:
+            counts[name] = int(positive.sum())
+            labelled += positive
+    if counts:
+        exclusive = len(counts) > 1 and bool((labelled == 1).all())
+        return ColumnRoles(image, patient, split, tuple(counts), None, "|", counts, exclusive)
     finding, separator, counts = _finding_column(columns, rest)
-    one_each = not any(separator in cell for cell in np.unique(columns[finding]))
+    one_each = not any(separator in cell for cell in cells[finding])
     return ColumnRoles(image, patient, split, (), finding, separator, counts, one_each)
 
 
@@ -105,15 +112,22 @@ def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, di
         BadInput: If there is none.
     """
     for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
-        separator = next((mark for mark in _SEPARATORS if any(mark in cell for cell in columns[name])), "|")
-        counts = Counter(finding for cell in columns[name] for finding in split_findings(cell, separator))
-        if _FEW_CLASSES <= len(counts) <= _MOST_CLASSES and len(counts) < len(columns[name]):
+        column = columns.column(name)
+        separator = next((mark for mark in _SEPARATORS if any(mark in cell for cell in column.cells)), "|")
+        counts, no_finding = Counter[str](), False
+        for cell, rows in zip(column.cells, column.counts().tolist(), strict=True):
+            for finding in dict.fromkeys([] if is_blank(cell) else split_findings(cell, separator)):
+                if finding.casefold() in _NO_FINDING:
+                    no_finding = True
+                else:
+                    counts[finding] += rows
+        if _FEW_CLASSES <= len(counts) + no_finding <= _MOST_CLASSES and 0 < len(counts) < len(column.places):
             return name, separator, dict(counts.most_common())
     problem = f"no column holds labels, as 1, 0, -1 or nothing for each class, or as names; it has {quoted(columns)}."
     raise BadInput([Fault("labels", problem, "Give each class a column of 1 (present) and 0 (absent).")])
 
 
-def picture_folder(table: Path, names: Names) -> Path | None:
+def picture_folder(table: Path, names: Sequence[str]) -> Path | None:
     """Return the folder beside a table in which most of its pictures lie; None where there is none."""
     beside = [table.parent, *sorted(folder for folder in table.parent.rglob("*") if folder.is_dir())]
     looked_at = names[:_LOOKED_AT]

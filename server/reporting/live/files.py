@@ -28,6 +28,7 @@ SENTENCES = {
     "checkpoint_broken": "checkpoint {file} could not be read: {reason}",
     "roll_call": "roll call: {sites} take part; classes: {classes}",
     "heavy_site": "{site} states {images} images, {share:.0%} of all; participation.largest_share can bound its weight",
+    "no_training_images": "without training images, and not in the run: {sites}",
     "no_validation_images": "without validation images: {sites}",
     "patients_unknown": "the data set does not say which images are of one patient",
     "image_skipped": "image {image} of the {part} part could not be read and was left out: {reason}",

@@ -120,14 +120,7 @@ def test_a_table_of_many_blocks_holds_the_cells_of_its_lines(tmp_path: Path) -> 
     columns = read_columns(tmp_path / "a.csv", "data.labels")
     assert [list(row) for row in zip(*columns.values(), strict=True)] == lines
     assert columns["text"].dtype == np.dtype("<U69")
-
-
-@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
-def test_lines_may_end_in_any_way_and_cells_may_hold_ends(tmp_path: Path, ending: str) -> None:
-    text = f'\ufeffimage,text{ending}a,"one{ending}two"{ending}{ending}b,three'
-    (tmp_path / "a.csv").write_bytes(text.encode())
-    columns = read_columns(tmp_path / "a.csv", "data.labels")
-    assert columns["text"].tolist() == [f"one{ending}two", "three"]
+    assert columns.lines.tolist() == list(range(2, 60_002))
 
 
 def test_ragged_lines_are_counted_over_all_blocks(tmp_path: Path) -> None:
@@ -138,12 +131,12 @@ def test_ragged_lines_are_counted_over_all_blocks(tmp_path: Path) -> None:
         read_columns(tmp_path / "a.csv", "data.labels")
 
 
-@pytest.mark.parametrize(("largest_mb", "where"), [(1, "data.labels"), (4, "data.image_column")])
+@pytest.mark.parametrize(("largest_mb", "where"), [(1, "data.labels"), (4, "data.images")])
 def test_a_table_of_a_folder_has_the_key_too(tmp_path: Path, largest_mb: int, where: str) -> None:
     (tmp_path / "pictures").mkdir()
     (tmp_path / "a.csv").write_text("image,Mass\n" + "x" * 200 + ",1\n" + "a,1\n" * 5000, encoding="utf-8")  # 3.8 MiB
     folder = {"kind": "folder", "images": "pictures", "labels": "a.csv", "image_column": "image"}
-    with pytest.raises(BadInput) as caught:  # in the end because one image stands in 5,000 lines
+    with pytest.raises(BadInput) as caught:  # in the end because there is no picture
         load(FolderSpec.model_validate({**folder, "label_columns": ["Mass"], "largest_mb": largest_mb}), tmp_path)
     assert [fault.where for fault in caught.value.faults] == [where]
 

@@ -82,7 +82,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, str]]] = [
         {"label_columns": ["Mass", "Edemas"], "patient_column": "Patients"},
         {"data.label_columns[1]": '"Edema"?', "data.patient_column": '"patient"?'},
     ),
-    ("", "", {"finding_column": "finding", "classes": ["Oedema", "Hernia"]}, {"data.classes[0]": '"Edema"?'}),
+    ("Mass|", "Edoma|", {"finding_column": "finding", "classes": ["Edema"]}, {"data.classes": '"Edema"?'}),
     ("03.png,1,", "02.png,,", {}, {"data.image_column": '"02.png"', "data.patient_column": "line 5"}),
     ("03.png,1,,", "03.png,1,yes,", {}, {"data.label_columns": '"yes" in line 5'}),
     ("03.png,1,,", "03.png,1,,,", {}, {"data.labels": "line 5"}),

@@ -19,7 +19,7 @@ from common.data.partition.by_label import (
     practical_shares,
 )
 from common.data.partition.checks import partition_faults
-from common.data.partition.division import Division
+from common.data.partition.division import Division, site_names
 from common.data.partition.partition import partition
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
@@ -143,9 +143,21 @@ def test_images_of_several_classes_are_refused(keys: dict[str, Any]) -> None:
 
 
 def test_a_site_without_images_is_refused() -> None:
-    splits = Splits(evenly(3, 3, "t"), evenly(3, 3, "v"), evenly(300, 3, "e"))
+    splits = Splits(evenly(12, 3, "t"), evenly(3, 3, "v"), evenly(300, 3, "e"))
     with pytest.raises(BadInput, match=r"^partition.sites: .* would get no training image\. Take fewer sites, "):
-        partition(splits, spec_of(kind="dirichlet", alpha=0.1, sites=4), seed=1)
+        partition(splits, spec_of(kind="label_skew", shards="practical", sites=12), seed=1)
+
+
+@given(st.floats(0.05, 2), st.integers(2, 200), st.integers(0, 1000))
+def test_a_dirichlet_deal_may_leave_sites_empty(alpha: float, sites: int, seed: int) -> None:
+    splits = Splits(evenly(60, 3, "t"), evenly(3, 3, "v"), evenly(12, 3, "e"))
+    division = partition(splits, spec_of(kind="dirichlet", alpha=alpha, sites=sites), seed=seed)
+    names = [part.site for part in division.parts]
+    assert sorted([*names, *division.empty_sites]) == list(site_names("site", sites))
+    assert all(len(part.train) for part in division.parts)
+    assert sum(len(part.train) for part in division.parts) == len(division.splits.train) == 60
+    owned = np.concatenate(own_tests(division))
+    assert len(owned) == len(set(owned.tolist())) <= 12  # those of the empty sites are nobody's
 
 
 @pytest.mark.parametrize(

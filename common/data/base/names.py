@@ -1,0 +1,102 @@
+"""The one normalisation of all text that names something: columns, classes, findings, patients, hospitals and files.
+
+Two spellings are one name only where nobody could see a difference: Unicode's forms of one letter (NFC), white space of
+every kind, signs without a glyph. Spellings that are merely alike, such as ``P-007`` and ``p7.0``, are never joined by
+a guess: :func:`find_similar` gives them to the caller, who reports them.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator
+
+from common.system.plain_text import is_plain
+
+_CLEAN = re.compile(r"[!-~]+(?: [!-~]+)*")
+"""ASCII text that is normalised as it is: visible characters with single spaces between them."""
+_FORMATS = ("Cc", "Cf", "Mn", "Lo", "So")
+"""Categories that have characters without a glyph; private and unassigned characters may be somebody's letters."""
+_WHOLE_NUMBER = re.compile(r"([+-]?\d+)[.,]0+")
+_SEPARATORS = re.compile(r"[^a-z0-9$+<=>^`|~\x80-\U0010ffff]+")
+_LETTERS_AND_NUMBER = re.compile(r"([a-z]*)[ _-]*0*([1-9]\d*)", re.ASCII)
+_ZEROS_AND_GAPS = re.compile(r"(?<!\d)0+(?=\d)|(?<=\d) (?=\D)|(?<=[^\d ]) (?=\d)")
+_NEVER_TELLING = b"0" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz$+<=>^`|~"))
+"""Zeros and separators: names without them can be unlike only if they differ in what is left."""
+_BLANK = frozenset(("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"))
+"""Cells, in lower case, by which spreadsheets, R and pandas write that there is no value."""
+
+
+def normalized(text: str) -> str:
+    """Return a name in its one form: NFC, single spaces, no spaces at its ends, no sign without a glyph."""
+    if _CLEAN.fullmatch(text):
+        return text
+    seen = (letter for letter in text if letter.isspace() or not _has_no_glyph(letter))
+    return unicodedata.normalize("NFC", " ".join("".join(seen).split()))
+
+
+def _has_no_glyph(letter: str) -> bool:
+    return not is_plain(letter) and unicodedata.category(letter) in _FORMATS
+
+
+Name = Annotated[str, AfterValidator(normalized)]
+"""A name in a config file, normalised like the cells that it is compared with."""
+
+
+def is_blank(cell: str) -> bool:
+    """Return True for a normalised cell that says that there is no value: empty, ``NaN``, ``NA``, ``NULL``."""
+    return len(cell) <= 4 and cell.casefold() in _BLANK
+
+
+def is_nameless(cell: str) -> bool:
+    """Return True for a normalised cell that names nothing: a blank one, or one of signs such as ``-`` and ``?``."""
+    return is_blank(cell) or not any(map(str.isalnum, cell))
+
+
+def fold_likeness(name: str) -> str:
+    """Return a text that is equal for names so alike that they may be one: see :func:`find_similar`."""
+    if name.isascii():
+        folded = name.lower()
+        if simple := _LETTERS_AND_NUMBER.fullmatch(folded):  # most ids, at a fifth of the time
+            return simple[1] + simple[2]
+    else:
+        folded = unicodedata.normalize("NFKC", name).casefold()
+        folded = "".join(" " if unicodedata.category(letter)[0] in "PZC" else letter for letter in folded)
+    if whole := _WHOLE_NUMBER.fullmatch(folded):
+        folded = whole[1]
+    return _ZEROS_AND_GAPS.sub("", _SEPARATORS.sub(" ", folded).strip()) or folded
+
+
+def find_similar(names: Sequence[str]) -> dict[str, str]:
+    """Find names that differ only in case, punctuation, spaces, leading zeros, or ``.0`` behind a whole number.
+
+    Args:
+        names: Normalised names without repetition.
+
+    Returns:
+        Each name that is like an earlier one, with the earliest of its kind.
+    """
+    # A million names are compared in a second by a coarse key, and in ten by the finer one.
+    texts = (name if name.isascii() else fold_likeness(name) for name in names)
+    coarse = [text.lower().encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
+    counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()
+    for name, key in zip(names, coarse, strict=True):
+        if counts[key] > 1 and (earliest := first.setdefault(fold_likeness(name), name)) is not name:
+            similar[name] = earliest
+    return similar
+
+
+def names_of_array(values: NDArray[np.generic]) -> NDArray[np.str_]:
+    """Return the names in an array of texts, bytes or numbers ``(n,)``: normalised, whole numbers without ``.0``."""
+    values = np.asarray(values.tolist()) if values.dtype.kind == "O" else values
+    distinct, inverse = np.unique(values, return_inverse=True)
+    if distinct.dtype.kind == "S":
+        distinct = np.char.decode(distinct, "utf-8", "backslashreplace")
+    elif distinct.dtype.kind == "f" and bool((distinct == np.floor(distinct)).all()):
+        distinct = distinct.astype(np.int64)
+    texts = [normalized(str(value)) for value in distinct.tolist()]
+    return np.array(texts, dtype=np.str_)[inverse.reshape(-1)]

@@ -1,0 +1,164 @@
+"""The files of the pictures that a table names, in folders that are listed once.
+
+A name leads to the file of that very name; else to the only file whose name is the same once both are normalised, then
+in any case, then with an ending of pictures behind it. A folder that cannot be listed is a fault, not a missing file.
+"""
+
+import errno
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.names import normalized
+from common.data.images.reading import PICTURE_SUFFIXES
+from common.errors import Fault
+from common.system.plain_text import counted, list_first_and_count_rest
+
+_NO_SUCH_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
+
+
+@dataclass(frozen=True)
+class PictureFiles(Sequence[Path]):
+    """Files of pictures, as paths that are made when they are read: a million of them would take 400 MB.
+
+    Attributes:
+        folder: The folder that the names start from.
+        names: ``(n,)`` objects, texts.
+    """
+
+    folder: Path
+    names: NDArray[np.object_]
+
+    @classmethod
+    def of(cls, folder: Path, names: Sequence[str]) -> "PictureFiles":
+        """Make a sequence of the files with these names."""
+        array = np.empty(len(names), dtype=object)
+        array[:] = names
+        return cls(folder, array)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, row: int) -> Path: ...
+    @overload
+    def __getitem__(self, row: slice) -> "PictureFiles": ...
+    def __getitem__(self, row: int | slice) -> "Path | PictureFiles":
+        return PictureFiles(self.folder, self.names[row]) if isinstance(row, slice) else self.folder / self.names[row]
+
+    def rows(self, index: NDArray[np.intp]) -> "PictureFiles":
+        """Return the files at ``index``, in that order."""
+        return PictureFiles(self.folder, self.names[index])
+
+
+class FolderListings:
+    """Finds files by the names of a table; every folder on the way is listed once.
+
+    Attributes:
+        failures: The folders that cannot be listed, with the reason.
+    """
+
+    def __init__(self) -> None:
+        self.failures = dict[str, str]()
+        self._files, self._folders = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
+        self._alike: dict[tuple[str, Callable[[str], str]], dict[str, str | None]] = {}
+        self._real = dict[tuple[str, str], str]()
+
+    def find(self, folder: str, name: str) -> str | None:
+        """Return the name of a file relative to ``folder``, as it stands on the disk; None where there is none."""
+        parent, slash, last = name.rpartition("/")
+        place = self._find_folder(folder, parent or slash) if slash else folder
+        file = self._find_entry(place, last, folders=False)
+        if file is None:  # a table written on Windows
+            return self.find(folder, name.replace("\\", "/")) if "\\" in name else None
+        if place == folder:
+            return file
+        if file == last and place == os.path.join(folder, parent or slash):
+            return name
+        return os.path.join(os.path.relpath(place, folder), file)
+
+    def _find_folder(self, root: str, path: str) -> str:
+        """Return the folder at ``path`` below ``root``, whose parts may be spelled otherwise on the disk."""
+        if (root, path) not in self._real:
+            place = os.path.join(root, path)
+            if not os.path.isdir(place):
+                place = root
+                for part in path.split("/"):
+                    entry = part if part in ("", ".", "..") else self._find_entry(place, part, folders=True)
+                    place = os.path.join(place, part if entry is None else entry)
+            self._real[root, path] = place
+        return self._real[root, path]
+
+    def _find_entry(self, place: str, name: str, *, folders: bool) -> str | None:
+        if place not in self._files:
+            self._list(place)
+        entries = (self._folders if folders else self._files)[place]
+        if name in entries:
+            return name
+        for fold in (normalized, _fold_case) if folders else (normalized, _fold_case, _fold_ending):
+            key = (place, fold)
+            if key not in self._alike:
+                alike = dict[str, str | None]()
+                for entry in entries:
+                    alike[fold(entry)] = None if fold(entry) in alike else entry  # None where it is not the only one
+                self._alike[key] = alike
+            if match := self._alike[key].get(normalized(name) if fold is normalized else _fold_case(name)):
+                return match
+        return None
+
+    def _list(self, place: str) -> None:
+        files, folders = list[str](), list[str]()
+        try:
+            with os.scandir(place or os.curdir) as entries:
+                for entry in entries:
+                    try:
+                        if entry.is_dir():
+                            folders.append(entry.name)
+                        elif entry.is_file():
+                            files.append(entry.name)
+                    except OSError:  # a link in a circle, or no right: reading the file names the reason
+                        files.append(entry.name)
+        except (OSError, ValueError) as error:
+            is_refusal = isinstance(error, OSError) and error.errno not in _NO_SUCH_FOLDER
+            if is_refusal and os.path.dirname(place) not in self.failures:
+                self.failures[place] = getattr(error, "strerror", None) or str(error)
+        self._files[place], self._folders[place] = frozenset(files), frozenset(folders)
+
+    def walk(self, folder: Path) -> Iterator[tuple[str, str]]:
+        """Yield every file below ``folder`` as the folder that it lies in, relative to ``folder``, and its name."""
+
+        def note(error: OSError) -> None:
+            self.failures[str(error.filename)] = error.strerror or str(error)
+
+        for parent, _, names in os.walk(folder, onerror=note):
+            below = os.path.relpath(parent, folder)
+            yield from ((below, name) for name in names)
+
+    def faults(self) -> list[Fault]:
+        """Return a fault if a folder cannot be listed, so that nobody knows which files it has."""
+        if not self.failures:
+            return []
+        reasons = defaultdict[str, list[str]](list)
+        for folder, reason in self.failures.items():
+            reasons[reason].append(f'"{folder}"')
+        which = "; ".join(f"{list_first_and_count_rest(names, 5)} ({reason})" for reason, names in reasons.items())
+        problem = f"{counted(len(self.failures), 'folder')} cannot be listed: {which}."
+        remedy = "Give the account that runs this program the right to read and enter them."
+        return [Fault("data.images", problem, remedy)]
+
+
+def _fold_case(name: str) -> str:
+    return normalized(name).casefold()
+
+
+def _fold_ending(name: str) -> str:
+    """Return the name of a file without an ending of pictures; another file's as a text that no name is."""
+    folded = _fold_case(name)
+    suffix = max((suffix for suffix in PICTURE_SUFFIXES if folded.endswith(suffix)), key=len, default="")
+    return folded.removesuffix(suffix) if suffix else "/"

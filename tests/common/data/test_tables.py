@@ -1,0 +1,545 @@
+"""Tables of any program: what is read is what the table says, and what says nothing is refused with its line."""
+
+import csv
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from common.data.base.names import find_similar, names_of_array, normalized
+from common.data.base.spec import FolderSpec
+from common.data.load import open_table
+from common.data.tables.labels import LabelTable
+from common.errors import BadInput
+
+ROWS = 24
+NFD_NAME, NFC_NAME = "Mu\u0308ller", "M\u00fcller"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pictures that nobody decodes."""
+    folder = tmp_path_factory.mktemp("table")
+    (folder / "scans").mkdir()
+    for row in range(ROWS):
+        (folder / "scans" / f"{row:02}.png").touch()
+    return folder
+
+
+def read(folder: Path, table: str | bytes, **settings: Any) -> LabelTable:
+    (folder / "t.csv").write_bytes(table.encode() if isinstance(table, str) else table)
+    spec = {"kind": "folder", "images": "scans", "labels": "t.csv", "image_column": "file", "patient_column": "id"}
+    labels = {} if "finding_column" in settings else {"label_columns": ("Mass", "Edema")}
+    return open_table(FolderSpec.model_validate({**spec, **labels, "missing_files": "ignore", **settings}), folder)
+
+
+def refusals(folder: Path, table: str | bytes, **settings: Any) -> dict[str, str]:
+    """The faults of a table by their keys."""
+    with pytest.raises(BadInput) as caught:
+        read(folder, table, **settings)
+    return {fault.where: str(fault) for fault in caught.value.faults}
+
+
+def rows_of(*rows: str, header: str = "file,id,Mass,Edema") -> str:
+    """A table with these rows behind the name of a picture each."""
+    return "\n".join([header, *(f"{number:02}.png,{row}" for number, row in enumerate(rows))]) + "\n"
+
+
+FINDINGS: dict[str, Any] = {"finding_column": "finding", "classes": ("Effusion", "Mass")}
+HEADER = "file,id,finding"
+
+# ---------------------------------------------------------------------- names
+
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e\u202a\u2066\u061c\u180e\ufe0f\u034f\u2800"
+SPACES = " \t\n\r\x0b\x0c\x1c\x85\u00a0\u1680\u2000\u2007\u2009\u2028\u202f\u205f\u3000"
+
+
+@given(st.text())
+def test_a_normalised_name_stays_as_it_is(text: str) -> None:
+    assert normalized(normalized(text)) == normalized(text)
+
+
+@pytest.mark.parametrize("sign", INVISIBLE)
+def test_signs_without_a_glyph_are_no_part_of_a_name(sign: str) -> None:
+    assert normalized(f"{sign}p{sign}1{sign}") == "p1"
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_all_white_space_is_one_space(space: str) -> None:
+    assert normalized(f"{space}Lung{space} Mass{space}") == "Lung Mass"
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("7", "7.0"), ("7", "7,00"), ("007", "7"), ("P-1", "p1"), ("P 01", "p_1"), ("\uff17", "7"), ("A.b", "a b")],
+)
+def test_names_that_may_be_one_are_similar(name: str, other: str) -> None:
+    assert find_similar([name, "x", other]) == {other: name}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("1-23", "12-3"), ("7", "70"), ("p1", "p2"), ("1.2.30", "1.23.0"), ("\u0915\u093e", "\u0915\u093f")],
+)
+def test_names_with_other_letters_or_numbers_are_not_similar(name: str, other: str) -> None:
+    assert find_similar([name, other]) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (np.array([7.0, 8.0]), ["7", "8"]),
+        (np.array([b"p1 ", b"p\xc3\xa9"]), ["p1", "p\u00e9"]),
+        (np.array(["p1\u200b", "p2"]), ["p1", "p2"]),
+        (np.array([7, "a"], dtype=object), ["7", "a"]),
+        (np.array([0.5, 1.0]), ["0.5", "1.0"]),
+    ],
+)
+def test_names_come_from_arrays_of_any_kind(values: NDArray[Any], names: list[str]) -> None:
+    assert names_of_array(values).tolist() == names
+
+
+# ---------------------------------------------------------------------- forms of a table
+
+PLAIN = [
+    ["file", "id", "Mass", "Edema"],
+    *([f"{row:02}.png", f"p{row}", str(row % 2), str(row % 3 % 2)] for row in range(6)),
+]
+
+
+def written(rows: Sequence[Sequence[str]] = PLAIN, separator: str = ",", ending: str = "\n") -> str:
+    file = io.StringIO()
+    csv.writer(file, delimiter=separator, lineterminator=ending).writerows(rows)
+    return file.getvalue()
+
+
+UMLAUT = written().replace("p3", NFC_NAME)
+FORMS: Mapping[str, str | bytes] = {
+    "semicolons": written(separator=";"),
+    "tabs": written(separator="\t"),
+    "bars": written(separator="|"),
+    "Excel's separator line": "sep=;\r\n" + written(separator=";", ending="\r\n"),
+    "a byte order mark": b"\xef\xbb\xbf" + written().encode(),
+    "UTF-16": written(separator="\t").encode("utf-16"),
+    "old line ends": written(ending="\r"),
+    "every cell quoted": re.sub(r"[^,\n]+", r'"\g<0>"', written()),
+    "spaces before quotes": re.sub(r",([^,\n]+)", r', "\1"', written()),
+    "empty lines and lines of separators": written().replace("\n", "\n\n,,,\n"),
+    "spaces around everything": written().replace(",", "\u00a0 , "),
+    "decimal commas": re.sub(r",([01])\b", r',"\1,0"', written()),
+    "decimal commas between semicolons": re.sub(r";([01])\b", r";\1,0", written(separator=";")),
+    "numbers with points": re.sub(r",([01])\b", r",\1.00", written()),
+    "columns without a name": re.sub(r"(?m)$(?=\n)", ",,", written()),
+    "other columns with separators and quotes": written([[*row, 'a;b|"c"\td, e\nf'] for row in PLAIN]),
+    "signs without a glyph in the header": written().replace("Mass", "\ufeffMa\u00adss "),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_table_is_read_in_any_form(form: str, folder: Path) -> None:
+    table = read(folder, FORMS[form])
+    assert table.patients.tolist() == [f"p{row}" for row in range(6)]
+    assert table.labels.tolist() == [[row % 2, row % 3 % 2] for row in range(6)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1", "cp1252"])
+def test_letters_beyond_ascii_are_read(encoding: str, folder: Path) -> None:
+    table = UMLAUT if encoding != "cp1252" else UMLAUT.replace("p4", "\u201eK\u2026")
+    patients = read(folder, table.encode(encoding)).patients.tolist()
+    assert NFC_NAME in patients
+    assert ("\u201eK\u2026" in patients) == (encoding == "cp1252")
+
+
+def test_a_file_of_two_encodings_names_one_patient_once(folder: Path) -> None:
+    rows = [f"{row:02}.png,{NFC_NAME},1,0\n".encode("latin-1" if row % 2 else "utf-8") for row in range(6)]
+    assert set(read(folder, b"file,id,Mass,Edema\n" + b"".join(rows)).patients.tolist()) == {NFC_NAME}
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ('file,id,Mass,Edema\n00.png,"p\n1",1,0\n01.png,p2,yes,0\n', 4),
+        ('file,id,"Mass",Edema,"re\nport"\n\n00.png,p1,1,0,"a\r\n\r\nb"\n01.png,p2,yes,0,x\n', 7),
+        ("sep=,\nfile,id,Mass,Edema\n,,,\n00.png,p1,yes,0\n", 4),
+        ("\n\nfile,id,Mass,Edema\r\n\r\n00.png,p1,yes,0\r\n", 5),
+        ("file,id,Mass,Edema\r00.png,p1,yes,0\r", 2),
+    ],
+)
+def test_line_numbers_are_those_of_the_file(table: str, line: int, folder: Path) -> None:
+    assert f'"yes" in line {line};' in refusals(folder, table)["data.label_columns"]
+
+
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [
+        ('file,id,Mass,Edema\n00.png,p1,1,0\n01.png,"p2,1,0\n02.png,p3,1,0\n03.png,p4",1,0\n', "line 3"),
+        ('file,id,Mass,Edema\n00.png,p1,1,0\n01.png,p2,"1,0\n', "line 3"),
+        ('file,id,Mass,Edema\n00.png,p1,"1"1,0\n', "line 2"),
+        ("file,id,Mass,Edema\n00.png,p1,1\n", "line 2"),
+        ("file;id;Mass;Edema\n00.png;p1;1;0\n01.png;p2;1;0;0\n", "semicolons"),
+        ("file,id,Mass,Mass \n00.png,p1,1,0\n", '"Mass"'),
+        (b"file,id,Mass,Edema\n00.png,p\x81,1,0\n", "line 2"),
+        (b"file,id,Mass,Edema\n00.png,p1,1,0\n01.png,p\0,1,0\n", "line 3"),
+        ("file,id,Mass,Edema\n".encode("utf-16-le"), "line 1"),
+    ],
+)
+def test_a_form_that_has_no_one_meaning_is_refused(table: str | bytes, word: str, folder: Path) -> None:
+    assert word in refusals(folder, table)["data.labels"]
+
+
+# ---------------------------------------------------------------------- labels
+
+TRUTH = {"present": 1.0, "absent": 0.0, "uncertain": np.nan, "blank": np.nan}
+SPELLINGS = {
+    "present": ["1", "1.0", "1,0", "1.", "+1", " 1\u00a0", "1\u200b", "1.000"],
+    "absent": ["0", "0.0", "0,00", "-0.0", "\t0"],
+    "uncertain": ["-1", "-1.0", "-1,0", "\u22121"],
+    "blank": ["", " ", "nan", "NaN", "NA", "N/A", "#N/A", "<NA>", "NULL", "\u200b"],
+}
+MEANINGS = st.sampled_from(list(SPELLINGS)).flatmap(
+    lambda meaning: st.sampled_from(SPELLINGS[meaning]).map(lambda cell: (meaning, cell))
+)
+SEPARATED = st.sampled_from([",", ";", "\t", "|"])
+
+
+@given(st.lists(st.tuples(MEANINGS, MEANINGS), min_size=1, max_size=ROWS), SEPARATED)
+def test_labels_are_those_that_were_written(folder: Path, cells: list[Any], separator: str) -> None:
+    rows = [[f"{row:02}.png", f"p{row}", mass[1], edema[1]] for row, (mass, edema) in enumerate(cells)]
+    expected = [[TRUTH[mass[0]], TRUTH[edema[0]]] for mass, edema in cells]
+    table = read(folder, written([PLAIN[0], *rows], separator))
+    np.testing.assert_array_equal(table.labels, np.array(expected, dtype=np.float32))
+
+
+def slow_label(cell: str) -> float | None:
+    """A label read letter by letter; None where it is none."""
+    text = "".join(letter for letter in cell if unicodedata.category(letter) not in ("Cf", "Cc") or letter.isspace())
+    text = text.strip().replace(",", ".").replace("\u2212", "-")
+    if text.lower() in ("", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"):
+        return np.nan
+    try:
+        value = float(text) if set(text) <= set("+-.01") else None
+    except ValueError:
+        return None
+    return {1.0: 1.0, 0.0: 0.0, -1.0: np.nan}.get(value) if value is not None else None
+
+
+@given(st.lists(st.one_of(st.text("01-+., aN\u200b\u00a0", max_size=4), st.text(max_size=3)), min_size=1, max_size=8))
+def test_any_cell_is_read_as_by_a_slow_reference_or_refused(folder: Path, cells: list[str]) -> None:
+    expected = [slow_label(cell.replace("\0", "")) for cell in cells]
+    rows = [[f"{row:02}.png", f"p{row}", cell.replace("\0", ""), "0"] for row, cell in enumerate(cells)]
+    table = written([PLAIN[0], *rows])
+    try:
+        labels = read(folder, table.encode(errors="surrogatepass")).labels[:, 0]
+    except BadInput:
+        # A leading zero or a lone point is a number to Python and none to a label; nothing else may be refused.
+        odd = any(re.search(r"[01]{2}|^\W*\.|[+-]$", normalized(cell)) for cell in cells)
+        assert odd or None in expected or any(unicodedata.category(letter) == "Cs" for cell in cells for letter in cell)
+        return
+    assert None not in expected
+    np.testing.assert_array_equal(labels, np.array(expected, dtype=np.float32))
+
+
+NO_LABELS = ["2", "-2", "0.5", "yes", "01", "1e0", "--1", "1.0.0", "1;0", "none", "-", "?", "\u00bd", "True"]
+
+
+@pytest.mark.parametrize("cell", NO_LABELS)
+def test_a_cell_that_is_no_label_is_refused_with_its_line(cell: str, folder: Path) -> None:
+    assert f'"{cell}" in line 3' in refusals(folder, rows_of("p0,1,0", f"p1,{cell},0"))["data.label_columns"]
+
+
+# ---------------------------------------------------------------------- findings
+
+NAMES: Mapping[str, Sequence[float]] = {
+    "Effusion": (1, 0),
+    "effusion ": (1, 0),
+    "EFFUSION\u200b": (1, 0),
+    "Mass": (0, 1),
+    "\u00a0mass": (0, 1),
+    "Effusion|Mass": (1, 1),
+    "Mass | Effusion|": (1, 1),
+    "['Mass', 'Effusion']": (1, 1),
+    '["Effusion"]': (1, 0),
+    "No Finding": (0, 0),
+    "no  finding": (0, 0),
+    "NORMAL": (0, 0),
+    "": (np.nan, np.nan),
+    "NaN": (np.nan, np.nan),
+    " | ": (np.nan, np.nan),
+    "[]": (np.nan, np.nan),
+}
+
+
+@given(st.lists(st.sampled_from(list(NAMES)), min_size=1, max_size=ROWS))
+def test_findings_are_those_that_were_written(folder: Path, cells: list[str]) -> None:
+    rows = [[f"{row:02}.png", f"p{row}", cell] for row, cell in enumerate(cells)]
+    table = read(folder, written([HEADER.split(","), *rows]), **FINDINGS)
+    np.testing.assert_array_equal(table.labels, np.array([NAMES[cell] for cell in cells], dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("Efusion", ['"Efusion" in line 3', 'Did you mean "Effusion"?']),
+        ("Mass|Efusion", ['"Efusion" in line 3']),
+        ("Pleural Effusion", ['Did you mean "Effusion"?']),
+        ("Effusion;Mass", ['separated by ";"']),
+        ("Effusion/Mass", ['separated by "/"']),
+        ("Effusion + Mass", ['separated by "+"']),
+        ("Mass, left", ['separated by ","']),
+        ("Nodule", ['"Nodule" in line 3', "data.other_findings"]),
+        ("none", ["data.no_finding"]),
+        ("1", ['"1" in line 3']),
+        ("Ma\u00dfs", ['"Ma\u00dfs" in line 3']),
+        ("[Mass]", ['"[Mass]" in line 3']),
+    ],
+)
+def test_a_part_that_is_no_class_is_refused_with_its_line(cell: str, words: list[str], folder: Path) -> None:
+    table = written([HEADER.split(","), ["00.png", "p0", "Mass"], ["01.png", "p1", cell]])
+    (text,) = refusals(folder, table, **FINDINGS).values()
+    assert all(word in text for word in words), text
+
+
+def test_a_cell_that_says_finding_and_no_finding_is_refused(folder: Path) -> None:
+    table = rows_of("p0,Mass", "p1,Mass|No Finding", header=HEADER)
+    assert "line 3" in refusals(folder, table, **FINDINGS)["data.finding_column"]
+
+
+def test_other_findings_are_counted_and_those_like_a_class_are_not_guessed(folder: Path) -> None:
+    table = rows_of("p0,Mass", "p1,Nodule|Mass", "p2,Nodule", "p3,Hernia", header=HEADER)
+    for others in (("Nodule", "Hernia"), ("*",)):
+        read_table = read(folder, table, **FINDINGS, other_findings=others)
+        assert read_table.other_findings == {"Nodule": 2, "Hernia": 1}
+        assert read_table.labels.tolist() == [[0, 1], [0, 1], [0, 0], [0, 0]]
+    assert '"Hernia"' in refusals(folder, table, **FINDINGS, other_findings=("Nodule",))["data.classes"]
+    table = rows_of("p0,Mass", "p1,Masses", header=HEADER)
+    assert '"Masses" in line 3' in refusals(folder, table, **FINDINGS, other_findings=("*",))["data.classes"]
+    assert read(folder, table, **FINDINGS, other_findings=("Masses",)).other_findings == {"Masses": 1}
+
+
+def test_case_counts_between_classes_that_differ_in_nothing_else(folder: Path) -> None:
+    settings = {"finding_column": "finding", "classes": ("MASS", "Mass")}
+    assert read(folder, rows_of("p0,MASS", "p1,Mass", header=HEADER), **settings).labels.tolist() == [[1, 0], [0, 1]]
+    assert "data.classes" in refusals(folder, rows_of("p0,mass", header=HEADER), **settings)
+
+
+@pytest.mark.parametrize(("blank", "value"), [("unknown", np.nan), ("negative", 0.0)])
+def test_blank_findings_follow_the_key(blank: str, value: float, folder: Path) -> None:
+    labels = read(folder, rows_of("p0,", "p1,Mass", "p2,NA", header=HEADER), **FINDINGS, blank=blank).labels
+    np.testing.assert_array_equal(labels, [[value, value], [0, 1], [value, value]])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**FINDINGS, "uncertain": "negative"},
+        {"separator": ";"},
+        {"other_findings": ["Nodule"]},
+        {**FINDINGS, "classes": ["Mass", "Mass\u200b"]},
+        {**FINDINGS, "classes": ["Mass|Nodule"]},
+        {"label_columns": ["Mass", " Mass"]},
+    ],
+)
+def test_a_key_without_an_effect_is_refused(settings: dict[str, Any], folder: Path) -> None:
+    with pytest.raises(ValidationError):
+        read(folder, written(), **settings)
+
+
+def test_all_faults_of_all_columns_are_named_together(folder: Path) -> None:
+    table = "file,id,Mass,Edema,part,centre\n00.png,p0,yes,0,train,A\n,P0,1,no,dev,a\n02.png,,1,0,train,A\n"
+    keys = refusals(folder, table, split_column="part", source_column="centre").keys()
+    of_columns = {f"data.{name}_column" for name in ("image", "patient", "split", "source")}
+    assert keys == {*of_columns, "data.label_columns"}
+
+
+# ---------------------------------------------------------------------- patients
+
+SAME = ["{}", "{} ", "\u00a0{}", "{}\u200b", "\ufeff{}", "{}\t"]
+ALIKE = ["{0}.0", "00{0}", "P{0}", "p {0}", "p-0{0}"]
+
+
+def fold_all(name: str) -> str:
+    """The numbers and words of a patient's name, with nothing that a person may write in two ways."""
+    words = re.findall(r"\d+|[a-z]+", re.sub(r"^(\d+)\.0+$", r"\1", normalized(name).casefold()))
+    return " ".join(word.lstrip("0") or "0" if word.isdecimal() else word for word in words)
+
+
+@given(st.data(), st.lists(st.integers(1, 9), min_size=2, max_size=ROWS), st.booleans())
+def test_no_patient_stands_in_two_parts_under_any_spelling(
+    folder: Path, data: st.DataObject, numbers: list[int], alike: bool
+) -> None:
+    spellings = st.sampled_from(SAME + ALIKE if alike else SAME)
+    ids = [data.draw(spellings).format(number) for number in numbers]
+    rows = [
+        [f"{row:02}.png", name, str(number % 2), "0"]
+        for row, (name, number) in enumerate(zip(ids, numbers, strict=True))
+    ]
+    table = read(folder, written([PLAIN[0], *rows]), similar_patients="join" if alike else "fault")
+    parts = {(fold_all(name), part) for name, part in zip(ids, table.parts.tolist(), strict=True)}
+    assert len(parts) == len(set(map(fold_all, ids))) == len(set(table.patients.tolist()))
+
+
+@given(st.lists(st.text("pP01 .-\u00a0\u200b", min_size=1, max_size=4), min_size=2, max_size=10))
+def test_patients_that_are_read_are_alike_in_nothing(folder: Path, ids: list[str]) -> None:
+    rows = [[f"{row:02}.png", name, "1", "0"] for row, name in enumerate(ids)]
+    try:
+        patients = read(folder, written([PLAIN[0], *rows])).patients
+    except BadInput:
+        return
+    assert len(set(map(fold_all, ids))) == len(set(patients.tolist()))
+
+
+def test_similar_patients_stop_with_the_pairs_and_their_lines(folder: Path) -> None:
+    text = refusals(folder, rows_of("p1,1,0", "p2,1,0", "P-01,0,1", "7,0,1", "7.0,0,1"))["data.patient_column"]
+    assert '"p1" (line 2) and "P-01" (line 4); "7" (line 5) and "7.0" (line 6)' in text
+    assert 'similar_patients = "join"' in text
+
+
+@pytest.mark.parametrize(
+    ("patient", "word"),
+    [
+        ("", "without a patient"),
+        ("NaN", "without a patient"),
+        ("\u200b", "without a patient"),
+        ("-", "without"),
+        ("1.23457E+11", "shortened"),
+    ],
+)
+def test_a_cell_that_names_no_patient_is_refused_with_its_line(patient: str, word: str, folder: Path) -> None:
+    text = refusals(folder, rows_of("p0,1,0", f"{patient},1,0"))["data.patient_column"]
+    assert word in text
+    assert "line 3" in text
+
+
+def test_spellings_of_one_hospital_are_refused_and_blank_ones_are_unknown(folder: Path) -> None:
+    header = "file,id,Mass,Edema,centre"
+    table = rows_of("p0,1,0,North Clinic", "p1,1,0,north-clinic", header=header)
+    assert "line 3" in refusals(folder, table, source_column="centre")["data.source_column"]
+    table = rows_of("p0,1,0,North ", "p1,1,0,N/A", "p2,1,0,North\u200b", header=header)
+    assert read(folder, table, source_column="centre").sources.tolist() == ["North", "", "North"]
+
+
+# ---------------------------------------------------------------------- pictures
+
+
+def touch(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / "scans" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "scans" / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "in_table"),
+    [
+        (f"{NFD_NAME}.png", f"{NFC_NAME}.png"),
+        (f"{NFC_NAME}.png", f"{NFD_NAME}.png"),
+        (f"{NFD_NAME}/a.png", f"{NFC_NAME}/a.png"),
+        ("a  b.png", "a b.png"),
+        ("a\u00a0b.png", "a b.png"),
+        ("A.PNG", "a.png"),
+        ("Sub/A.png", "sub/a.png"),
+        ("sub/a.png", "sub\\a.png"),
+        ("a.dcm", "a"),
+        ("1.2.840.dcm", "1.2.840"),
+        ("a.nii.gz", "a"),
+        ("b/a.png", "./b//a.png"),
+    ],
+)
+def test_a_picture_is_found_under_the_name_that_nobody_can_tell_from_it(
+    on_disk: str, in_table: str, tmp_path: Path
+) -> None:
+    table = read(touch(tmp_path, on_disk), f"file,id,Mass,Edema\n{in_table},p0,1,0\n", missing_files="fault")
+    assert os.path.samefile(table.files[0], tmp_path / "scans" / on_disk)
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "in_table"),
+    [(("A.png", "a.PNG"), "a.png"), (("a.dcm", "a.png"), "a"), (("1.2.840.113",), "1.2.840"), (("a.txt",), "a")],
+)
+def test_a_picture_is_not_guessed(on_disk: tuple[str, ...], in_table: str, tmp_path: Path) -> None:
+    touch(tmp_path, *on_disk)
+    assert in_table in refusals(tmp_path, f"file,id,Mass,Edema\n{in_table},p0,1,0\n")["data.images"]
+
+
+def test_lines_that_say_the_same_of_a_picture_count_once_and_others_are_refused(folder: Path) -> None:
+    same = "file,id,Mass,Edema\n00.png,p0,1,0\n./00.png,p0,1.0,0\n01.png,p1,1,\n01.PNG,p1,1,NA\n"
+    table = read(folder, same)
+    assert (len(table.files), table.repeated) == (2, 2)
+    for line in ("00.png,p0,0,0", "00.png,p9,1,0", "00.png,p0,1,"):
+        text = refusals(folder, f"file,id,Mass,Edema\n00.png,p0,1,0\n{line}\n")["data.image_column"]
+        assert '"00.png" (lines 2 and 3)' in text
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from common.data.base.spec import FolderSpec
+from common.data.load import faults
+import encodings.utf_8_sig, common.data.tables.labels  # before the rights are gone
+if os.geteuid() == 0:
+    os.setgroups([]), os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
+spec = FolderSpec(kind="folder", images="scans", labels="t.csv", image_column="file", label_columns=("Mass",),
+    patient_column="id", missing_files=sys.argv[2])
+print(*faults(spec, Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("missing", ["fault", "ignore"])
+@pytest.mark.parametrize("name", ["b/0.png", "b/sub/0.png"])
+def test_a_folder_that_cannot_be_listed_is_a_fault_by_its_name(name: str, missing: str) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = touch(Path(made), "a/0.png", name)
+        folder.chmod(0o755)
+        (folder / "t.csv").write_text(f"file,id,Mass\na/0.png,p0,1\n{name},p1,1\n")
+        (folder / "scans" / "b").chmod(0)
+        command = [sys.executable, "-c", AS_NOBODY, made, missing]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        (folder / "scans" / "b").chmod(0o755)
+    expected = f'data.images: 1 folder cannot be listed: "{made}/scans/b" (Permission denied).'
+    assert expected in ended.stdout, ended.stderr
+
+
+# ---------------------------------------------------------------------- size
+
+MILLION = """
+import resource, sys, time
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+import numpy as np
+from common.data.base.spec import FolderSpec
+from common.data.load import faults
+begin = time.process_time()
+labels = {"finding_column": "finding", "classes": ["Effusion", "Mass"]}
+spec = FolderSpec.model_validate({"kind": "folder", "images": "scans", "labels": "t.csv", "image_column": "file",
+    "patient_column": "id", "source_column": "centre", "missing_files": "ignore", **labels})
+problems = faults(spec, Path(sys.argv[1]))
+print([fault.where for fault in problems], time.process_time() - begin)
+"""
+
+
+def test_a_million_rows_take_twenty_seconds_and_a_gigabyte_at_most(tmp_path: Path) -> None:
+    cells = ["Effusion", "Mass", "Effusion|Mass", "No Finding"]
+    with (tmp_path / "t.csv").open("w", encoding="utf-8") as file:
+        file.write("file,id,finding,age,centre\n")
+        file.writelines(
+            f"{row:08}.png,P{row // 3:07},{cells[row % 4]},{row % 90},H{row % 12}\n" for row in range(10**6)
+        )
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "00000000.png").touch()
+    command = [sys.executable, "-c", MILLION, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout.startswith("[] "), ended.stderr[-2000:]
+    assert float(ended.stdout.split()[1]) < 20
