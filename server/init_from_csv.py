@@ -125,7 +125,7 @@ def inspect_table(
     stop_on(column_faults(table.name, columns, required))
     column = image_column_name or image_column(columns)
     names = columns[column]
-    folder = images or picture_folder(table, names)
+    folder = images or picture_folder(table, names.tolist())
     present = np.array([folder is not None and (folder / name).is_file() for name in names])
     if folder is None or not present.any():
         where = f"in {images}" if images else f"in the folder of {table.name} or below"

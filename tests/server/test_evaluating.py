@@ -66,7 +66,7 @@ def table(folder: Path, header: str, rows: Sequence[int], cells: str, name: str 
     for row in rows:
         Image.fromarray(TEST.images[row]).resize((16, 16)).save(folder / "pictures" / f"{row}.png")
         flags = {name: int(DIGITS_SHOWN[row] == digit) for name, digit in DIGIT.items()}
-        shows = "|".join(name for name, flag in flags.items() if flag)
+        shows = "|".join(name for name, flag in flags.items() if flag) or "No Finding"
         lines.append(cells.format(row=row, shows=shows, person=row // 2, **flags))
     (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder / name

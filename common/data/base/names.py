@@ -99,4 +99,5 @@ def names_of_array(values: NDArray[np.generic]) -> NDArray[np.str_]:
     elif distinct.dtype.kind == "f" and bool((distinct == np.floor(distinct)).all()):
         distinct = distinct.astype(np.int64)
     texts = [normalized(str(value)) for value in distinct.tolist()]
-    return np.array(texts, dtype=np.str_)[inverse.reshape(-1)]
+    names: NDArray[np.str_] = np.array(texts, dtype=np.str_)[inverse.reshape(-1)]
+    return names

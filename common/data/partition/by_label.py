@@ -102,8 +102,9 @@ def partition_by_label(splits: Splits, spec: LabelPartitionSpec, seed: int) -> D
     sites, remedy = site_names("site", spec.sites), "Take fewer sites, more images, another seed, or more even shares."
     empty_sites = tuple(site for site, of_site in zip(sites, trains, strict=True) if not len(of_site))
     if isinstance(spec, DirichletSpec) and len(empty_sites) < len(sites):
-        hands = [hand for hand in zip(sites, trains, tests, strict=True) if len(hand[1])]
-        sites, trains, tests = (list(column) for column in zip(*hands, strict=True))
+        dealt = [place for place, of_site in enumerate(trains) if len(of_site)]
+        sites = tuple(sites[place] for place in dealt)
+        trains, tests = [trains[place] for place in dealt], [tests[place] for place in dealt]
     else:
         faults = empty_site_faults(sites, trains, "training", remedy)
         stop_on(faults + empty_site_faults(sites, tests, "test", remedy))

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import PARTS, ImageSet, Splits, unknown_patients
+from common.data.base.image_set import PARTS, ImageSet, Splits, patients_known, unknown_patients
 from common.data.base.names import find_similar, is_blank, is_nameless, names_of_array
 from common.data.base.spec import FolderSpec, LabelColumnsSpec, PictureSpec, PictureTableSpec
 from common.data.base.splits import (
@@ -257,7 +257,8 @@ def _drop_repeated_rows(table: LabelTable, lines: NDArray[np.int32]) -> tuple[ND
         f'"{table.files.names[row]}" (lines {lines[earlier]} and {lines[row]})'
         for row, earlier in others.items()
         if not np.array_equal(table.labels[row], table.labels[earlier], equal_nan=True)
-        or any(of[row] != of[earlier] for of in (table.patients, table.sources, table.parts))
+        or any(of[row] != of[earlier] for of in (table.sources, table.parts))
+        or (table.patients[row] != table.patients[earlier] and patients_known(table.patients[[row]]))
     ]
     faults = []
     if contradictions:
