@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from client.site.policy import TRUST, Policy
 from common.config import Plan
+from common.data.base.names import normalized
 from common.data.base.spec import DataSpec
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.security.identity import (
@@ -110,6 +111,8 @@ def read_with_faults(folder: Path) -> tuple[Settings, list[Fault]]:
         file = validated(SiteFile, tree, FILE)
     except BadInput as error:
         raise BadInput([*error.faults, *wrong]) from None
+    if not wrong:  # the names of the data's columns and classes are normalised as well
+        labels, synonyms = map(normalized, labels), {normalized(own): name for own, name in synonyms.items()}
     return Settings(folder, file, tuple(labels), synonyms), wrong
 
 

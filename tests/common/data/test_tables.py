@@ -488,11 +488,11 @@ import os, sys
 from pathlib import Path
 from common.data.base.spec import FolderSpec
 from common.data.load import faults
-import encodings.utf_8_sig, common.data.tables.labels  # before the rights are gone
-if os.geteuid() == 0:
-    os.setgroups([]), os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
 spec = FolderSpec(kind="folder", images="scans", labels="t.csv", image_column="file", label_columns=("Mass",),
     patient_column="id", missing_files=sys.argv[2])
+faults(spec, Path(sys.argv[1]))  # as root, so that all modules are loaded
+if os.geteuid() == 0:
+    os.setgroups([]), os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
 print(*faults(spec, Path(sys.argv[1])))
 """
 
