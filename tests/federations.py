@@ -1,6 +1,7 @@
 """Small whole federations, in this process, for tests: real data, real records, every site's code."""
 
 import atexit
+import json
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -19,12 +20,26 @@ from client.site.policy import UNLIMITED
 from common.config import ExperimentFile, read_experiment
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
+from common.wire.codec import decode
+from common.wire.records import EvaluateReply, TrainReply, TrainRequest
 from server.simulation.backends import inline as backends
 from server.simulation.simulate import simulate
 
 GATED = UNLIMITED.model_copy(update={"maximum_rounds": 10_000})
 """A policy that somebody sets for simulated sites (``client.simulation.POLICY``): they have a gate and an audit."""
 VECTORS = Path(__file__).parents[2] / "shared" / "vectors"
+
+
+def read_vectors(name: str) -> dict[str, Any]:
+    """Read a file of ``shared/vectors``; nothing where the folder is not beside the project."""
+    file = VECTORS / name
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of one JSON object a line, such as ``rounds.jsonl``."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
 
 DIGITS = """
 [run]
@@ -82,7 +97,7 @@ def given_weights() -> str:
     folder = temporary_folder("polyclinic-weights-")
     spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
     tensors = build(spec, ("a",), seed=3).backbone.state_dict()
-    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "tiny_cnn.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "tiny_cnn.safetensors")
     return f'model.weights="{folder / "tiny_cnn.safetensors"}"'
 
 
@@ -99,6 +114,19 @@ class Traffic:
 
     down: list[tuple[str, RecordDict]] = field(default_factory=list)
     up: list[tuple[str, RecordDict]] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[TrainRequest]:
+        """The requests to train, in the order in which they passed; so too the replies to them and to evaluation."""
+        return [decode(content, TrainRequest) for content in of_type(self.down, "train")]
+
+    @property
+    def replies(self) -> list[TrainReply]:
+        return [decode(content, TrainReply) for content in of_type(self.up, "train")]
+
+    @property
+    def evaluations(self) -> list[EvaluateReply]:
+        return [decode(content, EvaluateReply) for content in of_type(self.up, "evaluate")]
 
 
 def experiment(folder: Path, *overrides: str, text: str = DIGITS) -> ExperimentFile:

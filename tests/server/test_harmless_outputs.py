@@ -45,12 +45,12 @@ from server.runs.reporter import RunReporter
 from strategies.engine.events import FederationValidation, RoundRecord, WaitingStatus
 from strategies.engine.state import FederationState
 from tests.network.real import lines_of
-from tests.strategies.states import ONE
+from tests.strategies.states import TINY
 from tests.words import HOSTILE_TEXTS, raw_in
 
 TEXTS = [text for text in HOSTILE_TEXTS.values() if len(text) < 1000]
 ALL = "".join(TEXTS)
-STATE = FederationState(1, ONE)
+STATE = FederationState(1, TINY)
 RECORD = RoundRecord(
     1, ("east",), {"north": ALL}, {}, FederationValidation(), {}, {}, {}, 1.0, 0.1, shortened={"east": ALL}
 )

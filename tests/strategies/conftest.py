@@ -1,9 +1,10 @@
-"""Time and a run for tests that script what sites do."""
+"""Time, a task and the messages for tests that script what sites do, or run them."""
 
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from strategies.engine import exchange, membership
+from tests.federations import Traffic, overheard
 from tests.strategies.scripted import SUPERLINK, Clock
 
 
@@ -16,3 +17,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, SUPERLINK)
     return clock
+
+
+@pytest.fixture
+def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    """Every message of the federations that the test runs."""
+    return overheard(monkeypatch)

@@ -1,26 +1,24 @@
 """A method led by hand: over the sites of an experiment, or over sites whose replies a test scripts."""
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from common.config import ExperimentFile, make_plan
+from client import app
+from client.site.memory import parse_memory
+from common.config import ExperimentFile, Plan, make_plan
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.simulation import simulated_data
 from common.wire.codec import decode, encode
-from common.wire.records import (
-    EvaluateReply,
-    EvaluateRequest,
-    RollCall,
-    RollCallAnswer,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from server.simulation.backends.inline import import_site_app, run_inline
 from strategies.engine.coordinator import Coordinator
 from strategies.engine.events import Callbacks, FederationValidation, RoundRecord
@@ -64,24 +62,61 @@ class ScriptedSite(Protocol):
     def judged(self, request: EvaluateRequest) -> EvaluateReply: ...
 
 
+class Turned:
+    """A grid on which the last site is always the first to answer."""
+
+    def __init__(self, grid: Any) -> None:
+        self.get_node_ids, self._push, self._pull = grid.get_node_ids, grid.push_messages, grid.pull_messages
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return list(self._push(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return list(self._pull(list(message_ids)[::-1]))
+
+
+def small_plan(method: str = "surgical", seed: int = 7) -> Plan:
+    model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
+    tables: dict[str, Any] = {"method": {}, "model": model, "training": {}, "augmentation": {}}
+    return Plan.model_validate({"run": {"method": method, "seed": seed}, **tables})
+
+
+def site_notes(run: Path, site: str) -> Mapping[str, np.ndarray]:
+    """What a method noted at a site after the last round, from the site's own disk."""
+    path = sorted((run / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
+    return parse_memory(path.read_bytes()).method_state
+
+
+def lose_memory(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> None:
+    """Have a site's disk lose its memory before it trains in a round."""
+    train = app.train_round
+
+    def without_memory(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
+        if (at.name, request.round) == (site, server_round):
+            shutil.rmtree(at.folder / "memory")
+        return train(at, request, masks)
+
+    monkeypatch.setattr(app, "train_round", without_memory)
+
+
 def app_of(sites: Sequence[ScriptedSite]) -> ClientApp:
     """One process that answers for all of them, as in a simulation."""
-    app, at = ClientApp(), lambda context: sites[int(context.node_config["partition-id"])]
+    client, at = ClientApp(), lambda context: sites[int(context.node_config["partition-id"])]
 
-    @app.query("roll_call")
+    @client.query("roll_call")
     def _(message: Message, context: Context) -> Message:
         return Message(encode(at(context).called(decode(message.content, RollCall))), reply_to=message)
 
-    @app.train()
+    @client.train()
     def _(message: Message, context: Context) -> Message:
         reply = at(context).trained(decode(message.content, TrainRequest))
         return Message(encode(reply) if isinstance(reply, TrainReply) else reply, reply_to=message)
 
-    @app.evaluate()
+    @client.evaluate()
     def _(message: Message, context: Context) -> Message:
         return Message(encode(at(context).judged(decode(message.content, EvaluateRequest))), reply_to=message)
 
-    return app
+    return client
 
 
 def lead(

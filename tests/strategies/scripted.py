@@ -90,13 +90,13 @@ class ScriptedGrid:
 
 
 def reply(text: str) -> Makes:
-    """A good reply that says this."""
-    return lambda message: Message(RecordDict({"said": ConfigRecord({"text": text})}), reply_to=message)
+    """A good reply with this text."""
+    return lambda message: Message(RecordDict({"reply": ConfigRecord({"text": text})}), reply_to=message)
 
 
-def said(message: Message) -> str:
-    """What a reply of :func:`reply` says."""
-    return str(message.content["said"]["text"])
+def text(message: Message) -> str:
+    """The text of a reply of :func:`reply`."""
+    return str(message.content["reply"]["text"])
 
 
 def failed(code: int, reason: str) -> Makes:

@@ -48,15 +48,13 @@ def bits(model: ModelState) -> bytes:
 
 @pytest.mark.parametrize("in_memory", [0, 1, 4])
 @pytest.mark.parametrize("order", list(permutations(SITES)))
-def test_whoever_is_first_the_bits_are_the_same(
-    order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_order_has_the_same_bits(order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
     together = StreamingAggregator(MODEL, SITES, "samples", OwnersMean)
     for site in order:
-        left = together.take(REPLIES[site])
-        assert left.update == Groups()
-        assert left.train_samples == REPLIES[site].train_samples
+        stripped = together.take(REPLIES[site])
+        assert stripped.update == Groups()
+        assert stripped.train_samples == REPLIES[site].train_samples
     weights = [float(REPLIES[site].train_samples) for site in SITES]
     assert bits(together.means().moved()) == bits(aggregated(MODEL, list(REPLIES.values()), weights))
 
@@ -81,76 +79,67 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("in_memory", [0, 2])
-def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by_name(
-    in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_updates_lie_in_files_by_name(in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
-    kept = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
+    waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
     for site in ("west", "east", "south", "north"):
-        assert kept.take(REPLIES[site]).update == Groups()
-    kept.leave_out("south")
-    kept.leave_out("nobody")
+        assert waiting.take(REPLIES[site]).update == Groups()
+    waiting.leave_out("south")
+    waiting.leave_out("nobody")
     with pytest.raises(KeyError):
-        kept.whole({"south": REPLIES["south"]})
+        waiting.whole({"south": REPLIES["south"]})
     stripped = {site: replace(REPLIES[site], update=Groups()) for site in ("east", "north", "west")}
-    updates = {site: reply.update for site, reply in kept.whole(stripped).items()}
+    updates = {site: reply.update for site, reply in waiting.whole(stripped).items()}
     assert not list(tmp_path.iterdir())
     for site, update in updates.items():
-        came = REPLIES[site].update.named()
-        assert {name: array.tobytes() for name, array in update.named().items()} == {
-            name: array.tobytes() for name, array in came.items()
-        }
-    on_disk = {site for site, update in updates.items() if isinstance(update.trunk, np.memmap)}
-    assert on_disk == ({"east", "north", "west"} if in_memory == 0 else {"north"})  # west and east came first
+        sent = REPLIES[site].update.named()
+        assert update.named().keys() == sent.keys()
+        assert all(array.tobytes() == sent[name].tobytes() for name, array in update.named().items())
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", TRUNK_BYTES)
     some, alive = StreamingAggregator(MODEL, SITES, "uniform", OwnersMean), []
     for site, stays in (("east", False), ("south", True), ("west", False), ("north", False)):
-        came = reply(site, 3)
-        trunk = came.update.trunk
-        assert trunk is not None
+        arrived = reply(site, 3)
+        trunk = arrived.update.trunk
         alive.append((weakref.ref(trunk), stays))
-        some.take(came)
-        del came, trunk
+        some.take(arrived)
+        del arrived, trunk
         gc.collect()
         if site == "west":
-            assert [found() is not None for found, _ in alive] == [stays for _, stays in alive]
-    assert [found() for found, _ in alive] == [None] * 4
-
-
-def open_files(folder: Path) -> int:
-    """Count this process's open files below a folder; other threads and tests have others."""
-    places = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-    return sum(os.path.realpath(place).startswith(str(folder)) for place in places)
+            assert [trunk_of() is not None for trunk_of, _ in alive] == [stays for _, stays in alive]
+    assert [trunk_of() for trunk_of, _ in alive] == [None] * 4
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
 def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,024, a common limit, the sites' connections need most."""
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    kept = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
-    came = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
-    for one in came.values():
-        kept.take(one)
-    updates = kept.whole(came)
-    trunks = {site: reply.update.trunk for site, reply in updates.items()}
-    assert open_files(tmp_path) <= 2
-    assert all(np.array_equal(trunk, came[site].update.trunk) for site, trunk in trunks.items())
-    del kept, updates, trunks
+    waiting = BufferedAggregator(build_strategy("surgical", {}), MODEL, tmp_path)
+    replies = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
+    for each in replies.values():
+        waiting.take(each)
+    updates = waiting.whole(replies)
+    trunks = {site: each.update.trunk for site, each in updates.items()}
+
+    def open_files() -> int:
+        """Count this process's open files below the folder; other threads and tests have others."""
+        places = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return sum(os.path.realpath(place).startswith(str(tmp_path)) for place in places)
+
+    assert open_files() <= 2
+    assert all(np.array_equal(trunk, replies[site].update.trunk) for site, trunk in trunks.items())
+    del waiting, updates, trunks
     gc.collect()
-    assert open_files(tmp_path) == 0
+    assert open_files() == 0
 
 
-def test_a_disk_that_is_full_in_the_middle_of_an_update_harms_none_before_it_or_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_harms_one_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    kept = aggregator.WaitingUpdates(tmp_path)
-    kept.put("north", REPLIES["north"].update)
-    real = kept._file._file
-    assert real is not None
+    waiting = aggregator.WaitingUpdates(tmp_path)
+    waiting.put("north", REPLIES["north"].update)
+    real = waiting._file._file
 
     class Full:
         """Takes five bytes more."""
@@ -163,32 +152,31 @@ def test_a_disk_that_is_full_in_the_middle_of_an_update_harms_none_before_it_or_
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-    kept._file._file = Full()  # type: ignore[assignment]
-    kept.put("south", REPLIES["south"].update)
-    kept._file._file = real
-    kept.put("west", REPLIES["west"].update)
-    assert [site for site in kept if isinstance(kept[site].trunk, np.memmap)] == ["north", "west"]
+    waiting._file._file = Full()
+    waiting.put("south", REPLIES["south"].update)
+    waiting._file._file = real
+    waiting.put("west", REPLIES["west"].update)
+    assert [site for site in waiting if isinstance(waiting[site].trunk, np.memmap)] == ["north", "west"]
     for site in ("north", "south", "west"):
-        assert np.array_equal(kept.take(site).trunk, REPLIES[site].update.trunk)
+        assert np.array_equal(waiting.take(site).trunk, REPLIES[site].update.trunk)
 
 
 def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = aggregator.WaitingUpdates(tmp_path)
+    waiting = aggregator.WaitingUpdates(tmp_path)
     for site, in_memory in (("north", 0), ("south", 2**20)):
         monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
-        kept.put("west", REPLIES[site].update)
-    assert np.array_equal(kept.take("west").trunk, REPLIES["south"].update.trunk)
-    assert kept._bytes == 0
+        waiting.put("west", REPLIES[site].update)
+    assert np.array_equal(waiting.take("west").trunk, REPLIES["south"].update.trunk)
+    assert waiting._bytes == 0
 
 
 def test_the_room_of_updates_that_were_taken_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
-    kept = aggregator.WaitingUpdates(tmp_path)
+    waiting = aggregator.WaitingUpdates(tmp_path)
     for _ in range(3):
         for site in SITES:
-            kept.put(site, REPLIES[site].update)
-        file = kept._file._file
-        assert file is not None
+            waiting.put(site, REPLIES[site].update)
+        file = waiting._file._file
         assert os.fstat(file.fileno()).st_size == len(SITES) * TRUNK_BYTES
         for site in SITES:
-            kept.take(site)
+            waiting.take(site)

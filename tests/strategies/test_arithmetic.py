@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.config import Plan, make_plan, read_experiment
+from common.config import Plan, make_plan
 from common.models import network as networks
 from common.models.network import Precision, autocast, cpu_has_bf16, cpu_name_and_flags, resolve_precision
 from strategies.local import arithmetic
@@ -22,7 +22,7 @@ from strategies.local.arithmetic import (
     list_arithmetics,
     time_training_steps,
 )
-from tests.federations import DIGITS, federation
+from tests.federations import experiment, federation, json_lines
 
 BF16, CONTIGUOUS = Arithmetic("bf16", "channels_last"), Arithmetic("float32", "contiguous")
 needs_bf16 = pytest.mark.skipif(not cpu_has_bf16(), reason="this CPU has no instructions for bfloat16")
@@ -32,11 +32,10 @@ needs_bf16 = pytest.mark.skipif(not cpu_has_bf16(), reason="this CPU has no inst
     params=["flags\t\t: fpu avx512f avx512_bf16", "flags\t\t: fpu amx_bf16", "flags\t\t: fpu avx512f", None]
 )
 def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Machines with and without bfloat16, and one that does not tell; whether it has it."""
+    """Yield whether it has bfloat16, of machines with it, without it, and one that does not tell."""
     if request.param is not None:
-        (tmp_path / "cpuinfo").write_text(
-            f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu {request.param}\n", encoding="ascii"
-        )
+        facts = f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu {request.param}\n"
+        (tmp_path / "cpuinfo").write_text(facts, encoding="ascii")
     monkeypatch.setattr(networks, "CPU_FACTS", tmp_path / "cpuinfo")
     cpu_name_and_flags.cache_clear()
     yield "bf16" in (request.param or "")
@@ -44,17 +43,19 @@ def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def plan(tmp_path: Path, *overrides: str) -> Plan:
-    (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    return make_plan(
-        read_experiment(tmp_path / "experiment.toml", ("training.precision=fastest", *overrides)).experiment
-    )
+    return make_plan(experiment(tmp_path, "training.precision=fastest", *overrides).experiment)
+
+
+def choose(tmp_path: Path, *overrides: str, device: str = "cpu") -> Arithmetic:
+    return choose_arithmetic(plan(tmp_path, *overrides), device, tmp_path, durable=False)
 
 
 def test_only_who_asks_for_it_gets_bfloat16_on_a_cpu_and_only_where_the_cpu_has_it(cpu: bool) -> None:
-    asked: tuple[Precision, ...] = ("auto", "float32", "fp16", "fastest", "bf16")
-    assert [resolve_precision("cpu", one) for one in asked] == [*["float32"] * 4, "bf16" if cpu else "float32"]
-    assert [resolve_precision("cuda", one) for one in asked] == ["bf16", "float32", "fp16", "bf16", "bf16"]
-    assert {one.precision for one in list_arithmetics()} == ({"float32", "bf16"} if cpu else {"float32"})
+    precisions: tuple[Precision, ...] = ("auto", "float32", "fp16", "fastest", "bf16")
+    on_cpu = [resolve_precision("cpu", precision) for precision in precisions]
+    assert on_cpu == [*["float32"] * 4, "bf16" if cpu else "float32"]
+    assert [resolve_precision("cuda", name) for name in precisions] == ["bf16", "float32", "fp16", "bf16", "bf16"]
+    assert {choice.precision for choice in list_arithmetics()} == ({"float32", "bf16"} if cpu else {"float32"})
     assert list_arithmetics()[0] == DEFAULT
 
 
@@ -77,7 +78,7 @@ def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:
     random, threads = torch.get_rng_state(), torch.get_num_threads()
     seconds = time_training_steps(plan(tmp_path, "training.threads=2"), list_arithmetics())
     assert seconds.keys() == set(list_arithmetics())
-    assert all(one > 0 for one in seconds.values())
+    assert all(value > 0 for value in seconds.values())
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.get_num_threads() == threads
 
@@ -85,57 +86,50 @@ def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """The plans that were measured, each with contiguous memory ahead."""
-    found: list[Plan] = []
+    plans: list[Plan] = []
 
-    def seconds(plan: Plan, asked: Any) -> dict[Arithmetic, float]:
-        found.append(plan)
+    def seconds(plan: Plan, choices: Any) -> dict[Arithmetic, float]:
+        plans.append(plan)
         return {DEFAULT: 1.0, CONTIGUOUS: 0.5}
 
     monkeypatch.setattr(arithmetic, "time_training_steps", seconds)
-    return found
+    return plans
 
 
 def test_what_was_measured_is_kept_for_the_same_network_batch_threads_and_torch(
     tmp_path: Path, measured: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
-        assert (
-            choose_arithmetic(plan(tmp_path, "run.rounds=7", "training.lr=1"), "cpu", tmp_path, durable=False)
-            == CONTIGUOUS
-        )
-        assert choose_arithmetic(plan(tmp_path), "cpu", tmp_path, durable=False) == CONTIGUOUS
+        assert choose(tmp_path, "run.rounds=7", "training.lr=1") == CONTIGUOUS
+        assert choose(tmp_path) == CONTIGUOUS
     assert len(measured) == 1
     for other in ("training.batch_size=7", "training.threads=2", "model.image_size=32", "model.norm=group"):
-        assert choose_arithmetic(plan(tmp_path, other), "cpu", tmp_path, durable=False) == CONTIGUOUS
+        assert choose(tmp_path, other) == CONTIGUOUS
     assert len(measured) == 5
     monkeypatch.setattr(torch, "__version__", "9.9")
-    choose_arithmetic(plan(tmp_path), "cpu", tmp_path, durable=False)
+    choose(tmp_path)
     assert len(measured) == 6
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": {"precision": "float32"}}', '{"a": {"x": 1}}'])
 def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, measured: list[Plan]) -> None:
     (tmp_path / FILE).write_text(content, encoding="utf-8")
-    assert choose_arithmetic(plan(tmp_path), "cpu", tmp_path, durable=False) == CONTIGUOUS
+    assert choose(tmp_path) == CONTIGUOUS
     assert len(measured) == 1
 
 
 def test_a_coordinator_with_many_networks_does_not_fill_the_disk(tmp_path: Path, measured: list[Plan]) -> None:
     for size in range(1, MOST_KEPT + 11):
-        choose_arithmetic(plan(tmp_path, f"training.batch_size={size}"), "cpu", tmp_path, durable=False)
+        choose(tmp_path, f"training.batch_size={size}")
     assert len(json.loads((tmp_path / FILE).read_bytes())) == MOST_KEPT
-    choose_arithmetic(plan(tmp_path, f"training.batch_size={MOST_KEPT + 10}"), "cpu", tmp_path, durable=False)
+    choose(tmp_path, f"training.batch_size={MOST_KEPT + 10}")
     assert len(measured) == MOST_KEPT + 10
 
 
 def test_nothing_is_measured_on_a_gpu_or_where_a_plan_says_what_it_wants(tmp_path: Path, measured: list[Plan]) -> None:
-    assert choose_arithmetic(plan(tmp_path), "cuda", tmp_path, durable=False) == BF16
-    stated = plan(tmp_path, "training.precision=float32", "training.memory_format=contiguous")
-    assert choose_arithmetic(stated, "cpu", tmp_path, durable=False) == CONTIGUOUS
+    assert choose(tmp_path, device="cuda") == BF16
+    assert choose(tmp_path, "training.precision=float32", "training.memory_format=contiguous") == CONTIGUOUS
     assert measured == []
-
-
-# ---------------------------------------------------------------------- in a run
 
 
 def stated(summary: dict[str, Any]) -> set[str]:
@@ -143,9 +137,7 @@ def stated(summary: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_run_by_the_fastest_is_the_run_that_names_it_and_says_so_of_each_site(
-    tmp_path: Path, measured: list[Plan]
-) -> None:
+def test_a_run_by_the_fastest_is_the_run_that_names_it(tmp_path: Path, measured: list[Plan]) -> None:
     by_choice = federation(tmp_path, "training.precision=fastest", out="chosen")
     by_name = federation(tmp_path, "training.precision=float32", "training.memory_format=contiguous", out="named")
     by_default = federation(tmp_path, out="default")
@@ -154,8 +146,8 @@ def test_a_run_by_the_fastest_is_the_run_that_names_it_and_says_so_of_each_site(
     assert stated(by_choice) == stated(by_name) == {"float32, contiguous"}
     assert stated(by_default) == {"float32, channels_last"}
     assert len(measured) == 1  # once for all sites
-    lines = (tmp_path / "chosen" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [set(json.loads(line)["arithmetic"].values()) for line in lines] == [{"float32, contiguous"}] * 2
+    lines = json_lines(tmp_path / "chosen" / "rounds.jsonl")
+    assert [set(line["arithmetic"].values()) for line in lines] == [{"float32, contiguous"}] * 2
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """CBAFed: thresholds, tags, weights, and the connection with an earlier model."""
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,96 +12,81 @@ from hypothesis import strategies as st
 from common.contract import LabelContract
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.codec import decode
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.records import Groups, TrainReply
 from strategies.aggregation.server_optimizer import Moments
 from strategies.methods.base import RoundContext
 from strategies.methods.cbafed import CBAFed, assign_pseudo_labels, compute_thresholds, loss_over_labels_and_tags
-from tests.federations import Traffic, federation, of_type, overheard
+from tests.federations import Traffic, federation, json_lines
+from tests.strategies.states import make_reply
 
 CONTRACT = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
 STAGES = CBAFed({"stage_one_rounds": 2})
 
 
-def known(server_round: int, **statistics: np.ndarray) -> RoundContext:
-    return RoundContext("multi_label", CONTRACT, {}, statistics, server_round)
+def replies(north: tuple[int, list[float]], south: tuple[int, list[float]]) -> dict[str, TrainReply]:
+    """Replies of two sites: their images, and the entries of each class that they trained on."""
+    return {
+        site: make_reply(site, samples=images, entries=entries)
+        for site, (images, entries) in (("north", north), ("south", south))
+    }
 
 
-def reply(site: str, images: int, *entries: float) -> TrainReply:
-    told = {"entries": np.array(entries, np.float32)}
-    return TrainReply("run", 2, site, images, 0.5, None, None, 1.0, Groups(), 1, told)
-
-
-# ---------------------------------------------------------------------- thresholds
+def context(server_round: int) -> RoundContext:
+    return RoundContext("multi_label", CONTRACT, {}, {}, server_round)
 
 
 def test_a_threshold_is_the_classs_share_plus_the_base_less_the_spread() -> None:
     # Shares 0.5, 0.3, 0.2; mean 1/3; variance of a sample (0.02778 + 0.00111 + 0.01778) / 2 = 0.02333, root 0.15275.
-    found = compute_thresholds(np.array([50.0, 30.0, 20.0]), 0.6, 0.5, 1.0)
-    np.testing.assert_allclose(found, [0.5 + 0.6 - 0.15275, 0.3 + 0.6 - 0.15275, 0.2 + 0.6 - 0.15275], atol=1e-5)
+    thresholds = compute_thresholds(np.array([50.0, 30.0, 20.0]), 0.6, 0.5, 1.0)
+    np.testing.assert_allclose(thresholds, [0.5 + 0.6 - 0.15275, 0.3 + 0.6 - 0.15275, 0.2 + 0.6 - 0.15275], atol=1e-5)
 
 
-def test_thresholds_stay_within_their_bounds() -> None:
-    found = compute_thresholds(np.array([97.0, 2.0, 1.0]), 0.84, 0.55, 0.95)  # spread 0.5514
-    np.testing.assert_allclose(found, [0.95, 0.55, 0.55])
+def test_thresholds_stay_within_their_bounds_and_one_class_alone_has_no_spread() -> None:
+    thresholds = compute_thresholds(np.array([97.0, 2.0, 1.0]), 0.84, 0.55, 0.95)  # spread 0.5514
+    np.testing.assert_allclose(thresholds, [0.95, 0.55, 0.55])
+    np.testing.assert_allclose(compute_thresholds(np.array([7.0]), 0.45, 0.55, 0.95), [0.95])
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=2, max_size=14))
 def test_thresholds_fall_for_rarer_classes(counts: list[int]) -> None:
-    found = compute_thresholds(np.array(counts, np.float64), 0.45, 0.5, 0.95)
+    thresholds = compute_thresholds(np.array(counts, np.float64), 0.45, 0.5, 0.95)
     order = np.argsort(counts, kind="stable")
-    assert (np.diff(found[order]) >= 0).all()
-    assert ((found >= 0.5) & (found <= 0.95)).all()
-
-
-def test_one_class_alone_has_no_spread() -> None:
-    np.testing.assert_allclose(compute_thresholds(np.array([7.0]), 0.45, 0.55, 0.95), [0.95])
+    assert (np.diff(thresholds[order]) >= 0).all()
+    assert ((thresholds >= 0.5) & (thresholds <= 0.95)).all()
 
 
 def test_thresholds_come_from_what_all_sites_trained_on_in_the_round() -> None:
     # 40 and 60 entries: shares 0.4 and 0.6, spread 0.14142; base 0.45 gives 0.70858 and 0.90858.
-    replies = {"north": reply("north", 40, 40, 20), "south": reply("south", 40, 0, 40)}
-    found = STAGES.aggregate_statistics(known(2), replies)
-    np.testing.assert_allclose(found["thresholds"], [0.4 + 0.45 - 0.1414214, 0.6 + 0.45 - 0.1414214], atol=1e-6)
-
-
-def test_a_site_cannot_claim_more_entries_than_it_has_images() -> None:
-    honest = {"north": reply("north", 40, 40, 20), "south": reply("south", 40, 0, 40)}
-    boasting = {"north": reply("north", 40, 9e9, 20), "south": reply("south", 40, -5, 40)}
-    np.testing.assert_array_equal(
-        STAGES.aggregate_statistics(known(2), honest)["thresholds"],
-        STAGES.aggregate_statistics(known(2), boasting)["thresholds"],
-    )
+    honest = replies((40, [40, 20]), (40, [0, 40]))
+    thresholds = STAGES.aggregate_statistics(context(2), honest)["thresholds"]
+    np.testing.assert_allclose(thresholds, [0.4 + 0.45 - 0.1414214, 0.6 + 0.45 - 0.1414214], atol=1e-6)
+    # A site cannot claim more entries than it has images, nor fewer than none.
+    boasting = replies((40, [9e9, 20]), (40, [-5, 40]))
+    np.testing.assert_array_equal(STAGES.aggregate_statistics(context(2), boasting)["thresholds"], thresholds)
 
 
 def test_before_the_last_round_of_stage_one_there_are_no_thresholds() -> None:
     nothing = TrainReply("run", 1, "north", 4, 0.5, None, None, 1.0, Groups())
-    assert STAGES.aggregate_statistics(known(1), {"north": nothing}) == {}
+    assert STAGES.aggregate_statistics(context(1), {"north": nothing}) == {}
 
 
 def test_sure_entries_are_tagged_on_both_sides_and_the_rest_left_out() -> None:
     probabilities = torch.tensor([[0.71, 0.71], [0.29, 0.29], [0.7, 0.3], [0.5, 0.15]])
-    found = assign_pseudo_labels(probabilities, torch.tensor([0.7, 0.8]))
+    tags = assign_pseudo_labels(probabilities, torch.tensor([0.7, 0.8]))
     expected = [[1.0, np.nan], [0.0, np.nan], [np.nan, np.nan], [np.nan, 0.0]]
-    np.testing.assert_array_equal(found.numpy(), np.array(expected, np.float32))
-
-
-# ---------------------------------------------------------------------- weights
+    np.testing.assert_array_equal(tags.numpy(), np.array(expected, np.float32))
 
 
 def test_in_stage_two_a_site_weighs_the_entries_it_trained_on() -> None:
-    replies = {"north": reply("north", 40, 40, 20), "south": reply("south", 10, 0, 10)}
-    assert STAGES.site_weights(known(2), replies, [40.0, 10.0]) == [40.0, 10.0]
-    np.testing.assert_allclose(STAGES.site_weights(known(3), replies, [40.0, 10.0]), [60.0, 10.0])
-    np.testing.assert_allclose(STAGES.site_weights(known(3), replies, [1.0, 1.0]), [1.5, 1.0])
+    trained = replies((40, [40, 20]), (10, [0, 10]))
+    assert STAGES.site_weights(context(2), trained, [40.0, 10.0]) == [40.0, 10.0]
+    np.testing.assert_allclose(STAGES.site_weights(context(3), trained, [40.0, 10.0]), [60.0, 10.0])
+    np.testing.assert_allclose(STAGES.site_weights(context(3), trained, [1.0, 1.0]), [1.5, 1.0])
 
 
 def test_where_nobody_trained_on_anything_the_plain_weights_stay() -> None:
-    replies = {"north": reply("north", 40, 0, np.nan), "south": reply("south", 10, 0, 0)}
-    assert STAGES.site_weights(known(3), replies, [40.0, 10.0]) == [40.0, 10.0]
-
-
-# ---------------------------------------------------------------------- residual connection
+    idle = replies((40, [0, np.nan]), (10, [0, 0]))
+    assert STAGES.site_weights(context(3), idle, [40.0, 10.0]) == [40.0, 10.0]
 
 
 def model(value: float) -> ModelState:
@@ -113,21 +96,20 @@ def model(value: float) -> ModelState:
 
 def through(rounds: int, **parameters: float) -> dict[int, tuple[ModelState, Moments]]:
     """The mean of round r is the model of 10 r: what becomes of it, and what is remembered."""
-    found: dict[int, tuple[ModelState, Moments]] = {}
+    results: dict[int, tuple[ModelState, Moments]] = {}
     method, moments = CBAFed(parameters), dict[str, np.ndarray]()
     for server_round in range(1, rounds + 1):
-        found[server_round] = method.finalize(server_round, model(10.0 * server_round), moments)
-        moments = dict(found[server_round][1])
-    return found
+        results[server_round] = method.finalize(server_round, model(10.0 * server_round), moments)
+        moments = dict(results[server_round][1])
+    return results
 
 
 def test_each_stage_mixes_every_so_many_rounds_with_the_last_mixture_and_begins_anew() -> None:
     rounds = through(10, stage_one_rounds=5, residual_every=2, residual_stage_one=0.75, residual=0.5)
-    found = {server_round: float(state.trunk[0]) for server_round, (state, _) in rounds.items()}
     # Stage 1 remembers 10; 0.75 * 10 + 0.25 * 30 = 15; 0.75 * 15 + 0.25 * 50 = 23.75.
     # Stage 2 remembers 60; (60 + 80) / 2 = 70; (70 + 100) / 2 = 85.
     expected = {1: 10, 2: 20, 3: 15, 4: 40, 5: 23.75, 6: 60, 7: 70, 8: 70, 9: 90, 10: 85}
-    assert found == {**expected, 8: 70.0, 7: 70.0}
+    assert {server_round: float(state.trunk[0]) for server_round, (state, _) in rounds.items()} == expected
 
 
 def test_every_group_of_the_model_is_mixed() -> None:
@@ -151,49 +133,31 @@ def test_without_a_connection_the_mean_is_the_model() -> None:
         assert moments == {}
 
 
-# ---------------------------------------------------------------------- at work
-
-
 AT_WORK = (
-    "run.method=cbafed",
-    'partition={kind = "missing_classes", sites = 3, missing = 6}',
-    "run.rounds=3",
-    "method.stage_one_rounds=2",
-)
+    "run.method=cbafed", 'partition={kind = "missing_classes", sites = 3, missing = 6}',
+    "run.rounds=3", "method.stage_one_rounds=2",
+)  # fmt: skip
 
 
-def replies(traffic: Traffic) -> list[TrainReply]:
-    return [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
-
-
-def annotated(summary: Mapping[str, object], site: str) -> np.ndarray:
-    own = summary["sites"][site]["classes"]  # type: ignore[index]
-    return np.array([name in own for name in summary["classes"]])  # type: ignore[attr-defined]
-
-
-def test_sites_tell_what_they_trained_on_own_labels_first_and_tags_in_stage_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traffic = overheard(monkeypatch)
+def test_sites_tell_what_they_trained_on_in_each_stage(tmp_path: Path, traffic: Traffic) -> None:
     summary = federation(tmp_path, *AT_WORK)
-    by_round: dict[int, list[TrainReply]] = {number: [] for number in (1, 2, 3)}
-    for one in replies(traffic):
-        by_round[one.round].append(one)
-    assert all(not one.statistics for one in by_round[1])
-    for one in by_round[2]:
-        own = annotated(summary, one.site)
-        np.testing.assert_array_equal(one.statistics["entries"], np.where(own, one.train_samples, 0))
-    for one in by_round[3]:
-        own = annotated(summary, one.site)
-        assert (one.statistics["entries"][own] == one.train_samples).all()
-        assert 0 < one.statistics["entries"][~own].sum() < one.train_samples * (~own).sum()
-    lines = (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-    noted = [json.loads(line)["learned"].get("thresholds") for line in lines]
-    assert noted[0] is None
-    assert list(noted[1]) == summary["classes"]
-    assert all(0.55 <= threshold <= 0.95 for threshold in noted[1].values())
-    requests = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
-    for request in requests:
+    annotated = {
+        site: np.array([name in facts["classes"] for name in summary["classes"]])
+        for site, facts in summary["sites"].items()
+    }
+    assert all(not reply.statistics for reply in traffic.replies if reply.round == 1)
+    for reply in (reply for reply in traffic.replies if reply.round == 2):
+        expected = np.where(annotated[reply.site], reply.train_samples, 0)
+        np.testing.assert_array_equal(reply.statistics["entries"], expected)
+    for reply in (reply for reply in traffic.replies if reply.round == 3):
+        own, entries = annotated[reply.site], reply.statistics["entries"]
+        assert (entries[own] == reply.train_samples).all()
+        assert 0 < entries[~own].sum() < reply.train_samples * (~own).sum()
+    thresholds = [line["learned"].get("thresholds") for line in json_lines(tmp_path / "run" / "rounds.jsonl")]
+    assert thresholds[0] is None
+    assert list(thresholds[1]) == summary["classes"]
+    assert all(0.55 <= threshold <= 0.95 for threshold in thresholds[1].values())
+    for request in traffic.requests:
         assert set(request.statistics) == ({"thresholds"} if request.round == 3 else set())
 
 
@@ -209,13 +173,13 @@ def test_the_tags_of_each_missing_class_are_a_mean_of_their_own_beside_that_of_t
     nan = torch.nan
     targets = torch.tensor([[1.0, 1.0, nan], [0.0, 0.0, nan], [0.0, nan, nan], [nan, nan, 0.0]])
     weight = torch.tensor([2.0, 3.0, 1.0])
-    found = loss_over_labels_and_tags(torch.zeros(4, 3), targets, torch.tensor([True, False, False]), weight)
+    loss = loss_over_labels_and_tags(torch.zeros(4, 3), targets, torch.tensor([True, False, False]), weight)
     labels, of_b, of_c = (2 + 1 + 1) / 3, (3 + 1) / 2, 1  # in units of ln 2
-    assert float(found) == pytest.approx(np.log(2) * (labels + of_b + of_c))
+    assert float(loss) == pytest.approx(np.log(2) * (labels + of_b + of_c))
 
 
 def test_without_any_tag_only_the_labels_count() -> None:
     targets = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
     logits = torch.tensor([[2.0, 5.0], [-1.0, -7.0]])
-    found = loss_over_labels_and_tags(logits, targets, torch.tensor([True, False]), None)
-    assert float(found) == pytest.approx((np.log1p(np.exp(-2)) + np.log1p(np.exp(-1))) / 2, rel=1e-6)
+    loss = loss_over_labels_and_tags(logits, targets, torch.tensor([True, False]), None)
+    assert float(loss) == pytest.approx((np.log1p(np.exp(-2)) + np.log1p(np.exp(-1))) / 2, rel=1e-6)

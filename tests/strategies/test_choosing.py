@@ -23,7 +23,7 @@ from strategies.engine.state import (
 )
 from strategies.local.site_method import Criterion
 from strategies.registry import STRATEGIES
-from tests.strategies.states import ONE
+from tests.strategies.states import TINY
 
 NOISE = 1.05
 """Honest sites judge a round alike, up to this factor."""
@@ -35,7 +35,7 @@ Judgements = Sequence[Mapping[str, float]]
 
 def chosen(rounds: Judgements) -> int:
     """The best round after all of them, from 0."""
-    state = FederationState(0, ONE)
+    state = FederationState(0, TINY)
     for server_round, losses in enumerate(rounds):
         state = record_losses(replace(state, round=server_round), losses)
     return state.best_round
@@ -49,22 +49,27 @@ def honest_mean(losses: Mapping[str, float]) -> float:
     return float(np.mean([loss for site, loss in losses.items() if site != "liar"]))
 
 
-def test_the_lowest_mean_is_best_and_the_first_of_equals() -> None:
-    # means .5, .375, .375, .4
-    assert chosen([{"a": 0.25, "b": 0.75}, {"a": 0.5, "b": 0.25}, {"a": 0.25, "b": 0.5}, {"a": 0.4, "b": 0.4}]) == 1
-
-
-def test_an_easy_site_alone_does_not_make_a_round_best() -> None:
-    # Round 1 was judged by b alone, for whom round 0 was better; its .2 is below round 0's mean of .5 all the same.
-    assert chosen([{"a": 0.9, "b": 0.1}, {"b": 0.2}]) == 0
-
-
-def test_models_are_compared_over_the_sites_that_judged_both() -> None:
-    assert chosen([{"a": 0.9, "b": 0.1}, {"a": 0.8}]) == 1
-
-
-def test_models_that_no_site_judged_both_are_not_compared_and_no_judgement_changes_nothing() -> None:
-    assert chosen([{"a": 0.9}, {"b": 0.1}, {}]) == 0
+@pytest.mark.parametrize(
+    ("rounds", "best"),
+    [
+        # means .5, .375, .375, .4
+        ([{"a": 0.25, "b": 0.75}, {"a": 0.5, "b": 0.25}, {"a": 0.25, "b": 0.5}, {"a": 0.4, "b": 0.4}], 1),
+        # Round 1 was judged by b alone, for whom round 0 was better; its .2 is below round 0's mean of .5 all the same.
+        ([{"a": 0.9, "b": 0.1}, {"b": 0.2}], 0),
+        ([{"a": 0.9, "b": 0.1}, {"a": 0.8}], 1),
+        ([{"a": 0.9}, {"b": 0.1}, {}], 0),
+        ([{"honest": 0.1, "liar": 1.0}, {"honest": 0.6, "liar": 0.0}], 1),
+    ],
+    ids=[
+        "the_lowest_mean_and_the_first_of_equals",
+        "not_one_that_an_easy_site_alone_judged",
+        "by_the_sites_that_judged_both",
+        "the_first_where_no_site_judged_both_or_nobody_judged",
+        "either_of_two_sites_as_nothing_tells_which_one_lies",
+    ],
+)
+def test_the_best_round_is(rounds: Judgements, best: int) -> None:
+    assert chosen(rounds) == best
 
 
 def falling(sites: int) -> list[dict[str, float]]:
@@ -90,8 +95,8 @@ LIES = {
 def test_no_course_of_lies_has_a_bad_round_chosen(sites: int, lie: str) -> None:
     honest = falling(sites - 1)
     best = min(map(honest_mean, honest))
-    found = chosen(with_liar(honest, [LIES[lie](n) for n in range(len(honest))]))
-    assert honest_mean(honest[found]) <= TOLERATED * best + SMALL
+    round_chosen = chosen(with_liar(honest, [LIES[lie](n) for n in range(len(honest))]))
+    assert honest_mean(honest[round_chosen]) <= TOLERATED * best + SMALL
 
 
 def test_by_the_mean_alone_one_site_would_choose_the_worst_round() -> None:
@@ -102,36 +107,27 @@ def test_by_the_mean_alone_one_site_would_choose_the_worst_round() -> None:
     assert chosen(rounds) != 14
 
 
-def test_of_two_sites_one_still_decides_because_nothing_tells_which_one_lies() -> None:
-    assert chosen([{"honest": 0.1, "liar": 1.0}, {"honest": 0.6, "liar": 0.0}]) == 1
-
-
 lies = st.one_of(st.floats(0, MOST_LOSS), st.floats(0, 2), st.sampled_from([0.0, MOST_LOSS]))
 
 
 @given(data=st.data(), sites=st.sampled_from([3, 4, 5, 10]), rounds=st.integers(2, 12))
-def test_where_honest_sites_agree_a_liar_costs_no_more_than_the_stated_bound(
-    data: st.DataObject, sites: int, rounds: int
-) -> None:
+def test_a_liar_costs_no_more_than_the_stated_bound(data: st.DataObject, sites: int, rounds: int) -> None:
     course = data.draw(st.lists(st.floats(0.01, 3), min_size=rounds, max_size=rounds), label="course")
     scales = data.draw(st.lists(st.floats(0.2, 5), min_size=sites - 1, max_size=sites - 1), label="scales")
     noise = st.lists(st.floats(1, NOISE), min_size=sites - 1, max_size=sites - 1)
     honest = [
-        {f"site {n}": scale * level * one for n, (scale, one) in enumerate(zip(scales, data.draw(noise), strict=True))}
+        {
+            f"site {n}": scale * level * factor
+            for n, (scale, factor) in enumerate(zip(scales, data.draw(noise), strict=True))
+        }
         for level in course
     ]
-    told = data.draw(st.lists(st.one_of(st.none(), lies), min_size=rounds, max_size=rounds), label="lies")
-    judged = [losses if lie is None else {**losses, "liar": lie} for losses, lie in zip(honest, told, strict=True)]
-    found = chosen(judged)
-    assert honest_mean(honest[found]) <= BOUND * min(map(honest_mean, honest)) + SMALL
+    stated = data.draw(st.lists(st.one_of(st.none(), lies), min_size=rounds, max_size=rounds), label="lies")
+    judged = [losses if lie is None else {**losses, "liar": lie} for losses, lie in zip(honest, stated, strict=True)]
+    assert honest_mean(honest[chosen(judged)]) <= BOUND * min(map(honest_mean, honest)) + SMALL
 
 
-@given(
-    sites=st.integers(1, 6),
-    seed=st.integers(0, 2**16),
-    rounds=st.integers(1, 20),
-    jitter=st.floats(0, 0.1),
-)
+@given(st.integers(1, 6), st.integers(0, 2**16), st.integers(1, 20), st.floats(0, 0.1))
 def test_an_honest_course_is_judged_by_the_mean_alone(sites: int, seed: int, rounds: int, jitter: float) -> None:
     """Losses that fall and level off, and go up and down by up to a tenth at each site."""
     generator = np.random.default_rng(seed)
@@ -151,7 +147,7 @@ def test_the_regret_is_the_smallest_one_that_more_than_half_of_the_sites_stay_wi
 
 
 def test_the_lowest_losses_are_of_each_site_by_itself() -> None:
-    state = FederationState(0, ONE)
+    state = FederationState(0, TINY)
     for losses in ({"a": 0.4, "c": 0.3}, {"a": 0.5, "b": 0.1}):
         state = record_losses(state, losses)
     assert state.lowest_losses == {"a": 0.4, "b": 0.1, "c": 0.3}
@@ -167,14 +163,14 @@ Figures = Mapping[str, tuple[float, float | None]]
 """Site -> loss and AUROC, None where it has none."""
 
 
-def judged(rounds: Sequence[Figures], wanted: Criterion = "auroc") -> FederationState:
+def judged(rounds: Sequence[Figures], criterion: Criterion = "auroc") -> FederationState:
     """The state after these rounds were judged."""
-    state = FederationState(0, ONE)
+    state = FederationState(0, TINY)
     for server_round, sites in enumerate(rounds):
         losses = {site: loss for site, (loss, _) in sites.items()}
         aurocs = {site: auroc for site, (_, auroc) in sites.items() if auroc is not None}
-        found = FederationValidation(losses, aurocs)
-        state = record_validation(replace(state, round=server_round), found, wanted)
+        validation = FederationValidation(losses, aurocs)
+        state = record_validation(replace(state, round=server_round), validation, criterion)
     return state
 
 
@@ -222,9 +218,9 @@ def test_no_course_of_stated_aurocs_has_a_bad_round_chosen(sites: int, lie: str)
 
 def test_by_the_mean_alone_one_stated_auroc_would_choose_the_worst_round() -> None:
     rounds = [{"a": 0.1, "b": 0.1, "liar": 1.0}, {"a": 0.4, "b": 0.4, "liar": 0.0}]
-    first, last = (sum(one.values()) for one in rounds)
+    first, last = (sum(losses.values()) for losses in rounds)
     assert last < first
-    assert judged([{site: (0.5, 1 - loss) for site, loss in one.items()} for one in rounds]).best_round == 0
+    assert judged([{site: (0.5, 1 - loss) for site, loss in losses.items()} for losses in rounds]).best_round == 0
 
 
 def test_a_site_that_alone_states_an_auroc_does_not_choose_by_it() -> None:

@@ -21,35 +21,33 @@ def covered(annotated: Mapping[str, set[str]], sites: list[str]) -> set[str]:
     return set[str]().union(*(annotated[site] for site in sites))
 
 
-@given(ANNOTATED, st.integers(1, 20), SEEDS)
-def test_a_sample_is_a_function_of_seed_and_sites_in_any_order(
-    annotated: dict[str, set[str]], size: int, seed: list[int]
-) -> None:
+SAMPLES = given(annotated=ANNOTATED, size=st.integers(1, 20), seed=SEEDS)
+Annotated = dict[str, set[str]]
+
+
+@SAMPLES
+def test_a_sample_follows_from_seed_and_sites(annotated: Annotated, size: int, seed: list[int]) -> None:
     turned = dict(reversed(annotated.items()))
     assert draw_covering_sites(annotated, size, seed) == draw_covering_sites(turned, size, seed)
     assert draw_names(annotated, size, seed) == draw_names(list(turned), size, seed)
 
 
-@given(ANNOTATED, st.integers(1, 20), SEEDS)
-def test_a_sample_has_its_size_and_no_site_twice(annotated: dict[str, set[str]], size: int, seed: list[int]) -> None:
+@SAMPLES
+def test_a_sample_has_its_size_and_no_site_twice(annotated: Annotated, size: int, seed: list[int]) -> None:
     for sample in (draw_covering_sites(annotated, size, seed), draw_names(annotated, size, seed)):
         assert len(sample) == min(size, len(annotated))
         assert sample == sorted(set(sample) & set(annotated))
 
 
-@given(ANNOTATED, st.integers(1, 20), SEEDS)
-def test_each_class_is_tested_wherever_there_are_as_many_sites_as_classes(
-    annotated: dict[str, set[str]], size: int, seed: list[int]
-) -> None:
+@SAMPLES
+def test_each_class_is_tested_where_sites_suffice(annotated: Annotated, size: int, seed: list[int]) -> None:
     sample, every = draw_covering_sites(annotated, size, seed), covered(annotated, list(annotated))
     if size >= len(every):
         assert covered(annotated, sample) == every
 
 
-@given(ANNOTATED, st.integers(1, 20), SEEDS)
-def test_a_plain_draw_that_covers_the_classes_stays_as_it_is(
-    annotated: dict[str, set[str]], size: int, seed: list[int]
-) -> None:
+@SAMPLES
+def test_a_plain_draw_that_covers_the_classes_stays_as_it_is(annotated: Annotated, size: int, seed: list[int]) -> None:
     names = sorted(annotated)
     first = [names[place] for place in np.random.default_rng(seed).permutation(len(names))][:size]
     if covered(annotated, first) == covered(annotated, names):
@@ -58,7 +56,7 @@ def test_a_plain_draw_that_covers_the_classes_stays_as_it_is(
 
 @given(ANNOTATED, st.integers(1, 20), SEEDS, st.data())
 def test_who_is_excluded_is_not_drawn_and_moves_nobody_else_from_a_sample_that_covers(
-    annotated: dict[str, set[str]], size: int, seed: list[int], data: st.DataObject
+    annotated: Annotated, size: int, seed: list[int], data: st.DataObject
 ) -> None:
     gone = data.draw(st.sampled_from(sorted(annotated)))
     whole, rest = draw_covering_sites(annotated, size, seed), draw_covering_sites(annotated, size, seed, {gone})
@@ -87,13 +85,10 @@ def test_the_only_owner_of_a_class_is_drawn_in_every_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "a_round", "sites"),
-    [(None, 0, 0), (None, 50, FEW), (None, 300, 300), (0, 50, 0), (7, 0, 7), (7, 50, 7)],
+    ("stated", "a_round", "sites"), [(None, 0, 0), (None, 50, FEW), (None, 300, 300), (0, 50, 0), (7, 0, 7), (7, 50, 7)]
 )
-def test_as_many_are_asked_as_the_experiment_says_and_else_all_where_all_train(
-    asked: int | None, a_round: int, sites: int
-) -> None:
-    assert count_evaluating_sites(asked, a_round) == sites
+def test_as_many_are_asked_as_stated_or_as_train(stated: int | None, a_round: int, sites: int) -> None:
+    assert count_evaluating_sites(stated, a_round) == sites
 
 
 def test_the_draw_of_a_round_is_the_one_of_earlier_releases() -> None:

@@ -1,8 +1,5 @@
 """What every registered method promises, whatever it does: real digits, unlike sites, real records, in this process."""
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,27 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 
+from client import app
 from common.config import ExperimentFile, Plan
 from common.errors import BadInput
 from common.security.audit import Audit, check_audit
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from server.simulation.backends.inline import InlineGrid
-from strategies.engine.state import FederationState, deserialize_state, serialize_state
+from strategies.engine.state import deserialize_state, serialize_state
 from strategies.local.site_method import SiteMethod
 from strategies.methods.base import Method
 from strategies.registry import STRATEGIES, build_site_method, build_strategy
 from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
-from tests.federations import GATED, Traffic, experiment, needs_of, of_type, overheard
-from tests.strategies.leading import POOLED, Ran, lead
+from tests.federations import GATED, Traffic, experiment, needs_of, overheard, temporary_folder
+from tests.strategies.leading import POOLED, Ran, Turned, lead
 
 SITES = ["site-1", "site-2", "site-3"]
-SITE_METHODS = {name: one().site for name, one in STRATEGIES.items()}
-AVERAGING = sorted(name for name, one in SITE_METHODS.items() if not one.sequential and one.pooled == "no")
-SEQUENTIAL = sorted(name for name, one in SITE_METHODS.items() if one.sequential)
+SITE_METHODS = {name: method().site for name, method in STRATEGIES.items()}
+AVERAGING = sorted(name for name, site in SITE_METHODS.items() if not site.sequential and site.pooled == "no")
+SEQUENTIAL = sorted(name for name, site in SITE_METHODS.items() if site.sequential)
 
 
 def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:
@@ -39,8 +36,8 @@ def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:
     return experiment(folder, f"run.method={method}", *needs_of(method), "training.batch_size=128", *overrides)
 
 
-def bits(state: FederationState) -> bytes:
-    return serialize_state(state)
+def bits(ran: Ran) -> bytes:
+    return serialize_state(ran.coordinator.state)
 
 
 @dataclass(frozen=True)
@@ -55,19 +52,18 @@ class Whole:
 @cache
 def whole(method: str) -> Whole:
     """One run for all tests of this process."""
-    folder = Path(tempfile.mkdtemp(prefix="polyclinic-contract-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = temporary_folder("polyclinic-contract-")
     with pytest.MonkeyPatch.context() as patched:
         traffic = overheard(patched)
         patched.setattr("client.simulation.POLICY", GATED)
         return Whole(lead(unlike(method, folder), folder / "run", 2), traffic, folder / "run" / "sites")
 
 
-def asked_of_one_site(method: str) -> tuple[tuple[str, ...], list[TrainRequest]]:
+def requests_to_one_site(method: str) -> tuple[tuple[str, ...], list[TrainRequest]]:
     """Classes that a site has in a whole run, and a request of each round that fits a site with these."""
     classes = whole(method).ran.coordinator.sites.context(1, {}).contract.sites["site-1"]
-    down = [decode(content, TrainRequest) for content in of_type(whole(method).traffic.down, "train")]
-    rounds = {one.round: one for one in down if set(classes) <= set(one.class_names)}
+    fitting = [request for request in whole(method).traffic.requests if set(classes) <= set(request.class_names)]
+    rounds = {request.round: request for request in fitting}
     assert len(rounds) >= 2
     return classes, list(rounds.values())
 
@@ -75,7 +71,7 @@ def asked_of_one_site(method: str) -> tuple[tuple[str, ...], list[TrainRequest]]
 @pytest.mark.parametrize("method", sorted(set(STRATEGIES) - {"centralised", "server_only"}))
 def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Path) -> None:
     """The requests of a whole run, to two hospitals that differ in nothing else."""
-    classes, requests = asked_of_one_site(method)
+    classes, requests = requests_to_one_site(method)
 
     def updates(shown: int, **policy: Any) -> list[dict[str, bytes]]:
         labels = several_classes_an_image(len(classes), shown)
@@ -91,7 +87,7 @@ def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Pa
 @pytest.mark.parametrize("method", sorted(set(STRATEGIES) - {"centralised", "server_only"}))
 def test_no_update_depends_on_validation_or_test_images(method: str, tmp_path: Path) -> None:
     """Nor on their labels, but where validation figures leave and the method chooses an epoch by them."""
-    classes, requests = asked_of_one_site(method)
+    classes, requests = requests_to_one_site(method)
     warmed, chooses = with_warm_up(requests)
     missing = build_site_method(Plan.model_validate_json(warmed[0].plan)).counts_missing_as
     labels = (np.random.default_rng(0).random((IMAGES, len(classes))) < 0.75).astype(np.float32)
@@ -108,7 +104,7 @@ def test_no_update_depends_on_validation_or_test_images(method: str, tmp_path: P
 
 def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], bool]:
     """The same with some epochs of warm-up, where the method has any; and whether an epoch is chosen in one of them."""
-    plans = [Plan.model_validate_json(one.plan) for one in requests]
+    plans = [Plan.model_validate_json(request.plan) for request in requests]
     method = {**plans[0].method, "warm_up_epochs": 4, "warm_up_lr": 0.02}
     try:
         build_strategy(plans[0].run.method, method, plans[0].model.task)
@@ -117,21 +113,7 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
             return list(requests), False
         method = {**plans[0].method, "missing": "masked", "epoch_cap": 6}
     changed = [plan.model_copy(update={"method": method}).model_dump_json() for plan in plans]
-    return [replace(one, plan=plan) for one, plan in zip(requests, changed, strict=True)], True
-
-
-@pytest.mark.parametrize("method", sorted(STRATEGIES))
-def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(method: str) -> None:
-    ran, traffic = whole(method).ran, whole(method).traffic
-    for content in [content for _, content in traffic.down + traffic.up]:
-        assert fields_of(encode(decode(content, kind_of(content)))) == fields_of(content)
-    rule, features = ran.coordinator.method, ran.coordinator.state.model.head.features
-    for content in of_type(traffic.up, "train"):
-        reply = decode(content, TrainReply)
-        known = ran.coordinator.sites.context(reply.round, {})
-        shapes = {name: array.shape for name, array in reply.statistics.items()}
-        assert shapes == dict(rule.statistics_shape(known, reply.site, features))
-    each_is_allowed_and_written_down(traffic, whole(method).sites)
+    return [replace(request, plan=plan) for request, plan in zip(requests, changed, strict=True)], True
 
 
 def each_is_allowed_and_written_down(traffic: Traffic, sites: Path) -> None:
@@ -144,33 +126,33 @@ def each_is_allowed_and_written_down(traffic: Traffic, sites: Path) -> None:
         assert sorted(entry["sha256"] for entry in lines) == sorted(record_sha256(content) for _, content in passed)
 
 
-KINDS = {
+KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (RollCall, RollCallAnswer, TrainRequest, TrainReply, EvaluateRequest, EvaluateReply)
 }
-
-
-def kind_of(content: RecordDict) -> Any:
-    return KINDS[str(content["fields"]["wire.record"])]
 
 
 def fields_of(content: RecordDict) -> dict[str, set[str]]:
     return {record: set(content[record]) for record in content}
 
 
-class Turned:
-    """A grid on which the last site is always the first to answer."""
-
-    def __init__(self, grid: InlineGrid) -> None:
-        self.get_node_ids, self.push_messages, self._pull = grid.get_node_ids, grid.push_messages, grid.pull_messages
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return list(self._pull(list(message_ids)[::-1]))
+@pytest.mark.parametrize("method", sorted(STRATEGIES))
+def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(method: str) -> None:
+    ran, traffic = whole(method).ran, whole(method).traffic
+    for _, content in traffic.down + traffic.up:
+        kind = KINDS[str(content["fields"]["wire.record"])]
+        assert fields_of(encode(decode(content, kind))) == fields_of(content)
+    rule, features = ran.coordinator.method, ran.coordinator.state.model.head.features
+    for reply in traffic.replies:
+        context = ran.coordinator.sites.context(reply.round, {})
+        shapes = {name: array.shape for name, array in reply.statistics.items()}
+        assert shapes == dict(rule.statistics_shape(context, reply.site, features))
+    each_is_allowed_and_written_down(traffic, whole(method).sites)
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
 def test_the_order_of_replies_does_not_matter(method: str, tmp_path: Path) -> None:
     turned = lead(unlike(method, tmp_path), tmp_path / "turned", 2, wire=Turned)
-    assert bits(whole(method).ran.coordinator.state) == bits(turned.coordinator.state)
+    assert bits(whole(method).ran) == bits(turned)
 
 
 ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kind = "krum", keep = 2}'}
@@ -188,43 +170,36 @@ def test_the_order_of_replies_does_not_matter_to_a_robust_mean(method: str, tmp_
     file = unlike(method, tmp_path, "partition.sites=5", f"method.mean={mean}")
     straight = lead(file, tmp_path / "straight", 1)
     turned = lead(file, tmp_path / "turned", 1, wire=Turned)
-    assert bits(straight.coordinator.state) == bits(turned.coordinator.state)
+    assert bits(straight) == bits(turned)
     plain = lead(unlike(method, tmp_path, "partition.sites=5"), tmp_path / "plain", 1)
-    assert bits(plain.coordinator.state) != bits(straight.coordinator.state)
+    assert bits(plain) != bits(straight)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("method", AVERAGING)
-def test_updates_that_wait_until_all_are_there_make_the_same_model_as_those_added_as_they_come(
-    method: str, tmp_path: Path
-) -> None:
-    streamed, kept = (
+def test_updates_that_wait_make_the_model_of_those_added_as_they_come(method: str, tmp_path: Path) -> None:
+    streamed, waiting = (
         lead(unlike(method, tmp_path, f"participation.clip={clip}"), tmp_path / clip, 2) for clip in ("off", "1000.0")
     )
-    as_without_trials = replace(kept.coordinator.state, sound_losses={}, next_trial=0)
-    assert bits(streamed.coordinator.state) == bits(as_without_trials)
+    as_without_trials = replace(waiting.coordinator.state, sound_losses={}, next_trial=0)
+    assert bits(streamed) == serialize_state(as_without_trials)
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
-def test_a_run_that_goes_on_makes_the_same_next_round_and_leaves_the_state_it_began_with_as_it_was(
-    method: str, tmp_path: Path
-) -> None:
+def test_a_resumed_run_makes_the_same_next_round(method: str, tmp_path: Path) -> None:
     file, through = unlike(method, tmp_path), whole(method).ran
     stopped = lead(file, tmp_path / "stopped", 1)
-    before = bits(stopped.states[0])
+    before = serialize_state(stopped.states[0])
     read = deserialize_state(before)
     resumed = lead(file, tmp_path / "stopped", 2, resumed=read)
-    assert bits(resumed.states[-1]) == bits(through.states[-1])
-    assert bits(stopped.states[0]) == bits(read) == before
-    assert (
-        resumed.records[-1].mean_train_loss == through.records[-1].mean_train_loss != through.records[0].mean_train_loss
-    )
+    assert serialize_state(resumed.states[-1]) == serialize_state(through.states[-1])
+    assert serialize_state(stopped.states[0]) == serialize_state(read) == before
+    losses = [record.mean_train_loss for record in through.records]
+    assert resumed.records[-1].mean_train_loss == losses[-1] != losses[0]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> None:
     """The site's disk is full in that round."""
-    from client import app
-
     train = app.train_round
 
     def train_or_fail(at: Any, request: TrainRequest, masks: Any) -> TrainReply:
@@ -236,8 +211,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> No
 
 
 def replies_of(traffic: Traffic, server_round: int) -> dict[str, TrainReply]:
-    replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
-    return {reply.site: reply for reply in replies if reply.round == server_round}
+    return {reply.site: reply for reply in traffic.replies if reply.round == server_round}
 
 
 EVEN_SHARES = {"rscfed": ("method.consensus_sites=3", "method.distance_scale=0")}
@@ -246,11 +220,10 @@ EVEN_SHARES = {"rscfed": ("method.consensus_sites=3", "method.distance_scale=0")
 
 @pytest.mark.parametrize("method", AVERAGING)
 def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     even = EVEN_SHARES.get(method, ())
     file = unlike(method, tmp_path, "participation.min_sites=2", "method.weighting=uniform", *even)
-    traffic = overheard(monkeypatch)
     whole = lead(file, tmp_path / "whole", 1)
     before = replies_of(traffic, 1)
     traffic.up.clear()
@@ -259,9 +232,9 @@ def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
     after = replies_of(traffic, 1)
     assert set(after) == {"site-1", "site-3"}
     for site, reply in after.items():
-        assert {name: a.tobytes() for name, a in reply.update.named().items()} == {
-            name: a.tobytes() for name, a in before[site].update.named().items()
-        }
+        undisturbed = before[site].update.named()
+        assert reply.update.named().keys() == undisturbed.keys()
+        assert all(array.tobytes() == undisturbed[name].tobytes() for name, array in reply.update.named().items())
     shift = partial.coordinator.state.model.trunk - whole.coordinator.state.model.trunk
     trunks = {site: reply.update.trunk for site, reply in before.items() if reply.update.trunk is not None}
     shares = [trunks["site-1"] + trunks["site-3"], sum(trunks.values())] if trunks else [0.0, 0.0]
@@ -270,29 +243,25 @@ def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
 
 def test_every_method_stands_in_one_of_the_groups_and_says_of_its_client_what_it_is() -> None:
     assert sorted([*AVERAGING, *SEQUENTIAL, *POOLED]) == sorted(STRATEGIES)
-    for one in STRATEGIES.values():
-        half = one.site_class
+    for method in STRATEGIES.values():
+        half = method.site_class
         overrides = half.client is not SiteMethod.client or half.local_loss is not SiteMethod.local_loss
         assert half.plain_client == (not overrides)
-        assert half.weighs_updates == (one.site_weights is not Method.site_weights)
-        sends = one.statistics_shape is not Method.statistics_shape
-        assert bool(half.declared.statistics) == sends
+        assert half.weighs_updates == (method.site_weights is not Method.site_weights)
+        assert bool(half.declared.statistics) == (method.statistics_shape is not Method.statistics_shape)
 
 
 @pytest.mark.parametrize("method", [name for name in SEQUENTIAL if SITE_METHODS[name].hospitals_train])
 def test_a_lost_site_is_skipped_and_the_pass_goes_on_from_the_last_good_model(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = unlike(method, tmp_path, "participation.min_sites=2")
     failing(monkeypatch, "site-2", 1)
-    traffic = overheard(monkeypatch)
     ran = lead(file, tmp_path / "run", 1)
     assert dict(ran.coordinator.state.counted) == {"site-1": 1, "site-3": 1}
-    requests = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
-    hops = [request.model.trunk for request in requests if request.round == 1]
+    hops = [request.model.trunk for request in traffic.requests if request.round == 1]
     assert len(hops) == 3
-    replies = list(replies_of(traffic, 1).values())
-    moved = [reply.update.trunk for reply in replies]
+    moved = [reply.update.trunk for reply in replies_of(traffic, 1).values()]
     lost = next(place for place in range(2) if np.array_equal(hops[place], hops[place + 1]))
     reached = [hop for place, hop in enumerate(hops) if place != lost]
     np.testing.assert_allclose(reached[1] - reached[0], moved[0], atol=1e-6)

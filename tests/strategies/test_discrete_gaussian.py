@@ -35,9 +35,6 @@ def probabilities(sigma: int, farthest: int) -> dict[int, float]:
     return {y: weight / sum(weights.values()) for y, weight in weights.items()}
 
 
-# ---------------------------------------------------------------------- the whole tree of the sampler's choices
-
-
 class Undecided(Exception):
     """A try asked for one choice more than were given."""
 
@@ -81,14 +78,14 @@ def followed(
         _, _, path, likely = heapq.heappop(waiting)
         choices = Choices(path, top_bits)
         try:
-            found = sampler(choices)
+            values = sampler(choices)
         except Undecided:
             for option, chance in enumerate(choices.chances):
                 heapq.heappush(waiting, (-float(likely * chance), next(order), (*path, option), likely * chance))
             continue
         remaining -= likely
-        if found:
-            ended[found[0]] += likely
+        if values:
+            ended[values[0]] += likely
         else:
             rejected += likely
     return {value: float(chance) for value, chance in ended.items()}, float(rejected), float(remaining)
@@ -113,18 +110,15 @@ def test_an_event_has_the_probability_of_its_exponential_exactly(exponent: int) 
     assert ended.get(1, 0) - 1e-12 <= np.exp(-exponent / 2) <= ended.get(1, 0) + remaining
 
 
-# ---------------------------------------------------------------------- statistics
-
-
 @pytest.mark.parametrize("scale_bits", [0, 1, 2, 4])
 def test_small_scales_have_the_published_frequencies(scale_bits: int) -> None:
     drawn = draw_discrete_gaussian(400_000, BitStream(bytes([scale_bits]) * 32), scale_bits)
     expected = {y: 400_000 * p for y, p in probabilities(2**scale_bits, 9 * 2**scale_bits).items()}
     likely = [y for y, number in expected.items() if number >= 10]
-    seen = [int((drawn == y).sum()) for y in likely]
+    counts = [int((drawn == y).sum()) for y in likely]
     whole = np.array([expected[y] for y in likely])
-    assert stats.chisquare(seen, whole / whole.sum() * sum(seen)).pvalue > 1e-4
-    assert sum(seen) > 399_000
+    assert stats.chisquare(counts, whole / whole.sum() * sum(counts)).pvalue > 1e-4
+    assert sum(counts) > 399_000
 
 
 def test_at_the_scale_in_use_it_is_a_gaussian_on_every_place_of_the_grid() -> None:
@@ -141,16 +135,13 @@ def test_at_the_scale_in_use_it_is_a_gaussian_on_every_place_of_the_grid() -> No
 
 
 def test_draws_of_images_are_independent_with_their_rate() -> None:
-    noise, taken = make_seeded_noise(5), np.zeros(1000)
+    noise, draws = make_seeded_noise(5), np.zeros(1000)
     for _ in range(400):
-        taken[noise.drawn(1000, 0.3).numpy()] += 1
-    assert stats.binomtest(int(taken.sum()), 400_000, 0.3).pvalue > 1e-4
-    assert stats.chisquare(taken).pvalue > 1e-6  # no image is preferred
+        draws[noise.drawn(1000, 0.3).numpy()] += 1
+    assert stats.binomtest(int(draws.sum()), 400_000, 0.3).pvalue > 1e-4
+    assert stats.chisquare(draws).pvalue > 1e-6  # no image is preferred
     assert len(noise.drawn(1000, 1.0)) == 1000
     assert len(noise.drawn(1000, 0.0)) == 0
-
-
-# ---------------------------------------------------------------------- the stream
 
 
 def test_the_stream_is_aes_256_in_counter_mode() -> None:
@@ -166,21 +157,21 @@ def test_every_bit_of_the_key_changes_the_noise() -> None:
     """The Mersenne Twister before took 32 of its 63 bits: all of them could be tried in minutes."""
     key = int.from_bytes(b"\x5a" * 32, "big")
     keys = [key, *(key ^ (1 << bit) for bit in range(256))]
-    drawn = {draw_discrete_gaussian(4, BitStream(one.to_bytes(32, "big"))).tobytes() for one in keys}
+    drawn = {draw_discrete_gaussian(4, BitStream(number.to_bytes(32, "big"))).tobytes() for number in keys}
     assert len(drawn) == 257
 
 
 def test_a_hospitals_key_is_256_bits_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    lengths: list[int] = []
 
     def recorded(number: int) -> bytes:
-        asked.append(number)
+        lengths.append(number)
         return bytes(number)
 
     monkeypatch.setattr(noise_module.secrets, "token_bytes", recorded)
     zero = draw_discrete_gaussian(4, BitStream(bytes(32)))
     assert make_secret_noise().steps((4,)).tolist() == zero.tolist()
-    assert asked == [32]
+    assert lengths == [32]
 
 
 @pytest.mark.parametrize("low", [0, 77])
@@ -198,9 +189,6 @@ def test_trying_the_seeds_of_the_generator_of_torch_finds_no_noise(low: int, mon
         draws = [torch.randn(2000, generator=generator) for _ in range(4)]
         for guess in (draws[0], torch.stack(draws).sum(dim=0) / 2):
             assert abs(float(np.corrcoef(guess, released)[0, 1])) < 0.15
-
-
-# ---------------------------------------------------------------------- the mechanism
 
 
 @pytest.mark.parametrize("deviation", [0.5, 3.0, 40.0])

@@ -17,8 +17,8 @@ def update(*values: float) -> Groups:
 
 def test_inner_products_run_over_trunk_norm_and_head() -> None:
     # 1*2 - 2*1 + 3*(-1) + 0.5*4 + 1*3 = 2; 1 + 4 + 9 + 0.25 + 1 = 15.25; 4 + 1 + 1 + 16 + 9 = 31
-    found = inner_products([update(1, -2, 3, 0.5, 1), update(2, 1, -1, 4, 3)])
-    np.testing.assert_allclose(found, [[15.25, 2.0], [2.0, 31.0]])
+    products = inner_products([update(1, -2, 3, 0.5, 1), update(2, 1, -1, 4, 3)])
+    np.testing.assert_allclose(products, [[15.25, 2.0], [2.0, 31.0]])
 
 
 def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_distances_are_those_of_the_models_themselves() -> None:
     products = inner_products([Groups(model.astype(np.float32)) for model in models])
     mean = (weights[:, None] * models).sum(axis=0) / weights.sum()
     np.testing.assert_allclose(distances_from_mean(products, weights), np.linalg.norm(models - mean, axis=1), rtol=1e-5)
-    by_hand = [[np.linalg.norm(one - other) for other in models] for one in models]
+    by_hand = [[np.linalg.norm(model - other) for other in models] for model in models]
     np.testing.assert_allclose(distances_between(products), by_hand, rtol=1e-5, atol=1e-6)
 
 

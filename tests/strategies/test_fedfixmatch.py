@@ -20,8 +20,8 @@ def logits(probabilities: list[list[float]]) -> torch.Tensor:
 
 
 def test_each_class_is_sure_by_itself_of_being_there_and_of_not() -> None:
-    found = assign_pseudo_labels(logits([[0.96, 0.94, 0.5], [0.04, 0.06, 0.999]]), 0.95)
-    np.testing.assert_array_equal(found, [[1, NAN, NAN], [0, NAN, 1]])
+    labels = assign_pseudo_labels(logits([[0.96, 0.94, 0.5], [0.04, 0.06, 0.999]]), 0.95)
+    np.testing.assert_array_equal(labels, [[1, NAN, NAN], [0, NAN, 1]])
 
 
 def test_the_loss_of_the_sure_entries_is_divided_by_all() -> None:
@@ -32,7 +32,7 @@ def test_the_loss_of_the_sure_entries_is_divided_by_all() -> None:
 
 def test_only_the_strong_view_learns_and_only_where_the_weak_one_is_sure() -> None:
     weak, strong = logits([[0.99, 0.6]]).requires_grad_(), logits([[0.3, 0.3]]).requires_grad_()
-    unlabelled_loss(strong, assign_pseudo_labels(weak, 0.95)).backward()  # type: ignore[no-untyped-call]
+    unlabelled_loss(strong, assign_pseudo_labels(weak, 0.95)).backward()
     assert weak.grad is None
     # (p - 1) / 2 and nothing
     np.testing.assert_allclose(strong.grad, [[-0.35, 0]])
@@ -42,20 +42,20 @@ def test_only_the_strong_view_learns_and_only_where_the_weak_one_is_sure() -> No
 def test_more_confidence_labels_fewer_entries_and_changes_no_label(seed: int, confidence: float) -> None:
     weak = torch.from_numpy(np.random.default_rng(seed).normal(scale=4, size=(5, 3)))
     lax, strict = assign_pseudo_labels(weak, confidence), assign_pseudo_labels(weak, confidence + 0.01)
-    kept = ~strict.isnan()
-    assert torch.equal(strict[kept], lax[kept])
-    assert int(kept.sum()) <= int((~lax.isnan()).sum())
+    sure = ~strict.isnan()
+    assert torch.equal(strict[sure], lax[sure])
+    assert int(sure.sum()) <= int((~lax.isnan()).sum())
 
 
 def test_with_nothing_missing_it_is_fedavg(tmp_path: Path) -> None:
-    shas = {
-        name: federation(tmp_path, *settings, ALL_SHARED, out=name)["model_sha256"]
-        for name, settings in {
-            "fedavg": ("run.method=fedavg",),
-            "plain": ("run.method=fedfixmatch", "method.balanced=false"),
-            "balanced": ("run.method=fedfixmatch",),
-            "fedirm": ("run.method=fedirm",),
-        }.items()
+    runs = {
+        "fedavg": ("run.method=fedavg",),
+        "plain": ("run.method=fedfixmatch", "method.balanced=false"),
+        "balanced": ("run.method=fedfixmatch",),
+        "fedirm": ("run.method=fedirm",),
     }
-    assert shas["plain"] == shas["fedavg"]
-    assert shas["balanced"] == shas["fedirm"] != shas["plain"]
+    models = {
+        name: federation(tmp_path, *settings, ALL_SHARED, out=name)["model_sha256"] for name, settings in runs.items()
+    }
+    assert models["plain"] == models["fedavg"]
+    assert models["balanced"] == models["fedirm"] != models["plain"]

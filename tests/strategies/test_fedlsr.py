@@ -30,16 +30,16 @@ def logits(*probabilities: float) -> torch.Tensor:
 
 def test_the_mixture_is_one_of_probabilities() -> None:
     # .25 * .8 + .75 * .4 = .5; .25 * .1 + .75 * .3 = .25
-    found = mix_predictions(logits(0.8, 0.1), logits(0.4, 0.3), torch.tensor(0.25, dtype=torch.float64))
-    np.testing.assert_allclose(found.sigmoid(), [0.5, 0.25])
+    mixture = mix_predictions(logits(0.8, 0.1), logits(0.4, 0.3), torch.tensor(0.25, dtype=torch.float64))
+    np.testing.assert_allclose(mixture.sigmoid(), [0.5, 0.25])
 
 
 @given(some_logits, some_logits, shares)
-def test_a_mixture_and_its_gradient_are_finite_and_between_both(one: float, two: float, share: float) -> None:
-    views = [torch.tensor(view, dtype=torch.float64, requires_grad=True) for view in (one, two)]
-    found = mix_predictions(*views, torch.tensor(share, dtype=torch.float64))
-    found.backward()  # type: ignore[no-untyped-call]
-    assert min(one, two) - 1e-9 <= float(found.detach()) <= max(one, two) + 1e-9
+def test_a_mixture_and_its_gradient_are_finite_and_between_both(first: float, second: float, share: float) -> None:
+    views = [torch.tensor(view, dtype=torch.float64, requires_grad=True) for view in (first, second)]
+    mixture = mix_predictions(*views, torch.tensor(share, dtype=torch.float64))
+    mixture.backward()
+    assert min(first, second) - 1e-9 <= float(mixture.detach()) <= max(first, second) + 1e-9
     assert all(view.grad is not None and view.grad.isfinite() for view in views)
 
 
@@ -56,8 +56,8 @@ def test_the_distance_is_the_mean_divergence_from_the_middle() -> None:
 
 
 @given(some_logits, some_logits)
-def test_the_distance_is_the_same_both_ways_and_at_most_ln_2(one: float, two: float) -> None:
-    views = torch.tensor([[one]], dtype=torch.float64), torch.tensor([[two]], dtype=torch.float64)
+def test_the_distance_is_the_same_both_ways_and_at_most_ln_2(first: float, second: float) -> None:
+    views = torch.tensor([[first]], dtype=torch.float64), torch.tensor([[second]], dtype=torch.float64)
     there, back = float(jensen_shannon_divergence(*views)), float(jensen_shannon_divergence(*views[::-1]))
     assert there == pytest.approx(back, abs=1e-12)
     assert -1e-12 <= there <= math.log(2) + 1e-12
@@ -71,15 +71,23 @@ def test_the_entropy_is_ln_2_where_nothing_is_known() -> None:
 
 
 def test_the_distances_weight_grows_evenly_from_nothing_and_then_stays() -> None:
-    assert [ramp_up_share(finished, 4) for finished in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
+    assert [ramp_up_share(rounds, 4) for rounds in (0, 1, 3, 4, 9)] == [0.0, 0.25, 0.75, 1.0, 1.0]
     assert ramp_up_share(0, 0) == 1.0
+
+
+TINY = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
+ABSENT = torch.tensor([[1.0, 0], [0, 0], [1, 0]])
+
+
+def unchanged(images: torch.Tensor) -> torch.Tensor:
+    return images
 
 
 def objective_at(
     server_round: int, augmented: Any, missing: str | None = "masked", **parameters: float
 ) -> tuple[float, torch.Tensor, MiniBatch]:
-    """Its value; with the logits of the image as it lies, and the batch."""
-    network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 3).eval()
+    """Return its value, with the logits of the image as it lies, and the batch."""
+    network = build(TINY, ("a", "b"), 3).eval()
     generator = torch.Generator().manual_seed(2)
     images = torch.randint(0, 256, (3, 1, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.tensor([[1, NAN], [0, NAN], [1, NAN]])
@@ -94,34 +102,31 @@ def objective_at(
 
 
 def test_of_two_equal_views_only_sharpening_and_entropy_are_left() -> None:
-    found, seen, batch = objective_at(99, lambda images: images, entropy_weight=0.6, balanced=False)
-    expected = partial_loss(seen / 0.5, batch.labels, batch.annotated) + 0.6 * mean_entropy(seen)
-    assert found == pytest.approx(float(expected), rel=1e-5)
+    value, plain, batch = objective_at(99, unchanged, entropy_weight=0.6, balanced=False)
+    expected = partial_loss(plain / 0.5, batch.labels, batch.annotated) + 0.6 * mean_entropy(plain)
+    assert value == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_the_distance_of_cooled_views_is_added_over_all_classes_once_it_has_grown() -> None:
     def darker(images: torch.Tensor) -> torch.Tensor:
         return images / 8
 
-    first, seen, batch = objective_at(1, darker, ramp_rounds=10)
+    first, plain, batch = objective_at(1, darker, ramp_rounds=10)
     later, _, _ = objective_at(6, darker, ramp_rounds=10)
-    network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 3).eval()
     with torch.no_grad():
-        other = network(darker(batch.images.float()))
-    assert later - first == pytest.approx(0.4 * 0.5 * float(jensen_shannon_divergence(3 * seen, 3 * other)), rel=1e-3)
+        other = build(TINY, ("a", "b"), 3).eval()(darker(batch.images.float()))
+    assert later - first == pytest.approx(0.4 * 0.5 * float(jensen_shannon_divergence(3 * plain, 3 * other)), rel=1e-3)
     assert later > first
 
 
 def test_by_default_a_missing_label_counts_as_absent() -> None:
-    found, seen, batch = objective_at(1, lambda images: images, missing="negative", balanced=False)
-    unset, _, _ = objective_at(1, lambda images: images, missing=None, balanced=False)
-    absent = torch.tensor([[1.0, 0], [0, 0], [1, 0]])
-    assert found == unset == pytest.approx(float(partial_loss(seen / 0.5, absent, batch.annotated)), rel=1e-5)
+    value, plain, batch = objective_at(1, unchanged, missing="negative", balanced=False)
+    unset, _, _ = objective_at(1, unchanged, missing=None, balanced=False)
+    assert value == unset == pytest.approx(float(partial_loss(plain / 0.5, ABSENT, batch.annotated)), rel=1e-5)
 
 
 def test_by_default_a_positive_weighs_the_sites_known_labels_over_its_positives() -> None:
     """Of three labels two are positive: 1.5. The class that the site does not label has no positives: 1."""
-    found, seen, batch = objective_at(1, lambda images: images, missing="negative")
-    absent = torch.tensor([[1.0, 0], [0, 0], [1, 0]])
-    weighed = partial_loss(seen / 0.5, absent, batch.annotated, torch.tensor([1.5, 1.0]))
-    assert found == pytest.approx(float(weighed), rel=1e-5)
+    value, plain, batch = objective_at(1, unchanged, missing="negative")
+    weighed = partial_loss(plain / 0.5, ABSENT, batch.annotated, torch.tensor([1.5, 1.0]))
+    assert value == pytest.approx(float(weighed), rel=1e-5)

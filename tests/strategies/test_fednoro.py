@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from common.contract import LabelContract
-from common.wire.codec import decode
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.records import Groups
 from strategies.methods.base import RoundContext
 from strategies.methods.fednoro import (
     FedNoRo,
@@ -21,7 +20,8 @@ from strategies.methods.fednoro import (
     lower_noisy_weights,
     scale_over_sites,
 )
-from tests.federations import Traffic, federation, of_type, overheard
+from tests.federations import Traffic, federation
+from tests.strategies.states import make_reply
 
 NAN = float("nan")
 CONTRACT = LabelContract(
@@ -30,49 +30,40 @@ CONTRACT = LabelContract(
 STAGES = FedNoRo({"stage_one_rounds": 2})
 
 
-def known(server_round: int, **noisy: float) -> RoundContext:
+def context(server_round: int, **noisy: float) -> RoundContext:
     statistics = {site: np.array([flag], np.float32) for site, flag in noisy.items()}
     return RoundContext("multi_label", CONTRACT, {}, statistics, server_round)
-
-
-# ---------------------------------------------------------------------- finding noisy sites
 
 
 def test_indicators_are_mean_losses_of_what_is_labelled_negative_and_positive() -> None:
     # log(1 + e^z) for a negative of logit z, log(1 + e^-z) for a positive.
     logits = np.array([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])
     labels = np.array([[0.0, NAN], [1.0, 0.0], [0.0, 0.0]])
-    found = compute_loss_indicators(logits, labels)
+    indicators = compute_loss_indicators(logits, labels)
     first = [(np.log(2) + np.log1p(np.exp(-2.0))) / 2, np.log1p(np.exp(-1.0))]
     second = [(np.log1p(np.exp(-1.0)) + np.log1p(np.exp(3.0))) / 2, NAN]
-    np.testing.assert_allclose(found, [first, second])
+    np.testing.assert_allclose(indicators, [first, second])
 
 
 def test_indicators_are_scaled_over_sites_and_who_has_none_is_the_lowest() -> None:
-    found = scale_over_sites(np.array([[1.0, NAN, 5.0, NAN], [3.0, 2.0, 5.0, NAN], [2.0, 6.0, 5.0, NAN]]))
-    np.testing.assert_allclose(found, [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
+    scaled = scale_over_sites(np.array([[1.0, NAN, 5.0, NAN], [3.0, 2.0, 5.0, NAN], [2.0, 6.0, 5.0, NAN]]))
+    np.testing.assert_allclose(scaled, [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]])
 
 
-def test_the_sites_of_higher_losses_are_noisy() -> None:
+def test_the_sites_of_higher_losses_are_noisy_among_two_sites_too() -> None:
     rng = np.random.default_rng(0)
     indicators = rng.normal(0.5, 0.02, (9, 4))
     indicators[[1, 4, 5], :] += [0.4, 0.3, 0.2, 0.5]
     np.testing.assert_array_equal(np.flatnonzero(find_noisy_sites(indicators)), [1, 4, 5])
     indicators[:, 2] = NAN
     np.testing.assert_array_equal(np.flatnonzero(find_noisy_sites(indicators)), [1, 4, 5])
+    np.testing.assert_array_equal(find_noisy_sites(np.array([[0.9, 0.8], [0.1, NAN]])), [True, False])
 
 
 def test_where_all_sites_are_alike_nobody_is_noisy() -> None:
     assert not find_noisy_sites(np.full((4, 6), 0.3)).any()
     assert not find_noisy_sites(np.full((1, 6), 0.3)).any()
     assert not find_noisy_sites(np.full((3, 2), NAN)).any()
-
-
-def test_two_sites_can_be_told_apart() -> None:
-    np.testing.assert_array_equal(find_noisy_sites(np.array([[0.9, 0.8], [0.1, NAN]])), [True, False])
-
-
-# ---------------------------------------------------------------------- the mean
 
 
 def between(*places: float) -> np.ndarray:
@@ -83,66 +74,56 @@ def between(*places: float) -> np.ndarray:
 def test_a_noisy_site_counts_less_the_further_it_is_from_the_nearest_clean_one() -> None:
     # Clean at 0 and 10, noisy at 1 and 14: nearest 1 and 4, over 4: exp(-1/4) and exp(-1).
     noisy = np.array([False, True, False, True])
-    found = lower_noisy_weights(np.array([5.0, 2.0, 3.0, 4.0]), between(0, 1, 10, 14), noisy)
-    np.testing.assert_allclose(found, [5.0, 2.0 * np.exp(-0.25), 3.0, 4.0 * np.exp(-1.0)])
+    weights = lower_noisy_weights(np.array([5.0, 2.0, 3.0, 4.0]), between(0, 1, 10, 14), noisy)
+    np.testing.assert_allclose(weights, [5.0, 2.0 * np.exp(-0.25), 3.0, 4.0 * np.exp(-1.0)])
 
 
-@pytest.mark.parametrize("noisy", [[False] * 3, [True] * 3])
-def test_without_a_noisy_or_without_a_clean_site_the_mean_is_fedavgs(noisy: list[bool]) -> None:
-    found = lower_noisy_weights(np.array([5.0, 2.0, 3.0]), between(0, 1, 10), np.array(noisy))
-    np.testing.assert_array_equal(found, [5.0, 2.0, 3.0])
-
-
-def test_noisy_sites_that_do_not_stray_count_in_full() -> None:
-    found = lower_noisy_weights(np.array([5.0, 2.0]), between(3, 3), np.array([False, True]))
-    np.testing.assert_array_equal(found, [5.0, 2.0])
-
-
-def reply(site: str, place: float, **told: np.ndarray) -> TrainReply:
-    groups = Groups(np.array([place], np.float32))
-    return TrainReply("run", 2, site, 10, 0.5, None, None, 1.0, groups, 1, told)
+@pytest.mark.parametrize(
+    ("places", "noisy"),
+    [((0, 1, 10), [False] * 3), ((0, 1, 10), [True] * 3), ((3, 3, 3), [False, True, False])],
+    ids=["no_noisy_site", "no_clean_site", "none_that_strays"],
+)
+def test_the_mean_is_fedavgs_where_there_is(places: tuple[float, ...], noisy: list[bool]) -> None:
+    weights = np.array([5.0, 2.0, 3.0])
+    np.testing.assert_array_equal(lower_noisy_weights(weights, between(*places), np.array(noisy)), weights)
 
 
 def test_weights_change_in_stage_two_only() -> None:
-    replies = {"east": reply("east", 0), "north": reply("north", 2)}
+    replies = {
+        site: make_reply(site, Groups(np.array([place], np.float32))) for site, place in (("east", 0), ("north", 2))
+    }
     state = {"east": 0.0, "north": 1.0}
-    assert STAGES.site_weights(known(2, **state), replies, [1.0, 1.0]) == [1.0, 1.0]
-    np.testing.assert_allclose(STAGES.site_weights(known(3, **state), replies, [1.0, 1.0]), [1.0, np.exp(-1)])
-
-
-# ---------------------------------------------------------------------- who is told what
+    assert STAGES.site_weights(context(2, **state), replies, [1.0, 1.0]) == [1.0, 1.0]
+    np.testing.assert_allclose(STAGES.site_weights(context(3, **state), replies, [1.0, 1.0]), [1.0, np.exp(-1)])
 
 
 def test_sites_are_judged_once_by_what_they_tell_in_the_last_round_of_stage_one() -> None:
-    sure, unsure = np.full((2, 2), 0.1, np.float32), np.full((2, 2), 0.9, np.float32)
-    replies = {"east": reply("east", 0, indicators=sure), "north": reply("north", 0, indicators=unsure)}
-    assert STAGES.aggregate_statistics(known(1), replies) == {}
-    found = STAGES.aggregate_statistics(known(2), replies)
-    assert {site: float(flag[0]) for site, flag in found.items()} == {"east": 0.0, "north": 1.0}
-    later = RoundContext("multi_label", CONTRACT, {}, found, 3)
-    assert STAGES.aggregate_statistics(later, replies) is found
+    replies = {
+        site: make_reply(site, indicators=np.full((2, 2), loss)) for site, loss in (("east", 0.1), ("north", 0.9))
+    }
+    assert STAGES.aggregate_statistics(context(1), replies) == {}
+    verdicts = STAGES.aggregate_statistics(context(2), replies)
+    assert {site: float(flag[0]) for site, flag in verdicts.items()} == {"east": 0.0, "north": 1.0}
+    later = RoundContext("multi_label", CONTRACT, {}, verdicts, 3)
+    assert STAGES.aggregate_statistics(later, replies) is verdicts
 
 
 def test_a_site_that_was_not_judged_is_taken_for_noisy() -> None:
-    state = known(3, east=0.0, north=1.0)
+    state = context(3, east=0.0, north=1.0)
     assert [STAGES.is_noisy(state, site) for site in ("east", "north", "west")] == [False, True, True]
     assert STAGES.statistics_for(state)("west")["noisy"] == [1.0]
-    assert STAGES.statistics_for(known(2))("west") == {}
+    assert STAGES.statistics_for(context(2))("west") == {}
 
 
 def test_by_the_contract_every_site_that_lacks_a_class_is_noisy() -> None:
     method = FedNoRo({"noisy": "known"})
-    found = {site: method.is_noisy(known(1), site) for site in CONTRACT.sites}
-    assert found == {"east": False, "north": True, "south": False, "west": True}
-
-
-# ---------------------------------------------------------------------- at a noisy site
+    assert [site for site in CONTRACT.sites if method.is_noisy(context(1), site)] == ["north", "west"]
 
 
 def test_the_distillations_weight_rises_over_the_ramp() -> None:
     parameters = FedNoRoParameters(stage_one_rounds=10, ramp_rounds=40, distillation=0.8)
-    found = [distillation_weight(server_round, parameters) for server_round in (11, 31, 51, 90)]
-    np.testing.assert_allclose(found, [0.8 * np.exp(-5), 0.8 * np.exp(-1.25), 0.8, 0.8])
+    weights = [distillation_weight(server_round, parameters) for server_round in (11, 31, 51, 90)]
+    np.testing.assert_allclose(weights, [0.8 * np.exp(-5), 0.8 * np.exp(-1.25), 0.8, 0.8])
 
 
 def test_the_divergence_is_of_each_entrys_two_probabilities_over_the_chosen_classes() -> None:
@@ -159,39 +140,21 @@ def test_the_divergence_is_of_each_entrys_two_probabilities_over_the_chosen_clas
     assert float(distillation_divergence(student, teacher, ~both).detach()) == 0.0
 
 
-# ---------------------------------------------------------------------- at work
-
-
-AT_WORK = ("run.method=fednoro", "run.rounds=3", "method.stage_one_rounds=2")
-
-
-def replies(traffic: Traffic) -> list[TrainReply]:
-    return [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
-
-
-def test_indicators_go_up_once_and_verdicts_come_down_from_then_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traffic = overheard(monkeypatch)
-    federation(tmp_path, *AT_WORK)
-    for one in replies(traffic):
-        assert set(one.statistics) == ({"indicators"} if one.round == 2 else set())
-    for content in of_type(traffic.down, "train"):
-        request = decode(content, TrainRequest)
+def test_indicators_go_up_once_and_verdicts_come_down_from_then_on(tmp_path: Path, traffic: Traffic) -> None:
+    federation(tmp_path, "run.method=fednoro", "run.rounds=3", "method.stage_one_rounds=2")
+    for reply in traffic.replies:
+        assert set(reply.statistics) == ({"indicators"} if reply.round == 2 else set())
+    for request in traffic.requests:
         assert set(request.statistics) == ({"noisy"} if request.round == 3 else set())
 
 
-def test_sites_that_lack_most_classes_are_found_among_those_that_label_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sites_that_lack_most_classes_are_found_among_those_that_label_all(tmp_path: Path, traffic: Traffic) -> None:
     every = [str(digit) for digit in range(10)]
     lists = {"east": every, "north": ["0", "1"], "south": every, "west": every}
     text = ", ".join(f"{site} = {classes}" for site, classes in lists.items()).replace("'", '"')
-    traffic = overheard(monkeypatch)
     settings = ("run.rounds=5", "method.stage_one_rounds=4", "training.epochs=2", "training.batch_size=16")
     lists_of_all = f'partition={{kind = "class_lists", lists = {{{text}}}}}'
     summary = federation(tmp_path, "run.method=fednoro", lists_of_all, *settings)
     assert summary["learned"] == {"noisy": ["north"]}
-    requests = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
-    verdicts = [float(request.statistics["noisy"][0]) for request in requests if request.round == 5]
+    verdicts = [float(request.statistics["noisy"][0]) for request in traffic.requests if request.round == 5]
     assert sorted(verdicts) == [0.0, 0.0, 0.0, 1.0]

@@ -1,9 +1,7 @@
 """FedSLD: the paper's formulas, its control, and what becomes of counts that a hospital keeps to itself."""
 
-import json
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,20 +28,16 @@ from strategies.methods.fedsld import (
     weighted_binary_cross_entropy,
     weighted_cross_entropy,
 )
-from tests.federations import VECTORS, federation
+from tests.federations import federation, json_lines, read_vectors
 from tests.strategies.folds import weighted_mean
 
-FILE = VECTORS / "fedsld.json"
-VECTOR: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+VECTOR = read_vectors("fedsld.json")
 needs_vectors = pytest.mark.skipif(not VECTOR, reason="../shared/vectors/fedsld.json is absent")
 UNEVEN = torch.tensor([0.5, 0.3, 0.2])
 
 
 def one_hot(classes: list[int], count: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(classes), count).float()
-
-
-# ---------------------------------------------------------------------- vectors
 
 
 @needs_vectors
@@ -67,7 +61,7 @@ def test_weights_losses_and_gradient_are_the_vectors() -> None:
     assert values["sum"] == pytest.approx(vector["expected_sum_eq3"], rel=1e-5)
     assert values["sum_over_batch"] == pytest.approx(vector["expected_mean_over_B"], rel=1e-5)
     assert values["weighted_mean"] == pytest.approx(vector["expected_torch_weighted_mean"], rel=1e-5)
-    losses["sum"].backward()  # type: ignore[no-untyped-call]
+    losses["sum"].backward()
     np.testing.assert_allclose(logits.grad, vector["grad_logits_sum_eq3"], rtol=1e-4, atol=1e-6)
     assert float(weigh_images(labels, prior).mean()) == pytest.approx(vector["chi2_factor_sum_pb2_over_prior"])
     shares = np.array(vector["p_b"])
@@ -86,9 +80,6 @@ def test_models_are_averaged_by_images() -> None:
     vector = VECTOR["aggregation"]
     local = [np.array(values, np.float32) for values in vector["local"]]
     np.testing.assert_allclose(weighted_mean(local, vector["n_i"]), vector["expected"], rtol=1e-5, atol=1e-6)
-
-
-# ---------------------------------------------------------------------- weights
 
 
 def test_a_batch_that_is_like_the_federation_weighs_every_image_one() -> None:
@@ -127,10 +118,8 @@ def test_a_multi_label_batch_that_is_like_the_federation_has_the_plain_loss() ->
     torch.testing.assert_close(weighted_binary_cross_entropy(logits, labels, prior, "sum_over_batch"), plain)
 
 
-# ---------------------------------------------------------------------- what the coordinator knows
-
-
-def known(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]) -> RoundContext:
+def context(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]) -> RoundContext:
+    """Each site's classes, and its counts of positives and negatives."""
     answers = {
         site: RollCallAnswer("run", site, names, names, 90, 0, 9, "layout", "1", positives, negatives)
         for site, (names, positives, negatives) in sites.items()
@@ -140,66 +129,62 @@ def known(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[int
     return RoundContext(task, contract, answers, NO_ARRAYS, 1)
 
 
-def prior_for(told: RoundContext, site: str) -> np.ndarray:
-    return compute_site_prior(told, compute_label_prior(*collect_label_counts(told)), site)
+def prior_for(counted: RoundContext, site: str) -> np.ndarray:
+    return compute_site_prior(counted, compute_label_prior(*collect_label_counts(counted)), site)
 
 
 def test_an_unknown_count_is_left_out_and_is_not_zero() -> None:
     both = ("a", "b")
     north, south = (both, (3, UNKNOWN_COUNT), (7, UNKNOWN_COUNT)), (both, (1, 12), (29, 18))
-    told = known("multi_label", north=north, south=south, west=(both, (), ()))
-    np.testing.assert_allclose(prior_for(told, "west"), [(3 + 1) / 40, 12 / 30])
+    counted = context("multi_label", north=north, south=south, west=(both, (), ()))
+    np.testing.assert_allclose(prior_for(counted, "west"), [(3 + 1) / 40, 12 / 30])
 
 
 def test_the_prior_of_a_site_runs_over_its_own_classes() -> None:
-    told = known("multi_class", north=(("a", "b"), (30, 10), (10, 30)), south=(("b", "c"), (20, 40), (40, 20)))
+    counted = context("multi_class", north=(("a", "b"), (30, 10), (10, 30)), south=(("b", "c"), (20, 40), (40, 20)))
     # a: 30 of 40, b: 30 of 100; together 1.05
-    np.testing.assert_allclose(prior_for(told, "north"), [0.75 / 1.05, 0.3 / 1.05, 0], rtol=1e-6)
+    np.testing.assert_allclose(prior_for(counted, "north"), [0.75 / 1.05, 0.3 / 1.05, 0], rtol=1e-6)
 
 
 def test_a_class_that_nobody_counts_stops_the_run_with_what_to_do() -> None:
-    told = known("multi_label", north=(("a", "b"), (3, UNKNOWN_COUNT), (7, UNKNOWN_COUNT)), south=(("b",), (), ()))
-    (fault,) = find_uncounted_classes(told)
-    assert 'too few sites send it of "b"' in fault.problem
+    north = (("a", "b"), (3, UNKNOWN_COUNT), (7, UNKNOWN_COUNT))
+    (fault,) = find_uncounted_classes(context("multi_label", north=north, south=(("b",), (), ())))
+    assert '"b"' in fault.problem
     assert "label_counts = true under [policy]" in fault.remedy
     assert "smallest_count" in fault.remedy
 
 
 def test_a_class_that_is_told_to_be_nowhere_and_kept_elsewhere_stops_the_run_too() -> None:
     # else the images of the site that keeps its counts would weigh nothing
-    told = known("multi_label", north=(("a",), (0,), (10,)), south=(("a",), (UNKNOWN_COUNT,), (UNKNOWN_COUNT,)))
-    assert [fault.where for fault in find_uncounted_classes(told)] == ["run.method"]
+    counted = context("multi_label", north=(("a",), (0,), (10,)), south=(("a",), (UNKNOWN_COUNT,), (UNKNOWN_COUNT,)))
+    assert [fault.where for fault in find_uncounted_classes(counted)] == ["run.method"]
 
 
 def test_in_a_multi_class_task_the_counts_that_a_site_keeps_share_what_is_left_of_its_images() -> None:
-    names, kept = ("a", "b", "c"), UNKNOWN_COUNT
-    told = known("multi_class", north=(names, (60, kept, kept), (30, kept, kept)), south=(names, (0, 4, 6), (10, 6, 4)))
-    # north: 60 of 90 told, 15 each left
-    np.testing.assert_allclose(prior_for(told, "north"), [60 / 100, 19 / 100, 21 / 100], rtol=1e-6)
-    assert find_uncounted_classes(told) == []
+    names, own = ("a", "b", "c"), UNKNOWN_COUNT
+    north, south = (names, (60, own, own), (30, own, own)), (names, (0, 4, 6), (10, 6, 4))
+    counted = context("multi_class", north=north, south=south)
+    # north: 60 of 90 counted, 15 each left
+    np.testing.assert_allclose(prior_for(counted, "north"), [60 / 100, 19 / 100, 21 / 100], rtol=1e-6)
+    assert find_uncounted_classes(counted) == []
 
 
 def test_a_site_without_any_label_has_no_say_in_the_factor() -> None:
-    told = known("multi_label", north=(("a",), (3,), (7,)), south=(("a",), (0,), (0,)))
-    assert mean_chi_square_factor(told) == pytest.approx(1.0)
+    counted = context("multi_label", north=(("a",), (3,), (7,)), south=(("a",), (0,), (0,)))
+    assert mean_chi_square_factor(counted) == pytest.approx(1.0)
 
 
 def test_the_controls_factor_is_the_mean_over_sites_by_images() -> None:
-    told = known("multi_class", north=(("a", "b"), (30, 0), (0, 30)), south=(("a", "b"), (5, 5), (5, 5)))
+    counted = context("multi_class", north=(("a", "b"), (30, 0), (0, 30)), south=(("a", "b"), (5, 5), (5, 5)))
     # prior 35/40, 5/40; north 1 / (35/40), south .25 / (35/40) + .25 / (5/40)
     expected = (30 * (1 / 0.875) + 10 * (0.25 / 0.875 + 0.25 / 0.125)) / 40
-    assert mean_chi_square_factor(told) == pytest.approx(expected, rel=1e-6)
+    assert mean_chi_square_factor(counted) == pytest.approx(expected, rel=1e-6)
 
-
-# ---------------------------------------------------------------------- whole federations
 
 SKEWED = (
-    'partition={kind = "dirichlet", alpha = 0.5, sites = 3, seed = 4}',
-    "model.task=multi_class",
-    "training.optimizer=sgd",
-    "training.lr=0.05",
-    "evaluation.test_each_round=true",
-)
+    'partition={kind = "dirichlet", alpha = 0.5, sites = 3, seed = 4}', "model.task=multi_class",
+    "training.optimizer=sgd", "training.lr=0.05", "evaluation.test_each_round=true",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["fedsld", "fedavg", "fedavg_scaled", "fedprox"])
@@ -211,36 +196,30 @@ def test_every_site_is_tested_on_its_own_images_every_round_and_no_round_is_chos
     assert 0 < accuracy["best_test_accuracy"] <= 1
     assert summary["test"]["multi_class"]["images"] > 0
     assert summary["best_round"] is None
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
-    best = accuracy["best_mean_client_test_accuracy"]
-    assert max(line["test_accuracy"]["mean"] for line in lines) == pytest.approx(best)
+    means = [line["test_accuracy"]["mean"] for line in json_lines(tmp_path / "run" / "rounds.jsonl")]
+    assert max(means) == pytest.approx(accuracy["best_mean_client_test_accuracy"])
 
 
 def test_each_reduction_and_each_scale_makes_another_model(tmp_path: Path) -> None:
-    variants = [f"method.reduction={name}" for name in ("sum_over_batch", "sum", "weighted_mean")]
-    models = {federation(tmp_path, "run.method=fedsld", *SKEWED, one, out=one)["model_sha256"] for one in variants}
-    scales = [f"method.scale={name}" for name in ("federation", "batch")]
-    models |= {federation(tmp_path, "run.method=fedavg_scaled", *SKEWED, s, out=s)["model_sha256"] for s in scales}
+    variants = [f"run.method=fedsld method.reduction={name}" for name in ("sum_over_batch", "sum", "weighted_mean")]
+    variants += [f"run.method=fedavg_scaled method.scale={name}" for name in ("federation", "batch")]
+    models = {federation(tmp_path, *SKEWED, *choices.split(), out=choices)["model_sha256"] for choices in variants}
     assert len(models) == 5
 
 
 def test_where_every_batch_is_like_the_federation_fedsld_is_fedavg(tmp_path: Path) -> None:
     # One site, and one batch a round: its shares are the prior, and every weight is one.
     alone = (
-        'partition={kind = "class_subsets", sites = 1, shared = 10}',
-        "model.task=multi_class",
-        "training.optimizer=sgd",
-        "training.batch_size=5000",
-        "run.rounds=1",
-    )
-    fedsld = federation(tmp_path, "run.method=fedsld", *alone, out="fedsld")
-    fedavg = federation(tmp_path, "run.method=fedavg", *alone, out="fedavg")
+        'partition={kind = "class_subsets", sites = 1, shared = 10}', "model.task=multi_class",
+        "training.optimizer=sgd", "training.batch_size=5000", "run.rounds=1",
+    )  # fmt: skip
+    fedsld, fedavg = (federation(tmp_path, f"run.method={name}", *alone, out=name) for name in ("fedsld", "fedavg"))
     for name, metrics in fedsld["test"]["per_class"].items():
         assert metrics["auroc"] == pytest.approx(fedavg["test"]["per_class"][name]["auroc"], abs=1e-3)
 
 
 def test_counting_right_classes_needs_one_class_an_image_and_all_sites(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r'it needs model\.task = "multi_class"'):
+    with pytest.raises(BadInput, match=r'model\.task = "multi_class"'):
         federation(tmp_path, "evaluation.test_each_round=true")
-    with pytest.raises(BadInput, match="it does not go with sites_per_round"):
+    with pytest.raises(BadInput, match="sites_per_round"):
         federation(tmp_path, "run.method=fedsld", *SKEWED, "participation.sites_per_round=2")

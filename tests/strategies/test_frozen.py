@@ -14,12 +14,12 @@ from common.errors import BadInput, WireError
 from common.models.saved import load_model
 from common.models.state import FrozenPart, ModelState, initial_frozen_part, read_state
 from common.wire.codec import decode
-from common.wire.records import EvaluateRequest, TrainReply, TrainRequest
+from common.wire.records import EvaluateRequest, TrainRequest
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.verify import verify
 from server.simulation.backends import inline as backends
 from strategies.registry import STRATEGIES
-from tests.federations import experiment, federation, finished, needs_of, of_type, overheard
+from tests.federations import Traffic, experiment, federation, finished, json_lines, needs_of, of_type
 from tests.server.killing import Killed, kill_at
 
 HEAD = ("model.train=head",)
@@ -28,65 +28,51 @@ LAST = ("model.train=last:2",)
 LORA = ("model.train=lora:4",)
 SHORT = {"surgical", "fedmlp", "fedsld", "unifed", "fedbn", "individual"}
 """What ``make test`` tries; ``make torture`` tries all."""
-
-
 WITHOUT_BATCH_NORM = {"fedbn_plus": ("model.norm=group",)}
 """It freezes the layer that would standardise the features."""
-
-
-def methods() -> list[Any]:
-    return [pytest.param(one, marks=() if one in SHORT else pytest.mark.torture) for one in sorted(STRATEGIES)]
+METHODS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.torture) for name in sorted(STRATEGIES)]
 
 
 def frozen_of(folder: Path, *overrides: str) -> FrozenPart:
     """The frozen part that a run of these choices begins with."""
     file = experiment(folder, *overrides)
-    part = initial_frozen_part(file.experiment.model, file.experiment.run.seed, folder)
-    assert part is not None
-    return part
+    return initial_frozen_part(file.experiment.model, file.experiment.run.seed, folder)
 
 
 def whole_model() -> ModelState:
     return read_state(load_model(finished()[0]))
 
 
-@pytest.mark.parametrize("method", methods())
-def test_every_method_trains_a_head_and_leaves_the_rest_as_it_was(method: str, tmp_path: Path) -> None:
-    choices = (*HEAD, *WITHOUT_BATCH_NORM.get(method, ()))
+@pytest.mark.parametrize("part", [HEAD, LORA], ids=["head", "products"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_only_the_part(method: str, part: tuple[str, ...], tmp_path: Path) -> None:
+    choices = (*part, *(WITHOUT_BATCH_NORM.get(method, ()) if part == HEAD else ()))
     summary = federation(tmp_path, f"run.method={method}", *needs_of(method), *choices, "run.keep_updates=true")
     sha256 = frozen_of(tmp_path, *choices).sha256
     assert summary["experiment"]["model"]["frozen_sha256"] == sha256
     models = [path.parent for path in tmp_path.rglob("model.safetensors")]
     assert models
-    for model in models:
-        assert FrozenPart.of(load_model(model)).sha256 == sha256
+    assert all(FrozenPart.of(load_model(model)).sha256 == sha256 for model in models)
     assert not verify(tmp_path / "run").faults
 
 
 @pytest.mark.parametrize("choices", [HEAD, NECK, LAST])
-def test_the_frozen_part_crosses_the_wire_once_a_site_and_never_comes_back(
-    choices: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_frozen_part_is_sent_once_a_site(choices: tuple[str, ...], tmp_path: Path, traffic: Traffic) -> None:
     backbone = sum(len(array) for array in (whole_model().trunk, whole_model().norm))
-    traffic = overheard(monkeypatch)
+    traffic.down.clear()
+    traffic.up.clear()
     federation(tmp_path, *choices, "run.rounds=3")
     size = len(frozen_of(tmp_path, *choices).values)
-    asked = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
-    asked_to_evaluate = [decode(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
-    carried = [request for request in (*asked, *asked_to_evaluate) if request.frozen.trunk is not None]
+    evaluations = [decode(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
+    carried = [request for request in (*traffic.requests, *evaluations) if request.frozen.trunk is not None]
     assert [request.round for request in carried] == [1, 1, 1]
     assert all(len(request.frozen.trunk) == size for request in carried if request.frozen.trunk is not None)
     of_neck = {HEAD: 2 * 96, NECK: 2 * 96 + 97 * 24, LAST: 0}[choices]  # means and variances, then the dense layer
-    for content in of_type(traffic.up, "train"):
-        update = decode(content, TrainReply).update
-        assert update.trunk is not None
-        assert update.norm is not None
-        assert len(update.trunk) + len(update.norm) == backbone - size + of_neck
+    for reply in traffic.replies:
+        assert len(reply.update.trunk) + len(reply.update.norm) == backbone - size + of_neck
 
 
-def test_features_that_are_kept_train_the_model_that_pixels_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_train_the_model_that_pixels_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     through = finished(*HEAD)[1]
     monkeypatch.setattr(task, "trains_on_features", lambda plan, method: False)
     assert federation(tmp_path, *HEAD)["model_sha256"] == through["model_sha256"]
@@ -106,16 +92,6 @@ WRAPPED = (
     ('method.mean="coordinate_median"', "run.method=partial_loss"),
     ("training.reset_optimizer=false",),
 )
-
-
-@pytest.mark.parametrize("method", methods())
-def test_every_method_trains_products_and_leaves_the_rest_as_it_was(method: str, tmp_path: Path) -> None:
-    summary = federation(tmp_path, f"run.method={method}", *needs_of(method), *LORA, "run.keep_updates=true")
-    sha256 = frozen_of(tmp_path, *LORA).sha256
-    assert summary["experiment"]["model"]["frozen_sha256"] == sha256
-    models = [path.parent for path in tmp_path.rglob("model.safetensors")]
-    assert all(FrozenPart.of(load_model(model)).sha256 == sha256 for model in models)
-    assert not verify(tmp_path / "run").faults
 
 
 def test_products_go_with_noise_on_updates_and_with_masks(tmp_path: Path) -> None:
@@ -157,7 +133,9 @@ def test_ray_ends_in_the_same_model(tmp_path: Path) -> None:
     assert on_ray["model_sha256"] == finished(*HEAD)[1]["model_sha256"]
 
 
-def test_a_site_that_lost_its_file_is_sent_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_that_lost_its_file_is_sent_it_again(
+    tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In round 2 the first site asked has no file any more, and its process is new."""
     read, answered, lost = FrozenParts.read, backends.InlineGrid._call, list[int]()
 
@@ -180,11 +158,9 @@ def test_a_site_that_lost_its_file_is_sent_it_again(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(FrozenParts, "read", missing)
     monkeypatch.setattr(backends.InlineGrid, "_call", losing)
-    traffic = overheard(monkeypatch)
     federation(tmp_path, *HEAD, "run.rounds=3", "participation.min_sites=1")
-    asked = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
-    assert [request.round for request in asked if request.frozen.trunk is not None] == [1, 1, 1, 3]
-    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [request.round for request in traffic.requests if request.frozen.trunk is not None] == [1, 1, 1, 3]
+    rounds = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert [len(line["sites"]) for line in rounds] == [3, 2, 3]
     assert "the frozen part of the model is not on this site's disk" in str(rounds[1])
 
@@ -205,12 +181,12 @@ def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> No
     (weights / "another.safetensors").write_bytes(safetensors.numpy.save({"backbone.x": np.zeros(1, np.float32)}))
     (weights / "damaged.safetensors").write_bytes(b"no tensors")
     parts = FrozenParts(tmp_path / "frozen", weights, durable=False)
-    wanted = json.loads((first / "summary.json").read_text())["experiment"]["model"]["frozen_sha256"]
-    named = file.experiment.model.model_copy(update={"frozen_sha256": wanted})
+    sha256 = json.loads((first / "summary.json").read_text())["experiment"]["model"]["frozen_sha256"]
+    named = file.experiment.model.model_copy(update={"frozen_sha256": sha256})
     assert not parts.holds(named)
     (weights / "ours.safetensors").write_bytes((first / "model.safetensors").read_bytes())
     assert parts.holds(named)
-    assert parts.read(wanted).sha256 == wanted
+    assert parts.read(sha256).sha256 == sha256
 
 
 def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ class Windows(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         windows = images.reshape(len(images), 4, 16)
         ordered = windows.transpose(0, 1) if self.windows_first else windows
-        seen = torch.tanh(self.dense(ordered.reshape(-1, 16))).reshape(*ordered.shape[:2], 8)
-        return (seen.transpose(0, 1) if self.windows_first else seen).mean(dim=1)
+        values = torch.tanh(self.dense(ordered.reshape(-1, 16))).reshape(*ordered.shape[:2], 8)
+        return (values.transpose(0, 1) if self.windows_first else values).mean(dim=1)
 
 
 class Mixing(nn.Module):
@@ -51,8 +51,8 @@ class Mixing(nn.Module):
         nn.init.constant_(self.gain.weight, gain)
 
     def forward(self, images: Tensor) -> Tensor:
-        seen = torch.tanh(self.dense(images.flatten(1)))
-        return seen + self.gain(self.mixed(seen))
+        values = torch.tanh(self.dense(images.flatten(1)))
+        return values + self.gain(self.mixed(values))
 
 
 class Table(nn.Module):
@@ -74,10 +74,10 @@ def network(backbone: nn.Module, neck: nn.Module | None = None) -> SplitNetwork:
         for parameter in (*backbone.parameters(), *head.parameters()):
             if parameter.any():
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
-    made = SplitNetwork(spec, CLASSES, backbone=backbone, neck=neck or nn.Identity(), head=head)
-    made.backbone_input = lambda images: (images - 127.5) / 64  # type: ignore[method-assign]
-    train_mode(made)
-    return made
+    result = SplitNetwork(spec, CLASSES, backbone=backbone, neck=neck or nn.Identity(), head=head)
+    result.backbone_input = lambda images: (images - 127.5) / 64
+    train_mode(result)
+    return result
 
 
 def gradients(of: SplitNetwork, images: Tensor) -> list[Tensor]:
@@ -90,24 +90,33 @@ def some(images: int, side: int = SIDE) -> Tensor:
     return torch.randint(0, 256, (images, 1, side, side), generator=torch.Generator().manual_seed(1)).float()
 
 
+def task(images: Tensor) -> TrainingTask:
+    examples = Examples(images, torch.zeros(len(images), 2), torch.ones(2).bool())
+    return TrainingTask(examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), FrozenParts())
+
+
+def refuse(of: SplitNetwork, images: int, side: int = SIDE) -> None:
+    refuse_mixed_images(of, images, (1, side, side))
+
+
 def influence(of: SplitNetwork, images: Tensor, bound: float) -> float:
     """How far one image moves the clipped sum, in parts of the bound: the most of all images."""
     grid, filled = NoiseGrid(0.0, bound), gradients(of, images)
     whole = sum_clipped_gradients(filled, grid)
-    found = []
+    distances = []
     for left_out in range(len(images)):
         other = images.clone()
         other[left_out] = images[left_out - 1]  # a pack is filled up with repetitions that count for nothing
-        kept = [index for index in range(len(images)) if index != left_out]
-        less = sum_clipped_gradients([rows[kept] for rows in gradients(of, other)], grid)
+        rest = [index for index in range(len(images)) if index != left_out]
+        less = sum_clipped_gradients([rows[rest] for rows in gradients(of, other)], grid)
         apart = [(a - b).square().sum() for a, b in zip(whole, less, strict=True)]
-        found.append(float(torch.stack(apart).sum().sqrt()) * grid.step / bound)
-    return max(found)
+        distances.append(float(torch.stack(apart).sum().sqrt()) * grid.step / bound)
+    return max(distances)
 
 
 def test_windows_of_an_image_count_together() -> None:
     of, images = network(Windows(windows_first=False)), some(5)
-    refuse_mixed_images(of, 5, (1, SIDE, SIDE))
+    refuse(of, 5)
     for image, *rows in zip(images, *gradients(of, images), strict=True):
         for alone, row in zip(gradients(of, image[None]), rows, strict=True):
             torch.testing.assert_close(row, alone[0])
@@ -119,93 +128,88 @@ def test_an_image_moves_the_sum_by_no_more_than_the_bound_where_its_parts_are_a_
     spec = ModelSpec(architecture=name, channels=1, image_size=64, norm="batch", train=train)
     of, images = build(spec, CLASSES, 0), some(3, 64)
     train_mode(of, frozen_batch_norm=True)
-    refuse_mixed_images(of, 3, (1, 64, 64))
+    refuse(of, 3, 64)
     assert influence(of, images, 1e-6) <= 1.0 + 1e-3  # rounding in the network
 
 
 def test_windows_in_another_order_are_refused() -> None:
     of = network(Windows(windows_first=True))
     assert influence(of, some(5), 1e-3) > 1.1  # what would leave otherwise
-    with pytest.raises(BadInput, match="what one image changes cannot be limited"):
-        refuse_mixed_images(of, 5, (1, SIDE, SIDE))
+    with pytest.raises(BadInput, match="cannot be limited"):
+        refuse(of, 5)
 
 
 @pytest.mark.parametrize(
     "mixed",
     [
-        pytest.param(lambda seen: seen.mean(dim=0, keepdim=True).expand_as(seen), id="mean"),
-        pytest.param(lambda seen: seen.roll(1, dims=0), id="the image before"),
-        pytest.param(lambda seen: torch.softmax(seen @ seen.T, dim=1) @ seen, id="attention over the batch"),
-        pytest.param(lambda seen: seen.sort(dim=0).values, id="order"),
-        pytest.param(lambda seen: seen - seen.detach().mean(dim=0), id="a mean without gradient"),
+        pytest.param(lambda values: values.mean(dim=0, keepdim=True).expand_as(values), id="mean"),
+        pytest.param(lambda values: values.roll(1, dims=0), id="the image before"),
+        pytest.param(lambda values: torch.softmax(values @ values.T, dim=1) @ values, id="attention over the batch"),
+        pytest.param(lambda values: values.sort(dim=0).values, id="order"),
+        pytest.param(lambda values: values - values.detach().mean(dim=0), id="a mean without gradient"),
     ],
 )
 @pytest.mark.parametrize("gain", [0.0, 1.0])
 @pytest.mark.parametrize("images", [2, 3, 16])
-def test_a_network_that_mixes_images_is_refused_no_matter_what_it_was_sent(
-    mixed: Callable[[Tensor], Tensor], gain: float, images: int
-) -> None:
-    of = network(Mixing(mixed, gain))
-    with pytest.raises(BadInput, match="mixes the images of a batch"):
-        refuse_mixed_images(of, images, (1, SIDE, SIDE))
+def test_a_network_that_mixes_images_is_refused(mixed: Callable[[Tensor], Tensor], gain: float, images: int) -> None:
+    with pytest.raises(BadInput, match="mixes the images"):
+        refuse(network(Mixing(mixed, gain)), images)
 
 
 @pytest.mark.parametrize("images", [3, 5, 14, 15, 16])
 def test_a_layer_that_sees_no_images_is_refused_also_where_it_has_as_many_rows_as_there_are_images(images: int) -> None:
-    with pytest.raises(BadInput, match="mixes the images of a batch"):
-        refuse_mixed_images(network(Table()), images, (1, SIDE, SIDE))
+    with pytest.raises(BadInput, match="mixes the images"):
+        refuse(network(Table()), images)
 
 
 def test_a_narrow_neck_hides_no_mixing_behind_a_unit_that_is_closed() -> None:
     for _ in range(30):  # with a closed unit in every second trial
         neck = nn.Sequential(nn.Linear(8, 1), nn.ReLU())
-        with pytest.raises(BadInput, match="mixes the images of a batch"):
-            refuse_mixed_images(network(Mixing(lambda seen: seen.roll(1, dims=0), 0.0), neck), 3, (1, SIDE, SIDE))
-        refuse_mixed_images(network(Windows(windows_first=False), neck), 3, (1, SIDE, SIDE))
+        with pytest.raises(BadInput, match="mixes the images"):
+            refuse(network(Mixing(lambda values: values.roll(1, dims=0), 0.0), neck), 3)
+        refuse(network(Windows(windows_first=False), neck), 3)
 
 
 def test_a_layer_without_any_gradient_in_the_trial_counts_as_not_tried() -> None:
     with pytest.raises(BadInput, match="cannot be limited"):
-        refuse_mixed_images(network(Mixing(torch.zeros_like, 1.0)), 4, (1, SIDE, SIDE))
+        refuse(network(Mixing(torch.zeros_like, 1.0)), 4)
 
 
-def test_every_pair_of_images_is_tried() -> None:
-    for mixed_in, other in ((0, 11), (11, 0), (6, 7), (8, 15)):
+@pytest.mark.parametrize(("mixed_in", "other"), [(0, 11), (11, 0), (6, 7), (8, 15)])
+def test_every_pair_of_images_is_tried(mixed_in: int, other: int) -> None:
+    def mixed(values: Tensor) -> Tensor:
+        far = torch.zeros_like(values)
+        far[other] = values[mixed_in]
+        return far
 
-        def mixed(seen: Tensor, mixed_in: int = mixed_in, other: int = other) -> Tensor:
-            far = torch.zeros_like(seen)
-            far[other] = seen[mixed_in]
-            return far
-
-        with pytest.raises(BadInput, match="mixes the images"):
-            refuse_mixed_images(network(Mixing(mixed, 0.0)), 16, (1, SIDE, SIDE))
+    with pytest.raises(BadInput, match="mixes the images"):
+        refuse(network(Mixing(mixed, 0.0)), 16)
 
 
 def test_the_trial_leaves_network_and_random_numbers_as_they_were() -> None:
     of = network(Windows(windows_first=False))
     before, state = {name: value.clone() for name, value in of.state_dict().items()}, torch.get_rng_state()
-    refuse_mixed_images(of, 4, (1, SIDE, SIDE))
+    refuse(of, 4)
     assert all(torch.equal(value, before[name]) for name, value in of.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in of.parameters())
 
 
 def test_private_training_of_such_a_network_ends_before_any_image_is_seen() -> None:
-    seen = list[Tensor]()
+    batches = list[Tensor]()
 
     def mixed(values: Tensor) -> Tensor:
-        seen.append(values)
+        batches.append(values)
         return values.roll(1, dims=0)
 
     of = network(Mixing(mixed, 0.0))
-    images = Examples(torch.full((6, 1, SIDE, SIDE), 255, dtype=torch.uint8), torch.zeros(6, 2), torch.ones(2).bool())
-    what = TrainingTask(images, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), FrozenParts())
     epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, 6, make_seeded_noise(3))
-    with pytest.raises(BadInput, match="mixes the images of a batch"):
-        epoch(of, what, torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
-    white = of.backbone.dense(torch.full((1, 64), 127.5 / 64)).tanh()  # type: ignore[operator,union-attr]
-    assert seen
-    assert not any(torch.isclose(values, white, atol=1e-3).all(dim=1).any() for values in seen)
+    images = torch.full((6, 1, SIDE, SIDE), 255, dtype=torch.uint8)
+    with pytest.raises(BadInput, match="mixes the images"):
+        epoch(of, task(images), torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
+    white = of.backbone.dense(torch.full((1, 64), 127.5 / 64)).tanh()
+    assert batches
+    assert not any(torch.isclose(values, white, atol=1e-3).all(dim=1).any() for values in batches)
 
 
 class Dropping(nn.Module):
@@ -219,8 +223,8 @@ class Dropping(nn.Module):
         self.of_table = of_table
 
     def forward(self, images: Tensor) -> Tensor:
-        seen = torch.tanh(self.first(images.flatten(1))) + self.beside
-        return self.second(seen * self.dropout(self.table).mean(dim=0) if self.of_table else self.dropout(seen))
+        values = torch.tanh(self.first(images.flatten(1))) + self.beside
+        return self.second(values * self.dropout(self.table).mean(dim=0) if self.of_table else self.dropout(values))
 
 
 class DroppedWindows(Windows):
@@ -228,13 +232,13 @@ class DroppedWindows(Windows):
 
     def __init__(self) -> None:
         super().__init__(windows_first=False)
-        self.dense = nn.Sequential(nn.Linear(16, 8), nn.Dropout1d(0.5))  # type: ignore[assignment]
+        self.dense = nn.Sequential(nn.Linear(16, 8), nn.Dropout1d(0.5))
 
 
 def masks_of_equal_images(of: SplitNetwork, images: int) -> int:
     """How many images of a pack of the same image have a gradient of their own."""
     with replace_dropout(of, make_seeded_noise(1)):
-        refuse_mixed_images(of, images, (1, SIDE, SIDE))
+        refuse(of, images)
         rows = gradients(of, some(1).expand(images, -1, -1, -1).contiguous())
     return len({tuple(row.tolist()) for row in torch.cat([of_layer.flatten(1) for of_layer in rows], dim=1)})
 
@@ -263,19 +267,16 @@ def test_a_frozen_part_draws_no_mask_and_may_lie_in_any_layer() -> None:
 def test_a_step_holds_as_many_gradients_no_matter_whose_images_were_drawn(
     level: str, images: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clipped = list[list[int]]()
+    clipped = set[int]()
 
     def noting(rows: list[Tensor], grid: NoiseGrid) -> list[Tensor]:
-        clipped.append([len(one) for one in rows])
+        clipped.update(map(len, rows))
         return sum_clipped_gradients(rows, grid)
 
     monkeypatch.setattr("strategies.privacy.gradients.sum_clipped_gradients", noting)
     owners = torch.repeat_interleave(torch.arange(len(images)), torch.tensor(images))
     of, count = network(Windows(windows_first=False)), sum(images)
-    examples = Examples(
-        torch.randint(0, 256, (count, 1, SIDE, SIDE), dtype=torch.uint8), torch.zeros(count, 2), torch.ones(2).bool()
-    )
-    what = TrainingTask(examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), FrozenParts())
     epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, count, make_seeded_noise(3), owners if level == "patient" else None)
-    epoch(of, what, torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
-    assert {count for rows in clipped for count in rows} == {4}
+    pixels = torch.randint(0, 256, (count, 1, SIDE, SIDE), dtype=torch.uint8)
+    epoch(of, task(pixels), torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
+    assert clipped == {4}

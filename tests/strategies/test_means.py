@@ -29,9 +29,6 @@ def head(names: tuple[str, ...], *rows: tuple[float, float, float]) -> Head:
     return Head(names, values[:, :2].copy(), values[:, 2].copy())
 
 
-# ---------------------------------------------------------------------- flat arrays
-
-
 def test_a_state_of_several_blocks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(means, "BLOCK", 2)
     state = np.array([1, -2, 0.5, 0, 10], np.float32)
@@ -62,9 +59,7 @@ def test_one_by_one_and_all_at_once_in_any_blocks_have_the_bits_of_the_plain_mea
 
 @given(rounds(st.floats(width=32)))
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
-def test_all_at_once_has_the_bits_of_one_by_one_for_any_numbers(
-    drawn: tuple[Float32, list[Float32], list[float]],
-) -> None:
+def test_any_numbers_have_the_same_bits_at_once(drawn: tuple[Float32, list[Float32], list[float]]) -> None:
     state, updates, weights = drawn
     together = BlockwiseMean(list(zip(updates, weights, strict=True)))
     assert together.moved(state).tobytes() == moved_by_mean(state, updates, weights).tobytes()
@@ -106,9 +101,6 @@ def test_arrays_of_another_length_and_updates_without_a_weight_are_refused() -> 
 def test_a_running_sum_rounds_after_every_number_whatever_pythons_own_sum_does() -> None:
     # From Python 3.12 on sum() keeps what rounding loses, and gives 2.0 here.
     assert running_sum([1e16, 1.0, 1.0, -1e16]) == 0.0
-
-
-# ---------------------------------------------------------------------- head rows
 
 
 def test_rows_are_matched_by_name_and_averaged_over_their_owners_only() -> None:

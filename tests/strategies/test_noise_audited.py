@@ -62,9 +62,9 @@ def scores(
     return head.weight.detach()[0]
 
 
-def proven_epsilon(taking_part: NDArray[np.bool_], seen: NDArray[np.float32], guesses: int) -> float:
+def proven_epsilon(taking_part: NDArray[np.bool_], scores: NDArray[np.float32], guesses: int) -> float:
     """The lower bound on epsilon, at confidence 0.95, that so many guesses prove, half of them of each kind."""
-    order = np.argsort(seen)
+    order = np.argsort(scores)
     right = int(taking_part[order[-guesses // 2 :]].sum() + (~taking_part[order[: guesses // 2]]).sum())
 
     def probability(epsilon: float) -> float:
@@ -72,7 +72,7 @@ def proven_epsilon(taking_part: NDArray[np.bool_], seen: NDArray[np.float32], gu
         binomial = stats.binom(guesses, 1 / (1 + np.exp(-epsilon)))
         fewer = np.arange(1, right + 1)
         slack = float(np.max((binomial.cdf(right - 1) - binomial.cdf(right - fewer - 1)) / fewer)) if right else 0.0
-        return float(binomial.sf(right - 1)) + 2 * len(seen) * DELTA * slack
+        return float(binomial.sf(right - 1)) + 2 * len(scores) * DELTA * slack
 
     candidates = np.arange(0.0, 12.0, 0.01)
     proven = [epsilon for epsilon in candidates if probability(float(epsilon)) <= 0.05]
@@ -81,18 +81,19 @@ def proven_epsilon(taking_part: NDArray[np.bool_], seen: NDArray[np.float32], gu
 
 @pytest.mark.parametrize(("images_each", "hides_patients"), [(1, False), (5, True)])
 @pytest.mark.parametrize("noise_multiplier", [0.8, 2.0])
-def test_the_guesses_prove_no_more_than_is_stated_and_not_much_less(
+def test_the_guesses_prove_no_more_than_is_stated(
     noise_multiplier: float, images_each: int, hides_patients: bool
 ) -> None:
     taking_part = np.random.default_rng(3).random(CANARIES) < 0.5
-    seen = scores(taking_part, noise_multiplier, images_each, hides_patients=hides_patients).numpy()
+    released = scores(taking_part, noise_multiplier, images_each, hides_patients=hides_patients).numpy()
     stated = compute_epsilon([NoisySteps(noise_multiplier, 1.0, 1)], DELTA, "prv")
-    proven = proven_epsilon(taking_part, seen, guesses=128)
+    proven = proven_epsilon(taking_part, released, guesses=128)
     assert stated / 3 <= proven <= stated
 
 
 def test_images_hidden_one_by_one_do_not_hide_a_patient_of_many() -> None:
     """The audit can fail: with five images each, a patient is found beyond the epsilon of an image."""
     taking_part = np.random.default_rng(3).random(CANARIES) < 0.5
-    seen = scores(taking_part, 2.0, 5, hides_patients=False).numpy()
-    assert proven_epsilon(taking_part, seen, guesses=512) > compute_epsilon([NoisySteps(2.0, 1.0, 1)], DELTA, "prv")
+    released = scores(taking_part, 2.0, 5, hides_patients=False).numpy()
+    stated = compute_epsilon([NoisySteps(2.0, 1.0, 1)], DELTA, "prv")
+    assert proven_epsilon(taking_part, released, guesses=512) > stated

@@ -47,14 +47,11 @@ def mass(deviation: float, reach: int) -> NDArray[np.float64]:
 
 def of_sum(deviation: float, sites: int, reach: int) -> NDArray[np.float64]:
     """Exact probabilities of the sum of so many draws, at -reach, ..., reach."""
-    found = mass(deviation, reach)
+    sums = mass(deviation, reach)
     for _ in range(sites - 1):
-        found = np.convolve(found, mass(deviation, reach))
-    middle = len(found) // 2
-    return found[middle - reach : middle + reach + 1]
-
-
-# ---------------------------------------------------------------------- the published distribution
+        sums = np.convolve(sums, mass(deviation, reach))
+    middle = len(sums) // 2
+    return sums[middle - reach : middle + reach + 1]
 
 
 @pytest.mark.parametrize("sites", [2, 3, 12])
@@ -63,15 +60,14 @@ def test_a_sum_of_shares_lies_within_the_published_bound_of_one_discrete_gaussia
     """At such small shares the difference can be seen; a share of a round has a deviation of 4,096 at least."""
     whole = math.sqrt(sites) * deviation
     reach = math.ceil(5 * whole)
-    found = of_sum(deviation, sites, 8 * reach)
-    one = mass(whole, 8 * reach)
-    seen = slice(7 * reach, 9 * reach + 1)
-    apart = float(np.abs(np.log(found[seen] / one[seen])).max())
+    sums, single = of_sum(deviation, sites, 8 * reach), mass(whole, 8 * reach)
+    near = slice(7 * reach, 9 * reach + 1)
+    apart = float(np.abs(np.log(sums[near] / single[near])).max())
     assert 1e-7 < apart <= bound_log_probability_gap(sites, deviation)
     assert sites > 2 or apart > bound_log_probability_gap(sites, deviation) / 10  # for two sites it is a close bound
 
 
-def test_at_the_least_share_the_bound_is_no_number_that_a_float_has() -> None:
+def test_at_the_least_share_the_bound_is_0() -> None:
     assert bound_log_probability_gap(1_000, 2.0**LEAST_SCALE_BITS) == 0.0
 
 
@@ -82,14 +78,11 @@ def test_at_the_least_share_a_discrete_gaussian_costs_what_the_accountants_say(n
     moved = round(deviation / noise_multiplier)
     places = np.arange(-round(10 * deviation), round(10 * deviation) + 1)
     here = mass(deviation, len(places) // 2)
-    loss = (moved**2 - 2 * moved * places) / (2 * deviation**2)
+    loss, shift = (moved**2 - 2 * moved * places) / (2 * deviation**2), moved / deviation
     for epsilon in (0.5, 2.0, 6.0):
         exact = float((here * np.maximum(0.0, 1 - np.exp(epsilon - loss))).sum())
-        shift = moved / deviation
-        there = stats.norm.cdf(shift / 2 - epsilon / shift) - math.exp(epsilon) * stats.norm.cdf(
-            -shift / 2 - epsilon / shift
-        )
-        assert exact == pytest.approx(there, rel=1e-5)
+        first, second = (stats.norm.cdf(sign * shift / 2 - epsilon / shift) for sign in (1, -1))
+        assert exact == pytest.approx(first - math.exp(epsilon) * second, rel=1e-5)
 
 
 def test_shares_of_sites_add_up_to_the_exact_distribution_of_their_sum() -> None:
@@ -102,9 +95,6 @@ def test_shares_of_sites_add_up_to_the_exact_distribution_of_their_sum() -> None
     counted = np.array([np.count_nonzero(values == value) for value in range(-6, 7)])
     rest = len(zeros) - counted.sum(), len(zeros) - expected.sum()
     assert stats.chisquare([*counted, rest[0]], [*expected, rest[1]]).pvalue > 0.001
-
-
-# ---------------------------------------------------------------------- the grid
 
 
 def test_as_many_shares_as_are_promised_make_the_promised_noise() -> None:
@@ -135,9 +125,6 @@ def test_too_little_noise_leaves_no_room_and_is_refused() -> None:
         NoiseShares(1.0, 1e-6, 2).grid(3)
 
 
-# ---------------------------------------------------------------------- rounds of sites
-
-
 def opened(
     shares: NoiseShares, rows: Mapping[str, str], lost_at: Mapping[str, int], *, cohort: int = 2
 ) -> tuple[UnmaskedSum, dict[str, NDArray[np.float64]]]:
@@ -150,17 +137,16 @@ def opened(
 
     def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
         for site, request in requests.items():
-            stage = STAGES.index(type(request))  # type: ignore[arg-type]
+            stage = STAGES.index(type(request))
             if lost_at.get(site, len(STAGES)) > stage:
-                one = sites[site]
-                yield site, (one.keys, one.shares, one.masked, one.reveal)[stage](request)  # type: ignore[operator,misc]
+                state = sites[site]
+                yield site, (state.keys, state.shares, state.masked, state.reveal)[stage](request)
 
     classes = tuple(sorted({name for names in rows.values() for name in names}))
     layout = SegmentLayout(NUMBERS, 0, 3)
-    asked = SumRequest("run", 3, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
-    return MaskedSummation(asked, ask).opened(), {
-        site: flatten_update(update)[2].astype(np.float64) for site, update in updates.items()
-    }
+    request = SumRequest("run", 3, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
+    vectors = {site: flatten_update(update)[2].astype(np.float64) for site, update in updates.items()}
+    return MaskedSummation(request, ask).opened(), vectors
 
 
 def update_of(seed: int, rows: str, bound: float) -> Groups:
@@ -174,10 +160,10 @@ def update_of(seed: int, rows: str, bound: float) -> Groups:
 def test_the_noise_of_the_sum_is_at_least_what_is_promised_whoever_of_two_in_nine_is_lost(lost: dict[str, int]) -> None:
     """Promised: 1.5 x 2 x 1 x 1/9 = 1/3, by six of nine. By s survivors: 1/3 x sqrt(s / 6)."""
     shares, names = NoiseShares(bound=1.0, noise_multiplier=1.5, honest=6), (*NAMES, "rowan", "willow", "yew")
-    found, updates = opened(shares, dict.fromkeys(names, ""), lost)
+    result, updates = opened(shares, dict.fromkeys(names, ""), lost)
     survivors = [site for site in names if lost.get(site, 4) > 2]
-    assert list(found.survivors) == survivors
-    noise = found.vector - running_sum(updates[site] / 9 for site in survivors)
+    assert list(result.survivors) == survivors
+    noise = result.vector - running_sum(updates[site] / 9 for site in survivors)
     expected = 1 / 3 * math.sqrt(len(survivors) / 6)
     # The sample variance of 4,000 numbers is within a tenth of the true one but for one time in 100,000.
     assert float(noise.var()) == pytest.approx(expected**2, rel=0.1)
@@ -191,28 +177,25 @@ def test_no_sum_of_fewer_sites_than_must_add_their_share_is_opened() -> None:
 
 def test_a_row_of_fewer_sites_than_must_add_their_share_stays_masked() -> None:
     rows = {site: "ab" if site in NAMES[:3] else "a" for site in NAMES}
-    found, _ = opened(NoiseShares(1.0, 1.5, 4), rows, {})
-    assert found.closed == ("b",)
-    assert sorted(found.rows) == ["a"]
+    result, _ = opened(NoiseShares(1.0, 1.5, 4), rows, {})
+    assert result.closed == ("b",)
+    assert sorted(result.rows) == ["a"]
 
 
-# ---------------------------------------------------------------------- what it costs, and what makes no sense
+FACTS = {"level": "update", "secure_aggregation": True, "noise": "distributed", "honest_sites": 3}
 
 
-def protection(honest_sites: int, noise_multiplier: float = 4.0) -> SitePrivacy:
-    facts = {"level": "update", "secure_aggregation": True, "noise": "distributed", "honest_sites": honest_sites}
-    section = PrivacySection.model_validate({**facts, "noise_multiplier": noise_multiplier})
-    return SitePrivacy(section, noise_multiplier, 1.0, 1, 1, 40)
+def protection(honest_sites: int) -> SitePrivacy:
+    section = PrivacySection.model_validate({**FACTS, "honest_sites": honest_sites, "noise_multiplier": 4.0})
+    return SitePrivacy(section, 4.0, 1.0, 1, 1, 40)
 
 
 def test_sites_that_side_with_the_coordinator_take_their_shares_off_and_it_is_counted() -> None:
     """Of four shares one is left: half the deviation."""
-    assert protection(4).cost_with(1) == NoisySteps(2.0, 1.0, 1)
+    alone = protection(4).cost_with(1)
+    assert alone == NoisySteps(2.0, 1.0, 1)
     assert protection(4).cost_with(4) == protection(4).cost_with(9) == NoisySteps(4.0, 1.0, 1)
-    alone, promised = (
-        compute_epsilon([cost], 1e-5, "rdp") for cost in (protection(4).cost_with(1), protection(4).cost)
-    )
-    assert alone > 2 * promised
+    assert compute_epsilon([alone], 1e-5, "rdp") > 2 * compute_epsilon([protection(4).cost], 1e-5, "rdp")
 
 
 @pytest.mark.parametrize(
@@ -228,6 +211,5 @@ def test_sites_that_side_with_the_coordinator_take_their_shares_off_and_it_is_co
     ],
 )
 def test_what_makes_no_sense_with_distributed_noise_is_refused(changed: dict[str, object], why: str) -> None:
-    facts = {"level": "update", "secure_aggregation": True, "noise": "distributed", "honest_sites": 3}
     with pytest.raises(ValidationError, match=why):
-        PrivacySection.model_validate({**facts, "noise_multiplier": 1.0, **changed})
+        PrivacySection.model_validate({**FACTS, "noise_multiplier": 1.0, **changed})

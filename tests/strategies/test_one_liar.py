@@ -1,6 +1,5 @@
 """One hospital sends what harms: the run ends about as well as without it, and no other site is left out."""
 
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,13 +22,14 @@ from server.simulation.simulate import simulate
 from strategies.engine.layers import RollbackLayer
 from strategies.registry import STRATEGIES
 from tests.backdoors import backdoor, success_of
-from tests.federations import federation, given_weights, needs_of
+from tests.federations import federation, given_weights, json_lines, needs_of
 from tests.liars import LIES, Answer, Lying, shifted_trunk
 from tests.server.killing import Killed, kill_at
 
 pytestmark = pytest.mark.slow
 LIAR = "site-2"
 QUICK = {("1e30", 3), ("turned round 10 times", 3), ("flipped labels", 3), ("growing", 4), ("negative variances", 4)}
+QUICK_METHODS = {"surgical", "fedmlp"}
 """What ``make test`` tries; ``make torture`` tries all."""
 
 
@@ -45,8 +45,14 @@ def lied(monkeypatch: pytest.MonkeyPatch, answer: Answer, liar: str = LIAR) -> N
 
 
 def events(run: Path, name: str) -> list[dict[str, Any]]:
-    every = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    return [event for event in every if event["event"] == name]
+    return [event for event in json_lines(run / "events.jsonl") if event["event"] == name]
+
+
+def verified(run: Path) -> list[str]:
+    """The lines of a receipt without a fault."""
+    verdict = verify(run)
+    assert not verdict.faults
+    return verdict.right
 
 
 def plan(sites: int, rounds: int = 5) -> tuple[str, ...]:
@@ -69,7 +75,7 @@ def without_the_liar(sites: int) -> float:
         for sites in (3, 4)
     ],
 )
-def test_with_one_liar_the_model_is_about_as_good_as_without_it_and_nobody_else_is_left_out(
+def test_one_liar_costs_nothing_and_nobody_else_is_left_out(
     kind: str, sites: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     expected = without_the_liar(sites)
@@ -78,22 +84,14 @@ def test_with_one_liar_the_model_is_about_as_good_as_without_it_and_nobody_else_
     assert summary["test"]["mean_auroc"] > expected - 0.02
     assert set(summary["excluded"]) <= {LIAR}
     assert {event["site"] for event in events(tmp_path / "run", "shortened_update")} <= {LIAR}
-    found = verify(tmp_path / "run")
-    assert not found.faults
-    assert sum("updates make the model" in line for line in found.right) == 5
-
-
-def silently(answer: Answer) -> Answer:
-    """Send what ``answer`` sends, without a validation figure."""
-    return lambda site, request: replace(answer(site, request), validation_loss=None, validation_auroc=None)
+    assert sum("updates make the model" in line for line in verified(tmp_path / "run")) == 5
 
 
 @pytest.mark.parametrize("kind", ["1e30", pytest.param("turned round 10 times", marks=pytest.mark.torture)])
-def test_a_liar_that_states_no_validation_figure_is_left_out_too(
-    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_liar_without_figures_is_left_out_too(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected = without_the_liar(3)
-    lied(monkeypatch, silently(LIES[kind]))
+    answer = LIES[kind]
+    lied(monkeypatch, lambda site, request: replace(answer(site, request), validation_loss=None, validation_auroc=None))
     summary = federation(tmp_path, *plan(3))
     assert summary["test"]["mean_auroc"] > expected - 0.02
     assert set(summary["excluded"]) == {LIAR}
@@ -115,11 +113,9 @@ def test_a_bound_at_least_halves_what_a_backdoor_of_the_last_round_can_do(
     assert least <= success_of(tmp_path, choices) <= most
 
 
-SAME = {"surgical", "fedmlp"}
-
-
 @pytest.mark.parametrize(
-    "method", [pytest.param(one, marks=() if one in SAME else pytest.mark.torture) for one in sorted(STRATEGIES)]
+    "method",
+    [pytest.param(name, marks=() if name in QUICK_METHODS else pytest.mark.torture) for name in sorted(STRATEGIES)],
 )
 def test_an_honest_run_is_the_same_bit_by_bit_with_the_bound_and_without(method: str, tmp_path: Path) -> None:
     choices = (f"run.method={method}", *needs_of(method), "run.rounds=3")
@@ -136,8 +132,6 @@ def test_training_that_has_settled_costs_no_honest_site_its_place(tmp_path: Path
     summary = simulate(file, tmp_path / "run", Console(quiet=True))
     assert summary["excluded"] == {}
 
-
-# ---------------------------------------------------------------------- taken back
 
 COLLAPSING = plan(3, rounds=3)
 """With a liar of 1e30, whose model collapses where no update is tried before it has."""
@@ -162,8 +156,8 @@ def test_a_model_that_collapses_is_taken_back_and_the_site_whose_update_did_it_l
     (back,) = events(tmp_path / "run", "rolled_back")
     assert back["to"] == back["round"] - 1
     assert list(summary["excluded"]) == [LIAR]
-    assert not verify(tmp_path / "run").faults
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    verified(tmp_path / "run")
+    lines = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert [LIAR in line["sites"] for line in lines] == [line["round"] < back["round"] for line in lines]
 
 
@@ -194,48 +188,33 @@ def test_killed_in_a_rollback_it_ends_in_the_same_model(point: str, tmp_path: Pa
     resumed = federation(tmp_path, *COLLAPSING, out="killed", resume=True)
     assert resumed["model_sha256"] == expected
     assert list(resumed["excluded"]) == [LIAR]
-    assert not verify(tmp_path / "killed").faults
+    verified(tmp_path / "killed")
 
 
 @pytest.mark.parametrize("also", [(), ("privacy.secure_aggregation=true",)], ids=["seen", "masked"])
-def test_a_run_in_which_noise_breaks_every_model_ends_and_takes_none_back(
-    also: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_noise_that_breaks_every_model_takes_none_back(also: tuple[str, ...], tmp_path: Path) -> None:
     noise = (
-        "method.trunk=fedbn_plus",
-        given_weights(),
-        "privacy.level=update",
-        "privacy.noise_multiplier=0.5",
-        "evaluation.checkpoint=last",
-    )
+        "method.trunk=fedbn_plus", given_weights(),
+        "privacy.level=update", "privacy.noise_multiplier=0.5", "evaluation.checkpoint=last",
+    )  # fmt: skip
     summary = federation(tmp_path, "run.rounds=3", "partition.shared=2", *noise, *also)
     assert summary["rounds"] == 3
     assert events(tmp_path / "run", "rolled_back") == []
     assert summary["excluded"] == {}
 
 
-# ---------------------------------------------------------------------- where a model is passed on
-
-
 @pytest.mark.parametrize("liar", ["site-1", "site-2", "site-3"])
-def test_where_a_model_is_passed_on_a_hop_of_1e30_is_left_out(
-    liar: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_in_a_pass_a_hop_of_1e30_is_left_out(liar: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lied(monkeypatch, LIES["1e30"], liar)
     summary = federation(tmp_path, "run.method=fedseq", *plan(3), "run.keep_updates=true")
     assert summary["rounds"] == 5
-    assert {(event["round"], event["site"]) for event in events(tmp_path / "run", "absent")} == {
-        (number, liar) for number in range(1, 6)
-    }
+    absences = {(event["round"], event["site"]) for event in events(tmp_path / "run", "absent")}
+    assert absences == {(number, liar) for number in range(1, 6)}
     assert summary["test"]["mean_auroc"] > 0.95
-    found = verify(tmp_path / "run")
-    assert not found.faults
-    assert sum("updates make the model" in line for line in found.right) == 5
+    assert sum("updates make the model" in line for line in verified(tmp_path / "run")) == 5
 
 
-def test_a_pass_that_goes_on_knows_the_lengths_of_the_visits_before(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_resumed_pass_knows_the_lengths_of_visits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lied(monkeypatch, shifted_trunk, "site-3")
     choices = ("run.method=fedseq", *plan(3, rounds=3))
     whole = federation(tmp_path, *choices, out="whole")
@@ -247,14 +226,12 @@ def test_a_pass_that_goes_on_knows_the_lengths_of_the_visits_before(
     assert events(tmp_path / "whole", "shortened_update")
 
 
-def test_a_site_that_states_wrong_aurocs_does_not_have_the_untrained_model_chosen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It says 1 of the model before round 1 and 0 of all later ones, over the real wire."""
+def test_wrong_aurocs_do_not_choose_the_untrained_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It states 1 of the model before round 1 and 0 of all later ones, over the real wire."""
 
     def praising(site: Any, request: Any) -> Any:
         return replace(train_round(site, request), validation_auroc=float(request.round == 1))
 
     lied(monkeypatch, praising)
-    summary = federation(tmp_path, "run.rounds=4", "partition.sites=3", "partition.shared=10")
+    summary = federation(tmp_path, *plan(3, rounds=4))
     assert summary["best_round"] >= 3

@@ -1,14 +1,12 @@
 """Each parameter of a method changes the model; methods that ask of each class by itself refuse exclusive classes."""
 
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
 from strategies.registry import STRATEGIES, build_strategy
-from tests.federations import federation
+from tests.federations import federation, finished
 
 FEW_CLASSES = 'partition={kind = "missing_classes", sites = 3, missing = 6}'
 RATES = ("method.tag_rate_negative=0.1", "method.tag_rate_positive=0.1")
@@ -24,54 +22,29 @@ VALUES = {
     "cbafed": {"stage_one_rounds": "1", "threshold_base": "0.7", "residual_every": "1", "balanced": "false"},
     "fedfixmatch": {"confidence": "0.6"},
     "fedmlp": {
-        "detection": "false",
-        "self_adaptive": "false",
-        "consistency": "false",
-        "consistency_stage_one": "false",
-        "rounding": "floor",
-        "heads": "own",
+        "detection": "false", "self_adaptive": "false", "consistency": "false",
+        "consistency_stage_one": "false", "rounding": "floor", "heads": "own",
     },
     "fednoro": {
-        "stage_one_rounds": "2",
-        "noisy": "known",
-        "missing": "masked",
-        "distillation": "0.4",
-        "ramp_rounds": "9",
-        "temperature": "2",
+        "stage_one_rounds": "2", "noisy": "known", "missing": "masked",
+        "distillation": "0.4", "ramp_rounds": "9", "temperature": "2",
     },
     "rscfed": {
-        "consensus_sites": "1",
-        "consensus_models": "1",
-        "distance_scale": "1e4",
-        "teacher_decay": "0.5",
-        "temperature": "0.5",
-        "consistency_weight": "0.1",
-        "balanced": "false",
+        "consensus_sites": "1", "consensus_models": "1", "distance_scale": "1e4", "teacher_decay": "0.5",
+        "temperature": "0.5", "consistency_weight": "0.1", "balanced": "false",
     },
-}
-
-
-@pytest.fixture(scope="module")
-def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The hash of a method's model by its own settings."""
-
-    @cache
-    def sha256(method: str) -> str:
-        summary = federation(tmp_path_factory.mktemp(method), f"run.method={method}", *RUNS[method])
-        return str(summary["model_sha256"])
-
-    return sha256
+}  # fmt: skip
+EXCLUSIVE = {name for name, kind in STRATEGIES.items() if kind.site_class.multi_class}
 
 
 @pytest.mark.parametrize(("method", "key"), [(method, key) for method, keys in VALUES.items() for key in keys])
-def test_each_parameter_changes_the_model(
-    method: str, key: str, unchanged: Callable[[str], str], tmp_path: Path
-) -> None:
-    changed = federation(tmp_path, f"run.method={method}", *RUNS[method], f"method.{key}={VALUES[method][key]}")
-    assert changed["model_sha256"] != unchanged(method)
+def test_each_parameter_changes_the_model(method: str, key: str, tmp_path: Path) -> None:
+    run = (f"run.method={method}", *RUNS[method])
+    changed = federation(tmp_path, *run, f"method.{key}={VALUES[method][key]}")
+    assert changed["model_sha256"] != finished(*run)[1]["model_sha256"]
 
 
-@pytest.mark.parametrize("method", sorted(name for name, kind in STRATEGIES.items() if not kind.site_class.multi_class))
+@pytest.mark.parametrize("method", sorted(set(STRATEGIES) - EXCLUSIVE))
 def test_a_task_of_exclusive_classes_is_refused(method: str) -> None:
     with pytest.raises(BadInput) as refused:
         build_strategy(method, {}, "multi_class")
@@ -79,7 +52,7 @@ def test_a_task_of_exclusive_classes_is_refused(method: str) -> None:
 
 
 def test_every_method_that_does_not_pair_presence_and_absence_serves_exclusive_classes() -> None:
-    paired = {name for name, kind in STRATEGIES.items() if not kind.site_class.multi_class}
+    paired = set(STRATEGIES) - EXCLUSIVE
     assert paired == {"cbafed", "fedfixmatch", "fedirm", "fedlsr", "fedmlp", "fednoro", "rscfed"}
 
 

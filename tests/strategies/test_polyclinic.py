@@ -1,15 +1,12 @@
 """Our own method against sequential training, and each of its changes by itself, on real digits."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.wire.codec import decode
-from common.wire.records import TrainReply, TrainRequest
 from server.runs.verify import verify
-from tests.federations import experiment, federation, finished, of_type, overheard
+from tests.federations import Traffic, experiment, federation, finished, json_lines
 from tests.strategies.leading import lead
 
 PLAIN = ('method.order="name"', "method.mean_rounds=0")
@@ -27,32 +24,26 @@ def test_each_change_ends_in_another_model(change: str) -> None:
 
 
 def orders(run: Path) -> list[tuple[str, ...]]:
-    lines = (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-    return [tuple(json.loads(line)["sites"]) for line in lines]
+    return [tuple(line["sites"]) for line in json_lines(run / "rounds.jsonl")]
 
 
 def test_every_round_has_an_order_of_its_own_that_follows_from_the_seed(tmp_path: Path) -> None:
     drawn = (*RUN, "run.rounds=8", "partition.sites=4")
-    found = orders(finished(*drawn)[0])
-    assert {tuple(sorted(one)) for one in found} == {("site-1", "site-2", "site-3", "site-4")}
-    assert len(set(found)) > 3
-    assert len({one[-1] for one in found}) > 1
+    passes = orders(finished(*drawn)[0])
+    assert {tuple(sorted(sites)) for sites in passes} == {("site-1", "site-2", "site-3", "site-4")}
+    assert len(set(passes)) > 3
+    assert len({sites[-1] for sites in passes}) > 1
     federation(tmp_path, *drawn)
-    assert orders(tmp_path / "run") == found
+    assert orders(tmp_path / "run") == passes
 
 
-def test_the_last_rounds_end_with_the_mean_of_the_models_after_each_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_rounds_end_with_the_mean_of_the_models_after_each_stop(tmp_path: Path, traffic: Traffic) -> None:
     """Added up from what was on the wire: a stop begins with the model that left the one before."""
-    traffic = overheard(monkeypatch)
     ran = lead(experiment(tmp_path, *RUN), tmp_path / "run", 3)
-    asked = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
-    replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     for server_round in (1, 2, 3):
         stops = [
-            request.model.trunk.astype(np.float64) + reply.update.trunk  # type: ignore[union-attr]
-            for request, reply in zip(asked, replies, strict=True)
+            request.model.trunk.astype(np.float64) + reply.update.trunk
+            for request, reply in zip(traffic.requests, traffic.replies, strict=True)
             if request.round == server_round
         ]
         assert len(stops) == 3
@@ -63,6 +54,6 @@ def test_the_last_rounds_end_with_the_mean_of_the_models_after_each_stop(
 
 def test_a_run_can_be_made_again_from_the_updates_that_it_kept(tmp_path: Path) -> None:
     federation(tmp_path, *RUN, "run.keep_updates=true")
-    found = verify(tmp_path / "run" / "receipt.json")
-    assert found.faults == []
-    assert "round 3" in " ".join(found.right)
+    verdict = verify(tmp_path / "run" / "receipt.json")
+    assert verdict.faults == []
+    assert "round 3" in " ".join(verdict.right)

@@ -24,6 +24,7 @@ MEDIAN = RobustMean(kind="coordinate_median")
 TRIMMED = RobustMean(kind="trimmed_mean", fraction=0.2)
 KRUM = RobustMean(kind="krum", byzantine=1)
 MULTI_KRUM = RobustMean(kind="krum", byzantine=1, keep=3)
+POINTS = [[0.0, 0.0], [1.0, 0.0], [2.5, 0.0], [4.5, 0.0], [0.0, 100.0]]
 RULES = pytest.mark.parametrize("rule", [MEDIAN, TRIMMED, KRUM, MULTI_KRUM], ids=lambda rule: f"{rule.kind}{rule.keep}")
 
 
@@ -32,18 +33,22 @@ def of(rule: RobustMean, vectors: Sequence[Sequence[float]]) -> np.ndarray:
     return mean
 
 
-# ---------------------------------------------------------------------- by hand
-
-
-def test_a_median_by_hand_of_odd_and_even_numbers_of_sites() -> None:
-    np.testing.assert_array_equal(of(MEDIAN, [[1, -2, 3], [4, 0, -1], [-100, 50, 2]]), [1, 0, 2])
-    # sorted: -7 1 2 9, then -3 0 5 8: the means of the two in the middle
-    np.testing.assert_array_equal(of(MEDIAN, [[1, 0], [9, 8], [-7, 5], [2, -3]]), [1.5, 2.5])
-
-
-def test_a_trimmed_mean_by_hand() -> None:
-    # One of five goes at either end: (1 + 2 + 3) / 3, and (-4 + 0 - 2) / 3.
-    np.testing.assert_array_equal(of(TRIMMED, [[1, -4], [2, 0], [3, 90], [10, -7], [-50, -2]]), [2, -2])
+@pytest.mark.parametrize(
+    ("rule", "updates", "mean"),
+    [
+        (MEDIAN, [[1, -2, 3], [4, 0, -1], [-100, 50, 2]], [1, 0, 2]),
+        # sorted: -7 1 2 9, then -3 0 5 8: the means of the two in the middle
+        (MEDIAN, [[1, 0], [9, 8], [-7, 5], [2, -3]], [1.5, 2.5]),
+        # One of five goes at either end: (1 + 2 + 3) / 3, and (-4 + 0 - 2) / 3.
+        (TRIMMED, [[1, -4], [2, 0], [3, 90], [10, -7], [-50, -2]], [2, -2]),
+        # On a line, but for one. With byzantine = 1, the two nearest count: scores 1 + 6.25, 1 + 2.25, 2.25 + 4, ...
+        (KRUM, POINTS, [1, 0]),
+        (MULTI_KRUM, POINTS, [3.5 / 3, 0]),
+    ],
+    ids=["median_of_odd", "median_of_even", "trimmed_mean", "krum", "multi_krum"],
+)
+def test_a_robust_mean_by_hand(rule: RobustMean, updates: list[list[float]], mean: list[float]) -> None:
+    np.testing.assert_allclose(of(rule, updates), mean, rtol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -53,32 +58,19 @@ def test_a_fraction_cuts_off_at_least_one_and_leaves_at_least_one(fraction: floa
     assert RobustMean(kind="trimmed_mean", fraction=fraction).cut_off(sites) == cut
 
 
-POINTS = [[0.0, 0.0], [1.0, 0.0], [2.5, 0.0], [4.5, 0.0], [0.0, 100.0]]
-"""On a line, but for one. With byzantine = 1, the two nearest count: scores 1 + 6.25, 1 + 2.25, 2.25 + 4, 4 + 12.25."""
-
-
-def test_krum_by_hand_takes_the_site_that_lies_closest_to_its_nearest() -> None:
-    np.testing.assert_array_equal(of(KRUM, POINTS), [1, 0])
-
-
-def test_multi_krum_by_hand_takes_the_mean_of_the_best() -> None:
-    np.testing.assert_allclose(of(MULTI_KRUM, POINTS), [3.5 / 3, 0])
-
-
 def test_multi_krum_never_keeps_more_sites_than_are_right() -> None:
     distances = squared_distances([[np.array(point, np.float32) for point in POINTS]])
     assert krum(distances, 1, keep=9) == [0, 1, 2, 3]
 
 
 def test_distances_are_those_of_all_parts_together_and_stay_exact_beside_an_enormous_one() -> None:
-    parts = [[np.array(one, np.float32) for one in part] for part in ([[0, 1], [3, 1], [1e30, 0]], [[2], [-2], [0]])]
+    columns = ([[0, 1], [3, 1], [1e30, 0]], [[2], [-2], [0]])
+    parts = [[np.array(site, np.float32) for site in part] for part in columns]
     distances = squared_distances(parts)
     assert distances[0, 1] == distances[1, 0] == 9 + 16
     assert distances[0, 2] == pytest.approx(1e60)
     np.testing.assert_array_equal(np.diag(distances), 0)
 
-
-# ---------------------------------------------------------------------- promises
 
 sites_and_size = st.tuples(st.integers(5, 9), st.integers(1, 40), st.integers(0, 2**32))
 
@@ -98,13 +90,13 @@ def test_the_order_of_the_sites_does_not_matter(rule: RobustMean, chosen: tuple[
 @given(sites_and_size)
 def test_of_equal_updates_it_is_the_plain_mean(rule: RobustMean, chosen: tuple[int, int, int]) -> None:
     sites, size, seed = chosen
-    one = drawn(1, size, seed)[0]
-    np.testing.assert_allclose(of(rule, [one] * sites), one, rtol=1e-15)
+    (update,) = drawn(1, size, seed)
+    np.testing.assert_allclose(of(rule, [update] * sites), update, rtol=1e-15)
 
 
 @RULES
 @given(sites_and_size, st.sampled_from([-1e30, -50.0, 50.0, 1e30]))
-def test_one_site_that_sends_anything_cannot_move_it_out_of_the_others_range(
+def test_one_site_cannot_move_it_out_of_the_others_range(
     rule: RobustMean, chosen: tuple[int, int, int], wrong: float
 ) -> None:
     updates = drawn(*chosen)
@@ -128,17 +120,13 @@ def test_as_many_liars_as_each_rule_bears_cannot_move_it_even_together(seed: int
 
 
 @pytest.mark.parametrize("rule", [MEDIAN, TRIMMED, KRUM], ids=lambda rule: rule.kind)
-def test_long_vectors_are_taken_block_by_block_to_the_same_bits(
-    rule: RobustMean, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_long_vectors_have_the_same_bits(rule: RobustMean, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = drawn(5, 1001, 4)
     whole = of(rule, updates)
     monkeypatch.setattr(means, "BLOCK", 16)
     monkeypatch.setattr(means, "STRETCH", 160)
     np.testing.assert_array_equal(of(rule, updates), whole)
 
-
-# ---------------------------------------------------------------------- groups and rows
 
 MODEL = ModelState(
     np.zeros(2, np.float32),
@@ -162,35 +150,34 @@ def merged(rule: RobustMean, updates: Sequence[Groups] = UPDATES) -> MergedUpdat
 
 
 def test_each_row_has_the_median_of_its_owners_and_with_too_few_of_them_their_plain_mean() -> None:
-    found = merged(MEDIAN)
-    after = found.means.moved()
+    result = merged(MEDIAN)
+    after = result.means.moved()
     np.testing.assert_array_equal(after.trunk, [2, 1])
     np.testing.assert_array_equal(after.norm, [2])
     # a: the median of 4, -2, 1; b: two owners, of weight 1 and 3: (1 + 3 * 7) / 4; c: nobody's
     np.testing.assert_array_equal(after.head.weight, [[1], [5.5], [0]])
     np.testing.assert_array_equal(after.head.bias, [10, 55, 0])
-    assert found.plain == ("b",)
+    assert result.plain == ("b",)
 
 
 def test_with_fewer_sites_than_the_rule_needs_all_is_the_plain_mean_and_said_to_be() -> None:
-    found = merged(KRUM)
-    np.testing.assert_allclose(found.means.moved().trunk, [(1 + 2 + 180) / 5, (5 - 9 + 3) / 5])
-    assert found.plain == ("trunk", "a", "b")
+    result = merged(KRUM)
+    np.testing.assert_allclose(result.means.moved().trunk, [(1 + 2 + 180) / 5, (5 - 9 + 3) / 5])
+    assert result.plain == ("trunk", "a", "b")
 
 
 def test_krum_takes_trunk_and_batch_normalisation_of_one_site_together() -> None:
     # By the trunk alone the site at 1, by batch normalisation alone that at 4; together (4, 4) has the lowest score.
     at = [(0, 9), (1, 9), (2, 0), (4, 4), (5, 4)]
-    found = merged(KRUM, [update([trunk, 0], norm, a=trunk) for trunk, norm in at])
+    result = merged(KRUM, [update([trunk, 0], norm, a=trunk) for trunk, norm in at])
     # squared distances of (4, 4): 1, 20, 34, 41; two nearest: 21. Of (5, 4): 1, 25: 26. Of (1, 9): 1, 34: 35.
-    after = found.means.moved()
+    after = result.means.moved()
     assert (after.trunk[0], after.norm[0]) == (4, 4)
-    assert found.plain == ()
+    assert result.plain == ()
 
 
 def test_groups_that_nobody_sent_stay() -> None:
-    few = [Groups(trunk=one.trunk) for one in UPDATES]
-    after = merged(MEDIAN, few).means.moved()
+    after = merged(MEDIAN, [Groups(trunk=groups.trunk) for groups in UPDATES]).means.moved()
     np.testing.assert_array_equal(after.trunk, [2, 1])
     np.testing.assert_array_equal(after.norm, MODEL.norm)
     assert after.head is MODEL.head

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import ParticipationSection, Plan
+from common.config import ParticipationSection
 from common.models.network import Head
 from common.models.state import ModelState
 from strategies.engine.coordinator import Coordinator
@@ -16,17 +16,17 @@ from strategies.engine.events import Callbacks, FederationValidation, RollbackEv
 from strategies.engine.layers import ModelCollapse, RollbackLayer, collapse, find_harmful_site, stalled
 from strategies.engine.state import FederationState
 from strategies.registry import build_strategy
+from tests.strategies.leading import small_plan
 
 BEFORE = {"a": 0.5, "b": 0.6, "c": 0.7}
-ONE = np.zeros(1, np.float32)
-MODEL = ModelState(ONE, ONE, Head(("x",), ONE[:, None], ONE))
+ZERO = np.zeros(1, np.float32)
+MODEL = ModelState(ZERO, ZERO, Head(("x",), ZERO[:, None], ZERO))
 STATE = FederationState(4, MODEL, sound_losses=BEFORE)
 
 
 def test_a_model_has_collapsed_where_more_than_half_have_three_times_the_loss() -> None:
-    assert collapse({"a": 1.6, "b": 1.9, "c": 0.7}, {}, BEFORE) == (
-        "2 of 3 sites have a validation loss 3.17 times as high as before, or more"  # 1.9 / 0.6
-    )
+    reason = collapse({"a": 1.6, "b": 1.9, "c": 0.7}, {}, BEFORE)
+    assert reason.startswith("2 of 3 sites have a validation loss 3.17 times")  # 1.9 / 0.6
     assert collapse({"a": 1.6, "b": 1.7, "c": 0.7}, {}, BEFORE) == ""
 
 
@@ -105,13 +105,11 @@ class Going(Callbacks):
 
 
 def rollback_of(sites: str = "abc", state: FederationState = STATE) -> RollbackLayer:
-    """The layer of a run with these sites and this state."""
-    model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
-    tables: dict[str, Any] = {"run": {"method": "surgical"}, "method": {}, "training": {}, "augmentation": {}}
-    plan = Plan.model_validate({**tables, "model": model})
-    coordinator = Coordinator(build_strategy("surgical", {}), plan, ParticipationSection(), "run-1", callbacks=Going())
+    coordinator = Coordinator(
+        build_strategy("surgical", {}), small_plan(), ParticipationSection(), "run-1", callbacks=Going()
+    )
     coordinator.state = state
-    coordinator.sites.members = dict.fromkeys(sites)  # type: ignore[assignment]
+    coordinator.sites.members = dict.fromkeys(sites)
     (rollback,) = [layer for layer in coordinator.layers if isinstance(layer, RollbackLayer)]
     return rollback
 
@@ -139,11 +137,8 @@ def test_updates_are_tried_where_one_was_too_long_or_the_model_stalled_but_not_b
     assert rollback.due(STATE, better, 3, too_long=True)
     assert rollback.due(STATE, BEFORE, 3, too_long=False)
     assert not rollback.due(replace(STATE, next_trial=6), BEFORE, 3, too_long=True)
-
-
-def test_a_site_that_states_no_figure_is_tried_like_any_other_where_two_others_state_theirs() -> None:
-    rollback, two = rollback_of(), {"a": BEFORE["a"], "b": BEFORE["b"]}
-    assert rollback.due(STATE, two, 3, too_long=True)
+    # A site that states no figure is tried like any other where two others state theirs.
+    assert rollback.due(STATE, {"a": BEFORE["a"], "b": BEFORE["b"]}, 3, too_long=True)
     assert not rollback.due(STATE, {"a": BEFORE["a"]}, 3, too_long=True)
 
 

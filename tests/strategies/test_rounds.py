@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from common.config import ParticipationSection, Plan
+from common.config import ParticipationSection
 from common.errors import BadInput
 from common.models.network import Head
 from common.models.state import ModelState
@@ -30,7 +30,7 @@ from strategies.engine.exchange import ExchangeReplies
 from strategies.engine.state import deserialize_state, make_array_record, serialize_state
 from strategies.registry import build_strategy
 from tests.harms import FORMS, Harm
-from tests.strategies.leading import Noted, app_of
+from tests.strategies.leading import Noted, Turned, app_of, small_plan
 from tests.words import raw_in
 
 CLASSES = {"east": ("c", "a"), "north": ("a", "b"), "south": ("b",)}
@@ -64,9 +64,6 @@ class Peer:
 
     def trained(self, request: TrainRequest) -> TrainReply | RecordDict:
         model, head = request.model, request.model.head
-        assert model.trunk is not None
-        assert model.norm is not None
-        assert head is not None
         step = np.float32(STEP[self.site])
         rows = Head(head.class_names, np.full_like(head.weight, step), np.full_like(head.bias, -step))
         update = Groups(np.full_like(model.trunk, step), np.full_like(model.norm, step), rows)
@@ -80,19 +77,6 @@ class Peer:
         return EvaluateReply(*facts, column, column, column, counts, counts, "hash")
 
 
-class Turned:
-    """A grid on which the last site is always the first to answer."""
-
-    def __init__(self, grid: Any) -> None:
-        self.get_node_ids, self._push, self._pull = grid.get_node_ids, grid.push_messages, grid.pull_messages
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        return list(self._push(messages))
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return list(self._pull(list(message_ids)[::-1]))
-
-
 @dataclass
 class Ran:
     """A finished run."""
@@ -104,12 +88,6 @@ class Ran:
     @property
     def model(self) -> ModelState:
         return self.coordinator.state.model
-
-
-def plan(seed: int = 7) -> Plan:
-    model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
-    run = {"method": "surgical", "seed": seed}
-    return Plan.model_validate({"run": run, "method": {}, "model": model, "training": {}, "augmentation": {}})
 
 
 def initial(class_names: Sequence[str]) -> ArrayRecord:
@@ -132,7 +110,9 @@ def run(
     participation = {"roll_call_deadline_s": 5.0, "clip": "off", **participation}  # every step is a constant
     section = ParticipationSection.model_validate(participation)
     noted = noted or Noted()
-    coordinator = Coordinator(build_strategy("surgical", parameters), plan(seed), section, "run-1", callbacks=noted)
+    coordinator = Coordinator(
+        build_strategy("surgical", parameters), small_plan(seed=seed), section, "run-1", callbacks=noted
+    )
     ran: list[Ran] = []
 
     def main(grid: Any) -> None:
@@ -162,7 +142,6 @@ def with_update(**changes: Any) -> Callable[[TrainReply], TrainReply]:
 
 
 def renamed(reply: TrainReply) -> TrainReply:
-    assert reply.update.head is not None
     return replace(reply, update=replace(reply.update, head=replace(reply.update.head, class_names=("z",))))
 
 
@@ -214,26 +193,14 @@ def test_the_order_in_which_sites_answer_changes_nothing() -> None:
         (lambda reply: replace(reply, round=9), "('run-1', 9, 'south'), expected ('run-1', 1, 'south')"),
         (lambda reply: replace(reply, site="north"), "('run-1', 1, 'north'), expected ('run-1', 1, 'south')"),
         (lambda reply: replace(reply, run="old"), "('old', 1, 'south'), expected ('run-1', 1, 'south')"),
-        (
-            lambda reply: replace(reply, train_loss=float("nan")),
-            "TrainReply.train_loss is not a number; leave it out where it is not defined.",
-        ),
+        (lambda reply: replace(reply, train_loss=float("nan")), "TrainReply.train_loss is not a number"),
         (lambda reply: replace(reply, validation_loss=float("inf")), "TrainReply.validation_loss must be finite."),
-        (lambda reply: replace(reply, epochs=2), "says that it trained 2 epochs, and was asked for at most 1"),
-        (
-            lambda reply: replace(reply, seconds=1e5),
-            "says that it trained for 100,000 s, and was asked at most 60 s ago",
-        ),
+        (lambda reply: replace(reply, epochs=2), "2 epochs, and was asked for at most 1"),
+        (lambda reply: replace(reply, seconds=1e5), "100,000 s, and was asked at most 60 s ago"),
         (lambda reply: replace(reply, seconds=-1.0), "TrainReply.seconds must be from 0 to 1e+08, not -1."),
-        (
-            lambda reply: replace(reply, validation_auroc=1.5),
-            "TrainReply.validation_auroc must be from 0 to 1, not 1.5.",
-        ),
+        (lambda reply: replace(reply, validation_auroc=1.5), "TrainReply.validation_auroc must be from 0 to 1"),
         (lambda reply: replace(reply, epsilon=1e300), "TrainReply.epsilon must be from 0 to 1e+09, not 1e+300."),
-        (
-            lambda reply: replace(reply, site="sou\u202eth"),
-            r"printable characters; it has characters that cannot be printed: sou\u202eth.",
-        ),
+        (lambda reply: replace(reply, site="sou\u202eth"), r"cannot be printed: sou\u202eth."),
         (lambda reply: encode(RollCall("run-1", "{}")), "expected TrainReply, got 'RollCall'."),
         (lambda reply: RecordDict(), "without a wire version"),
     ],
@@ -250,7 +217,7 @@ def test_a_reply_that_cannot_count_costs_only_its_own_update_and_has_its_reason(
 
 
 @pytest.mark.parametrize("harm", FORMS, ids=lambda harm: harm.kind)
-def test_what_a_site_may_send_that_cannot_count_changes_the_model_no_more_than_its_absence(
+def test_a_harmful_reply_changes_no_more_than_an_absence(
     harm: Harm, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("survived", harm.kind)
@@ -267,21 +234,20 @@ def test_what_a_site_may_send_that_cannot_count_changes_the_model_no_more_than_i
         assert set(record.absent) == {"south"}
         assert harm.reason in record.absent["south"]
     after, expected = (Groups.of_model(ran.model).named() for ran in (harmed, alone))
-    assert {name: array.tobytes() for name, array in after.items()} == {
-        name: array.tobytes() for name, array in expected.items()
-    }
+    assert after.keys() == expected.keys()
+    assert all(array.tobytes() == expected[name].tobytes() for name, array in after.items())
 
 
 def test_a_site_is_told_once_why_its_reply_did_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: dict[tuple[str, int], str] = {}
+    reasons: dict[tuple[str, int], str] = {}
     trained, judged = Peer.trained, Peer.judged
 
     def listening(peer: Peer, request: TrainRequest) -> RecordDict:
-        said[peer.site, request.round] = request.left_out
+        reasons[peer.site, request.round] = request.left_out
         return trained(peer, request)
 
     def judging(peer: Peer, request: EvaluateRequest) -> EvaluateReply:
-        said[peer.site, 9] = request.left_out
+        reasons[peer.site, 9] = request.left_out
         return judged(peer, request)
 
     monkeypatch.setattr(Peer, "trained", listening)
@@ -291,28 +257,21 @@ def test_a_site_is_told_once_why_its_reply_did_not_count(monkeypatch: pytest.Mon
         return with_update(trunk=None)(reply) if reply.round == 2 else reply
 
     run((EAST, NORTH, replace(SOUTH, spoil=wrong_in_round_2)), rounds=4, min_sites=2)
-    told = {key: reason for key, reason in said.items() if reason}
-    assert told == {("south", 3): "round 2: trunk was expected"}
+    assert {key: reason for key, reason in reasons.items() if reason} == {("south", 3): "round 2: trunk was expected"}
 
 
-def test_why_a_reply_did_not_count_outlives_the_coordinator() -> None:
-    coordinator = run((EAST, NORTH, replace(SOUTH, tested=("q",))), min_sites=2).coordinator
-    kept = deserialize_state(serialize_state(coordinator.state)).left_out
-    assert kept == coordinator.state.left_out == {"south": 'evaluation: tested "q", which it does not annotate'}
+def test_an_evaluation_that_cannot_count_is_reported_and_its_reason_outlives_the_coordinator() -> None:
+    state = run((EAST, NORTH, replace(SOUTH, tested=("q",))), noted=(noted := Noted())).coordinator.state
+    reason = 'tested "q", which it does not annotate'
+    assert noted.absences == [("evaluate", {"south": reason})]
+    assert dict(state.left_out) == {"south": f"evaluation: {reason}"}
+    assert deserialize_state(serialize_state(state)).left_out == state.left_out
 
 
 def test_the_lowest_losses_outlive_the_coordinator() -> None:
     state = run(ALL, rounds=2).coordinator.state
     assert set(state.lowest_losses) == {"east", "north", "south"}
     assert deserialize_state(serialize_state(state)).lowest_losses == state.lowest_losses
-
-
-def test_an_evaluation_that_cannot_count_is_reported_with_its_reason_and_told_to_the_site() -> None:
-    liar = replace(SOUTH, tested=("q",))
-    coordinator = run((EAST, NORTH, liar), noted=(noted := Noted())).coordinator
-    reason = 'tested "q", which it does not annotate'
-    assert noted.absences == [("evaluate", {"south": reason})]
-    assert dict(coordinator.state.left_out) == {"south": f"evaluation: {reason}"}
 
 
 FIVE = {"east": 1.0, "lying": -100.0, "north": 2.0, "south": 3.0, "west": 4.0}
@@ -330,8 +289,8 @@ def test_an_update_over_three_medians_counts_as_one_of_three(monkeypatch: pytest
     np.testing.assert_allclose(free.model.trunk, [0.25 - 18, -4 - 18])  # (1 - 100 + 2 + 3 + 4) / 5
     assert free.rounds[0].shortened == {}
     np.testing.assert_allclose(bounded.model.trunk, [0.25 + 0.2, -4 + 0.2])  # median 3: (1 - 9 + 2 + 3 + 4) / 5
-    done = "its batch normalisation was 33.3 times the median length, and was shortened to 3 times"
-    assert bounded.rounds[0].shortened == {"lying": done}
+    assert set(bounded.rounds[0].shortened) == {"lying"}
+    assert "33.3 times the median length" in bounded.rounds[0].shortened["lying"]
     assert bounded.rounds[0].sites == tuple(sorted(FIVE))
 
 
@@ -371,11 +330,6 @@ def test_rows_with_too_few_owners_for_a_robust_mean_get_the_plain_one_and_are_na
     assert ran.rounds[0].plain == ("a", "b", "c")
 
 
-def test_a_run_with_fewer_sites_than_its_mean_needs_does_not_begin() -> None:
-    with pytest.raises(BadInput, match=r"method\.mean: krum needs 5 sites or more; there are 3\."):
-        run(ALL, parameters={"mean": "krum"})
-
-
 def test_a_group_that_was_not_asked_for_is_refused() -> None:
     spoil = with_update(norm=np.zeros(1, np.float32))
     quiet = [replace(peer, spoil=with_update(norm=None)) for peer in (EAST, NORTH)]
@@ -389,24 +343,26 @@ def test_too_few_replies_stop_the_run_and_name_each_missing_site_with_its_reason
         run(spoilt, min_sites=2)
 
 
-def test_too_few_sites_at_the_roll_call_are_named() -> None:
-    with pytest.raises(TooFewSites, match=r'^2 of 3 sites answered the roll call \("east", "north"\)\. node 4: '):
-        run((EAST, NORTH, Peer("nobody")))
-
-
-def test_an_answer_to_another_runs_roll_call_does_not_count() -> None:
-    with pytest.raises(TooFewSites, match="node 4: answer belongs to run old, expected run-1"):
-        run((EAST, NORTH, replace(SOUTH, run="old")))
-
-
-def test_two_sites_of_one_name_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"site north: two sites use this name\. Give each a name of its own\."):
-        run((NORTH, NORTH))
+@pytest.mark.parametrize(
+    ("peers", "options", "error", "reason"),
+    [
+        (ALL, {"parameters": {"mean": "krum"}}, BadInput, r"method\.mean: krum needs 5 sites or more; there are 3"),
+        ((EAST, NORTH, Peer("nobody")), {}, TooFewSites, r'2 of 3 sites .* \("east", "north"\)\. node 4: '),
+        ((EAST, NORTH, replace(SOUTH, run="old")), {}, TooFewSites, "node 4: .* run old, expected run-1"),
+        ((NORTH, NORTH), {}, BadInput, "site north: two sites use this name"),
+    ],
+    ids=["fewer_sites_than_its_mean_needs", "too_few_sites", "a_site_of_another_run", "two_sites_of_one_name"],
+)
+def test_a_run_does_not_begin_with(
+    peers: Sequence[Peer], options: dict[str, Any], error: type[Exception], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        run(peers, **options)
 
 
 def test_labels_that_mean_one_class_are_refused_in_the_sites_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CLASSES, "south", ("b", "b"))
-    with pytest.raises(BadInput, match=r'site\.toml of south: data\.annotates: "Node", "Nodule" both mean "b"'):
+    with pytest.raises(BadInput, match=r'south: data\.annotates: "Node", "Nodule" both mean "b"'):
         run((EAST, NORTH, replace(SOUTH, labels=("Node", "Nodule"))))
 
 
@@ -422,11 +378,9 @@ def test_the_best_round_is_the_first_with_the_lowest_mean_validation_loss() -> N
     np.testing.assert_array_equal(ran.coordinator.state.selected.trunk, [0.25 - 0.5, -4 - 0.5])
 
 
-def test_the_last_and_the_first_model_may_be_the_best() -> None:
-    falling = [replace(peer, losses=(3.0, 2.0, 1.0)) for peer in ALL]
-    rising = [replace(peer, losses=(1.0, 2.0, 3.0)) for peer in ALL]
-    assert run(falling, rounds=2).coordinator.state.best_round == 2
-    assert run(rising, rounds=2).coordinator.state.best_round == 0
+@pytest.mark.parametrize(("losses", "best"), [((3.0, 2.0, 1.0), 2), ((1.0, 2.0, 3.0), 0)])
+def test_the_last_and_the_first_model_may_be_the_best(losses: tuple[float, ...], best: int) -> None:
+    assert run([replace(peer, losses=losses) for peer in ALL], rounds=2).coordinator.state.best_round == best
 
 
 def test_without_any_validation_loss_the_last_model_is_taken() -> None:
@@ -464,8 +418,7 @@ def test_a_site_cannot_claim_another_weight_than_at_the_roll_call() -> None:
 
 
 def test_bytes_noted_are_those_of_the_payloads() -> None:
-    down: list[int] = []
-    up: list[int] = []
+    down, up = [], []
 
     class Scales(Turned):
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -502,5 +455,5 @@ def test_a_metric_that_the_plan_does_not_ask_for_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(Peer, "judged", more)
     ran = run((EAST, NORTH, replace(SOUTH, tested=("b",))))
     assert set(ran.tested.accepted) == {"east", "north"}
-    reason = 'sent the metrics "plugin:<b>best</b>", which the plan does not ask for'
-    assert dict(ran.tested.absent) == {"south": reason}
+    assert set(ran.tested.absent) == {"south"}
+    assert '"plugin:<b>best</b>"' in ran.tested.absent["south"]

@@ -1,74 +1,60 @@
 """RSCFed: groups, weights by distance, the teacher."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from client.site.memory import parse_memory
 from common.contract import LabelContract
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.records import Groups
 from strategies.local.objective import teacher_decay
 from strategies.methods.base import RoundContext
 from strategies.methods.rscfed import RSCFed, compute_consensus_weights, draw_group, weigh_group_by_distance
 from tests.federations import federation
+from tests.strategies.leading import lose_memory, site_notes
+from tests.strategies.states import make_reply
 
 CONTRACT = LabelContract(("a",), MappingProxyType({"east": ("a",), "north": ("a",), "west": ("a",)}))
 
 
-def reply(site: str, images: int, *values: float) -> TrainReply:
-    return TrainReply("run", 3, site, images, 0.5, None, None, 1.0, Groups(np.array(values, np.float32)))
-
-
-REPLIES = {one.site: one for one in (reply("east", 10, 1, 0), reply("north", 30, -1, 2), reply("west", 20, 0, -3))}
-
-
-def known(server_round: int = 3, seed: int = 0) -> RoundContext:
-    return RoundContext("multi_label", CONTRACT, {}, {}, server_round, seed)
+REPLIES = {
+    site: make_reply(site, Groups(np.array(values, np.float32)), images)
+    for site, images, values in (("east", 10, [1, 0]), ("north", 30, [-1, 2]), ("west", 20, [0, -3]))
+}
 
 
 def test_one_sub_consensus_of_all_sites_without_distances_is_fedavg() -> None:
-    parameters = {"consensus_models": 1, "consensus_sites": 3, "distance_scale": 0}
-    found = RSCFed(parameters).site_weights(known(), REPLIES, [10.0, 30.0, 20.0])
-    np.testing.assert_allclose(found, [10 / 60, 30 / 60, 20 / 60])
+    method = RSCFed({"consensus_models": 1, "consensus_sites": 3, "distance_scale": 0})
+    context = RoundContext("multi_label", CONTRACT, {}, {}, 3, 0)
+    np.testing.assert_allclose(method.site_weights(context, REPLIES, [10.0, 30.0, 20.0]), [10 / 60, 30 / 60, 20 / 60])
 
 
 def test_a_run_with_one_sub_consensus_of_all_and_no_teacher_is_the_partial_loss(tmp_path: Path) -> None:
     # Up to the last bits: the weights of a sub-consensus sum to 1, those of FedAvg to the number of images.
-    settings = {"consensus_models": 1, "consensus_sites": 3, "distance_scale": 0, "consistency_weight": 0}
-    sets = [f"method.{key}={value}" for key, value in settings.items()]
+    ours = ("consensus_models=1", "consensus_sites=3", "distance_scale=0", "consistency_weight=0", "balanced=false")
     once = ("run.rounds=1", "run.seed=4")
-    federation(tmp_path, "run.method=rscfed", *once, *sets, "method.balanced=false", out="ours")
+    federation(tmp_path, "run.method=rscfed", *once, *(f"method.{setting}" for setting in ours), out="ours")
     federation(tmp_path, "run.method=partial_loss", "method.weighting=samples", *once, out="plain")
-    one, other = (load_file(tmp_path / out / "model.safetensors") for out in ("ours", "plain"))
+    tensors, expected = (load_file(tmp_path / out / "model.safetensors") for out in ("ours", "plain"))
     # The second view draws other augmentation, of which this experiment has none.
-    for name, values in one.items():
-        np.testing.assert_allclose(values, other[name], rtol=1e-5, atol=1e-6)
+    for name, values in tensors.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_weights_in_a_sub_consensus_fall_with_the_distance_an_image() -> None:
+def test_weights_in_a_sub_consensus_fall_with_the_distance_an_image_and_the_closest_site_stays() -> None:
     # Models at 0 and 4, weights 3 and 1: mean 1, distances 1 and 3. beta 2, images 4 and 2: exp(-1/2), exp(-3).
-    products = np.array([[0.0, 0.0], [0.0, 16.0]])
-    found = weigh_group_by_distance(products, np.array([3.0, 1.0]), np.array([4.0, 2.0]), 2.0)
+    group = np.array([[0.0, 0.0], [0.0, 16.0]]), np.array([3.0, 1.0]), np.array([4.0, 2.0])
     raw = np.array([3 * np.exp(-0.5), np.exp(-3.0)])
-    np.testing.assert_allclose(found, raw / raw.sum())
-
-
-def test_however_large_beta_is_the_closest_site_stays() -> None:
-    products = np.array([[0.0, 0.0], [0.0, 16.0]])
-    np.testing.assert_allclose(
-        weigh_group_by_distance(products, np.array([3.0, 1.0]), np.array([4.0, 2.0]), 1e9), [1.0, 0.0]
-    )
+    np.testing.assert_allclose(weigh_group_by_distance(*group, 2.0), raw / raw.sum())
+    np.testing.assert_allclose(weigh_group_by_distance(*group, 1e9), [1.0, 0.0])
 
 
 def test_the_sub_consensus_models_are_averaged_plainly() -> None:
     # Groups {0, 1} and {1, 2}, beta 0, weights 1, 3, 2: (1/4, 3/4) and (3/5, 2/5), each by half.
-    found = compute_consensus_weights(np.eye(3), np.array([1.0, 3.0, 2.0]), np.ones(3), [[0, 1], [1, 2]], 0.0)
-    np.testing.assert_allclose(found, [1 / 8, 3 / 8 + 3 / 10, 1 / 5])
+    weights = compute_consensus_weights(np.eye(3), np.array([1.0, 3.0, 2.0]), np.ones(3), [[0, 1], [1, 2]], 0.0)
+    np.testing.assert_allclose(weights, [1 / 8, 3 / 8 + 3 / 10, 1 / 5])
 
 
 SITES = [f"site-{number}" for number in range(8)]
@@ -100,43 +86,21 @@ def test_more_sites_than_there_are_is_all() -> None:
     assert draw_group(SITES[:3], 6, (0, 1, 0)) == [0, 1, 2]
 
 
-# ---------------------------------------------------------------------- the teacher
-
-
 def test_the_teacher_is_the_mean_of_all_students_until_that_would_be_slower_than_its_decay() -> None:
     assert [teacher_decay(steps, 0.75) for steps in range(6)] == [0.0, 0.5, pytest.approx(2 / 3), 0.75, 0.75, 0.75]
-
-
-def kept(folder: Path, site: str) -> Mapping[str, np.ndarray]:
-    """What a site keeps after the last round, from its own disk."""
-    path = sorted((folder / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
-    return parse_memory(path.read_bytes()).method_state
 
 
 def test_a_teacher_without_decay_is_the_site_as_it_was_after_its_last_step(tmp_path: Path) -> None:
     federation(tmp_path, "run.method=rscfed", "method.teacher_decay=0", "training.reset_optimizer=true")
     slow = federation(tmp_path, "run.method=rscfed", "training.reset_optimizer=true", out="slow")
     assert slow["rounds"] == 2
-    quick, lasting = kept(tmp_path / "run", "site-1"), kept(tmp_path / "slow", "site-1")
+    quick, lasting = (site_notes(tmp_path / run, "site-1") for run in ("run", "slow"))
     assert quick["steps"] == lasting["steps"] > 2
     assert not np.allclose(quick["teacher/trunk"], lasting["teacher/trunk"])
 
 
-def test_the_teacher_goes_on_from_round_to_round_and_a_lost_disk_starts_it_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
-
-    from client import app
-
-    train = app.train_round
-
-    def without_memory(site: Any, request: TrainRequest, masks: Any) -> TrainReply:
-        if (site.name, request.round) == ("site-1", 2):
-            shutil.rmtree(site.folder / "memory")
-        return train(site, request, masks)
-
-    monkeypatch.setattr(app, "train_round", without_memory)
+def test_the_teacher_goes_on_and_a_lost_disk_starts_it_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_memory(monkeypatch, "site-1", 2)
     assert federation(tmp_path, "run.method=rscfed")["rounds"] == 2
-    lost, lasting = (kept(tmp_path / "run", site)["steps"] for site in ("site-1", "site-2"))
+    lost, lasting = (site_notes(tmp_path / "run", site)["steps"] for site in ("site-1", "site-2"))
     assert lasting == 2 * lost

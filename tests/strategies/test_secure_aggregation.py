@@ -1,6 +1,5 @@
 """Secure aggregation in whole federations: what is on the wire, and that the model is the plain one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,42 +10,30 @@ from safetensors.numpy import load_file
 
 from common.errors import BadInput
 from common.wire.codec import decode
-from common.wire.records import EvaluateReply, TrainReply
 from common.wire.secure_aggregation import TEST_ROUND, MaskedAnswer
 from server.simulation.backends import inline as backends
 from strategies.privacy.mechanism import find_secure_aggregation_faults
 from strategies.registry import build_strategy
-from tests.federations import FULL_COVERAGE, experiment, federation, of_type, overheard
+from tests.federations import FULL_COVERAGE, Traffic, experiment, federation, json_lines, of_type
 
 MASKED = "privacy.secure_aggregation=true"
 ONE_ROUND = ("run.rounds=1", "partition.shared=2")
 
 
-def model_of(folder: Path, out: str) -> dict[str, np.ndarray]:
-    return load_file(folder / out / "model.safetensors")
-
-
-def rows_that_stayed(run: Path) -> list[str]:
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-    return next(event["classes"] for event in events if event["event"] == "rows_stayed_masked")
-
-
 @pytest.mark.slow
-def test_the_model_is_the_plain_one_within_the_resolution_and_no_update_is_on_the_wire(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_the_model_is_the_plain_one_and_no_update_is_on_the_wire(tmp_path: Path, traffic: Traffic) -> None:
     federation(tmp_path, *ONE_ROUND, out="plain")
-    traffic = overheard(monkeypatch)
+    traffic.up.clear()
     summary = federation(tmp_path, *ONE_ROUND, MASKED, out="masked")
-
-    replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     rounds = [decode(content, MaskedAnswer).round for content in of_type(traffic.up, "query.masked_update")]
-    assert len(replies) == rounds.count(1) == rounds.count(TEST_ROUND) == len(rounds) / 2 == 3
-    assert all(not reply.update.named() for reply in replies)
+    assert len(traffic.replies) == rounds.count(1) == rounds.count(TEST_ROUND) == len(rounds) / 2 == 3
+    assert all(not reply.update.named() for reply in traffic.replies)
 
-    plain, masked = model_of(tmp_path, "plain"), model_of(tmp_path, "masked")
-    alone = rows_that_stayed(tmp_path / "masked")
-    rows = [row for row in range(10) if str(row) not in alone]
+    plain, masked = (load_file(tmp_path / out / "model.safetensors") for out in ("plain", "masked"))
+    (stayed,) = (
+        line for line in json_lines(tmp_path / "masked" / "events.jsonl") if line["event"] == "rows_stayed_masked"
+    )
+    rows = [row for row in range(10) if str(row) not in stayed["classes"]]
     assert 0 < len(rows) < 10  # the experiment has classes of one owner and of more
     assert sorted(summary["test"]["pooled"]["per_class"]) == [str(row) for row in rows]  # nor are their counts opened
     heads = {name for name in plain if len(plain[name]) == 10 and name.startswith("head")}
@@ -57,7 +44,7 @@ def test_the_model_is_the_plain_one_within_the_resolution_and_no_update_is_on_th
 
 
 @pytest.mark.slow
-def test_a_site_lost_between_training_and_masking_costs_its_own_update_only(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_site_lost_before_masking_costs_its_own_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = backends.InlineGrid._call
 
     def losing(grid: backends.InlineGrid, message: Message) -> Message:
@@ -68,28 +55,26 @@ def test_a_site_lost_between_training_and_masking_costs_its_own_update_only(tmp_
 
     monkeypatch.setattr(backends.InlineGrid, "_call", losing)
     federation(tmp_path, *ONE_ROUND, MASKED, "participation.min_sites=2")
-    line = (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8")
-    assert '"site-1": "reply belongs to run, round, site' in line
-    assert '"sites": ["site-2", "site-3"]' in line
+    (line,) = json_lines(tmp_path / "run" / "rounds.jsonl")
+    assert line["absent"]["site-1"].startswith("reply belongs to run, round, site")
+    assert line["sites"] == ["site-2", "site-3"]
 
 
 @pytest.mark.parametrize(
     ("method", "parameters", "reason"),
     [
-        ("fedmlp", {}, "its statistics would travel beside the update, unmasked"),
-        ("rscfed", {}, "it weighs each update by what that update is"),
-        ("unifed", {}, "the model is passed on from site to site"),
-        ("individual", {}, "every site trains by itself, and nothing is summed"),
+        ("fedmlp", {}, "its statistics would travel beside the update"),
+        ("rscfed", {}, "it weighs each update"),
+        ("unifed", {}, "the model is passed on"),
+        ("individual", {}, "every site trains by itself"),
         ("centralised", {}, "there is one pseudo-site"),
-        ("surgical", {"mean": {"kind": "coordinate_median"}}, "a robust mean looks at each update by itself"),
+        ("surgical", {"mean": {"kind": "coordinate_median"}}, "a robust mean"),
         ("surgical", {"compress_update": "int8"}, "masked numbers take the same room"),
     ],
 )
-def test_a_method_that_needs_more_than_sums_is_refused_with_the_reason(
-    method: str, parameters: dict[str, Any], reason: str
-) -> None:
-    found = [str(fault) for fault in find_secure_aggregation_faults(build_strategy(method, parameters).site)]
-    assert any(reason in fault for fault in found)
+def test_a_method_that_needs_more_than_sums_is_refused(method: str, parameters: dict[str, Any], reason: str) -> None:
+    faults = map(str, find_secure_aggregation_faults(build_strategy(method, parameters).site))
+    assert any(reason in fault for fault in faults)
 
 
 @pytest.mark.parametrize(
@@ -102,30 +87,24 @@ def test_averaging_methods_can_do_with_sums_of_sites_that_count_alike(method: st
 
 
 def test_ray_is_refused_as_its_sites_keep_nothing_in_memory(tmp_path: Path) -> None:
+    assert experiment(tmp_path, MASKED).experiment.privacy.secure_aggregation
     with pytest.raises(BadInput, match=r"inline\" with privacy.secure_aggregation"):
         federation(tmp_path, MASKED, "simulation.backend=ray")
 
 
-def test_the_experiment_says_so_to_the_sites(tmp_path: Path) -> None:
-    assert experiment(tmp_path, MASKED).experiment.privacy.secure_aggregation
-
-
 @pytest.mark.slow
-def test_test_figures_are_those_of_all_sites_images_together_and_no_reply_holds_one(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    bare = federation(tmp_path, *ONE_ROUND, "partition.shared=10", "run.method=vanilla", out="bare")
-    traffic = overheard(monkeypatch)
-    summary = federation(tmp_path, *ONE_ROUND, "partition.shared=10", "run.method=vanilla", MASKED, out="masked")
-
-    tested = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
-    assert all((one.class_names, one.histogram_classes, one.validation_classes) == ((), (), ()) for one in tested)
-    assert len([one for one in tested if one.masked_classes]) == 3
-    pooled, plain = summary["test"]["pooled"], bare["test"]["pooled"]
-    assert {name: one["sites"] for name, one in pooled["per_class"].items()} == dict.fromkeys(
-        summary["classes"], ("site-1", "site-2", "site-3")
-    )
-    for name, one in pooled["per_class"].items():
-        same = plain["per_class"][name]  # the same model within 2e-7, and every site tests on the same images here
-        assert (one["positives"], one["negatives"]) == (same["positives"], same["negatives"])
-        assert one["auroc"]["value"] == pytest.approx(same["auroc"]["value"], abs=2e-3)
+def test_test_figures_are_of_all_images_and_no_reply_holds_one(tmp_path: Path, traffic: Traffic) -> None:
+    choices = (*ONE_ROUND, "partition.shared=10", "run.method=vanilla")
+    bare = federation(tmp_path, *choices, out="bare")
+    traffic.up.clear()
+    summary = federation(tmp_path, *choices, MASKED, out="masked")
+    tests = traffic.evaluations
+    assert all((reply.class_names, reply.histogram_classes, reply.validation_classes) == ((), (), ()) for reply in tests)
+    assert len([reply for reply in tests if reply.masked_classes]) == 3
+    pooled, plain = (run["test"]["pooled"]["per_class"] for run in (summary, bare))
+    sites = ("site-1", "site-2", "site-3")
+    assert {name: figures["sites"] for name, figures in pooled.items()} == dict.fromkeys(summary["classes"], sites)
+    for name, figures in pooled.items():
+        same = plain[name]  # the same model within 2e-7, and every site tests on the same images here
+        assert (figures["positives"], figures["negatives"]) == (same["positives"], same["negatives"])
+        assert figures["auroc"]["value"] == pytest.approx(same["auroc"]["value"], abs=2e-3)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -21,8 +20,6 @@ from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
 
 DIGITS = tuple("0123456789")
-
-
 Run = Callable[[Any, ExperimentFile, Path], None]
 NAMES = ("site-1", "site-2", "site-3")
 
@@ -35,7 +32,6 @@ def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
     on = file.experiment.model_copy(update={"simulation": SimulationSection(workers=1)})
     images = undivided_data(on, file.base)
     with start_ray_process(on) as process:
-        assert process is not None
         run_on_ray(main, SimulatedRun(on.model_dump_json(), file.base, folder, NAMES, images), process)
 
 
@@ -56,7 +52,7 @@ def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_
 
 def test_every_method_is_a_flower_strategy() -> None:
     assert len(STRATEGIES) == 23
-    assert all(issubclass(one, Strategy) and isinstance(one(), Strategy) for one in STRATEGIES.values())
+    assert all(issubclass(method, Strategy) and isinstance(method(), Strategy) for method in STRATEGIES.values())
 
 
 @pytest.mark.parametrize(
@@ -72,13 +68,5 @@ def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run
 
 
 def test_a_model_of_other_classes_is_refused_with_the_classes_of_the_run(tmp_path: Path) -> None:
-    with pytest.raises(
-        BadInput, match=r"initial_arrays: is no state_dict of the plan's network with the classes \"0\""
-    ):
+    with pytest.raises(BadInput, match=r"initial_arrays: .* with the classes \"0\""):
         started(tmp_path, classes=("0", "1"))
-
-
-def test_the_state_dict_is_that_of_an_ordinary_torch_module(tmp_path: Path) -> None:
-    network, result = started(tmp_path)
-    assert all(isinstance(value, torch.Tensor) for value in result.arrays.to_torch_state_dict().values())
-    assert network.state_dict().keys() == result.arrays.to_torch_state_dict().keys()

@@ -1,6 +1,5 @@
 """The authors' own numbers for surgical aggregation (specs 6): executed there, reproduced here."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,18 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from common.metrics.auroc import mean_and_sd, per_class
 from common.models.network import Head
 from common.models.state import ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.engine.state import FederationState, record_losses
 from strategies.local.losses import missing_as_negative_loss, partial_loss
-from tests.federations import VECTORS
+from tests.federations import read_vectors
 from tests.strategies.folds import aggregated, owners_mean
+from tests.strategies.states import TINY
 
-FILE = VECTORS / "surgical.json"
-pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="../shared/vectors/surgical.json is absent")
-VECTOR: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+VECTOR = read_vectors("surgical.json")
+pytestmark = pytest.mark.skipif(not VECTOR, reason="../shared/vectors/surgical.json is absent")
 CASES = {case["name"]: case for case in VECTOR.get("head_aggregation", [])}
 
 
@@ -42,9 +40,12 @@ def test_global_head_and_every_clients_head_are_the_authors(name: str) -> None:
     np.testing.assert_allclose(bias, expected.bias, rtol=1e-5, atol=1e-6)
     merged = Head(names, weight.astype(np.float32), bias.astype(np.float32))
     for labels, out in zip(case["local_labels"], case["expected_local_heads_out"], strict=True):
-        local, wanted = merged.rows(tuple(labels)), head(labels, out)
-        np.testing.assert_allclose(local.weight, wanted.weight, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(local.bias, wanted.bias, rtol=1e-5, atol=1e-6)
+        local, theirs = merged.rows(tuple(labels)), head(labels, out)
+        np.testing.assert_allclose(local.weight, theirs.weight, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(local.bias, theirs.bias, rtol=1e-5, atol=1e-6)
+
+
+NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 
 
 def backbone(index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -53,9 +54,6 @@ def backbone(index: int) -> tuple[np.ndarray, np.ndarray]:
     dense, norm = vector["dense_in"][index], vector["bn_in"][index]
     trunk = np.concatenate([np.ravel(dense["kernel_in_out"]), dense["bias"]])
     return trunk.astype(np.float32), np.concatenate([norm[k] for k in NORM]).astype(np.float32)
-
-
-NORM = ("gamma", "beta", "moving_mean", "moving_variance")
 
 
 def reply(trunk: np.ndarray, norm: np.ndarray | None) -> TrainReply:
@@ -71,11 +69,8 @@ def test_the_backbone_is_averaged_with_or_without_batch_normalisation(trunk_rule
     start = np.full_like(clients[0][0], 0.25)
     sends_norm = trunk_rule == "FedAvg"
     replies = [reply(trunk - start, norm - began if sends_norm else None) for trunk, norm in clients]
-    after = aggregated(
-        ModelState(start, began, Head(("a",), np.zeros((1, 2), np.float32), np.zeros(1, np.float32))),
-        replies,
-        [1.0] * 3,
-    )
+    before = ModelState(start, began, Head(("a",), np.zeros((1, 2), np.float32), np.zeros(1, np.float32)))
+    after = aggregated(before, replies, [1.0] * 3)
     dense = np.concatenate([np.ravel(expected["dense_kernel_in_out"]), expected["dense_bias"]])
     averaged = expected.get("bn_all_clients_and_global", vector["global_bn_before"])
     np.testing.assert_allclose(after.trunk, dense, rtol=1e-5, atol=1e-6)
@@ -106,25 +101,11 @@ def test_vanilla_takes_what_a_site_does_not_annotate_as_absent_and_leaves_the_un
     assert float(partial_loss(logits, labels, annotated)) == pytest.approx(1.609437912, rel=1e-6)
 
 
-def test_auroc_mean_and_population_sd_are_the_authors() -> None:
-    vector = VECTOR["auroc"]
-    results = per_class(np.array(vector["score"]), np.array(vector["y"], float), ["a", "b", "c"])
-    scores = [one.auroc for one in results.values()]
-    mean, sd = mean_and_sd(scores)
-    assert scores == pytest.approx(vector["per_class"], abs=1e-6)
-    assert (mean, sd) == pytest.approx((vector["mean"], vector["sd_population_ddof0"]), rel=1e-5)
-
-
 @pytest.mark.parametrize("case", VECTOR.get("model_selection", {}).get("cases", []))
 def test_the_rounds_saved_as_best_are_the_authors(case: dict[str, Any]) -> None:
-    one = ModelState(
-        np.zeros(1, np.float32),
-        np.zeros(0, np.float32),
-        Head(("a",), np.zeros((1, 1), np.float32), np.zeros(1, np.float32)),
-    )
     stop = case["stop_round_index"]
     losses = case["mean_val_loss"][: None if stop is None else stop + 1]
-    state, saved = FederationState(0, one), []
+    state, saved = FederationState(0, TINY), []
     for index, loss in enumerate(losses):
         state = record_losses(replace(state, round=index), {"north": loss - 0.1, "south": loss + 0.1})
         saved += [index] if state.best_round == index else []

@@ -1,8 +1,9 @@
 """The training loop: seeds, batches, what is frozen, and an optimiser that outlives a round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,8 +47,12 @@ EXAMPLES = Examples(
     torch.from_numpy(RNG.integers(0, 2, (33, 2)).astype(np.float32)),
     torch.tensor([True, True]),
 )
+EMPTY = Examples(EXAMPLES.images[:0], EXAMPLES.labels[:0], EXAMPLES.annotated)
 ADAM = TrainingSection(batch_size=8, lr=0.01)
+ADAMW = TrainingSection(optimizer="adamw", weight_decay=0.05, lr=0.01, batch_size=8)
+MOMENTUM = TrainingSection(optimizer="sgd", lr=0.01, momentum=0.9, batch_size=8)
 WEAK = AugmentationSpec(rotation=0.02, horizontal_flip=True)
+NOTHING = FrozenParts()
 
 
 def network() -> SplitNetwork:
@@ -58,21 +63,25 @@ def sha256(model: SplitNetwork) -> str:
     return state_sha256(read_state(model), layout(model))
 
 
-NOTHING = FrozenParts()
-
-
 def epochs(
-    model: SplitNetwork, optimizer: torch.optim.Optimizer, seeds: list[int], frozen: FrozenParts = NOTHING
+    model: SplitNetwork,
+    optimizer: torch.optim.Optimizer,
+    seeds: list[int],
+    frozen: FrozenParts = NOTHING,
+    spec: TrainingSection = ADAM,
 ) -> None:
     for seed in seeds:
         with reproducible_training(seed, threads=1) as generator:
-            train_epoch(model, TrainingTask(EXAMPLES, plain(partial_loss), ADAM, WEAK, frozen), optimizer, generator)
+            train_epoch(model, TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, frozen), optimizer, generator)
 
 
-ADAMW = TrainingSection(optimizer="adamw", weight_decay=0.05, lr=0.01, batch_size=8)
+def trained(*seeds: int) -> SplitNetwork:
+    model = network()
+    epochs(model, make_optimizer(model, ADAM, ADAM.lr), list(seeds))
+    return model
 
 
-@pytest.mark.parametrize("spec", [ADAM, ADAMW, TrainingSection(optimizer="sgd", lr=0.01, momentum=0.9, batch_size=8)])
+@pytest.mark.parametrize("spec", [ADAM, ADAMW, MOMENTUM])
 def test_an_optimiser_put_back_from_disk_goes_on_exactly_where_it_was(spec: TrainingSection) -> None:
     through = network()
     optimizer = make_optimizer(through, spec, spec.lr)
@@ -90,62 +99,46 @@ def test_an_optimiser_put_back_from_disk_goes_on_exactly_where_it_was(spec: Trai
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize(
-    ("spec", "theirs"),
+    ("choices", "theirs"),
     [
-        (TrainingSection(optimizer="sgd"), partial(torch.optim.SGD, weight_decay=0.0)),
-        (
-            TrainingSection(optimizer="sgd", momentum=0.9, weight_decay=0.01),
-            partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01),
-        ),
-        (TrainingSection(weight_decay=0.01), partial(torch.optim.Adam, eps=1e-7, weight_decay=0.01)),
-        (
-            TrainingSection(optimizer="adamw", weight_decay=0.01),
-            partial(torch.optim.AdamW, eps=1e-7, weight_decay=0.01),
-        ),
+        ({"optimizer": "sgd"}, torch.optim.SGD),
+        ({"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}, torch.optim.SGD),
+        ({"optimizer": "adam", "weight_decay": 0.01}, partial(torch.optim.Adam, eps=1e-7)),
+        ({"optimizer": "adamw", "weight_decay": 0.01}, partial(torch.optim.AdamW, eps=1e-7)),
     ],
     ids=["sgd", "momentum", "adam", "adamw"],
 )
-def test_an_optimiser_steps_as_torchs_own_does(
-    spec: TrainingSection, theirs: Callable[..., torch.optim.Optimizer], clip: float | None
+def test_an_optimiser_steps_as_torchs_own(
+    choices: dict[str, Any], theirs: Callable[..., torch.optim.Optimizer], clip: float | None
 ) -> None:
-    spec = spec.model_copy(update={"batch_size": 8, "clip_gradients": clip})
+    spec = TrainingSection.model_validate({**choices, "batch_size": 8, "clip_gradients": clip})
     ours, same = network(), network()
-    exercise = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
-    for model, optimizer in (
-        (ours, make_optimizer(ours, spec, 0.01)),
-        (same, theirs(same.parameters(), lr=0.01, fused=True)),
-    ):
-        for seed in (1, 2):
-            with reproducible_training(seed, threads=1) as generator:
-                train_epoch(model, exercise, optimizer, generator)
-        assert torch.is_grad_enabled()
+    settings = {"weight_decay": 0.0, **choices, "lr": 0.01, "fused": True}
+    del settings["optimizer"]
+    epochs(ours, make_optimizer(ours, spec, 0.01), [1, 2], spec=spec)
+    epochs(same, theirs(same.parameters(), **settings), [1, 2], spec=spec)
+    assert torch.is_grad_enabled()
     assert sha256(ours) == sha256(same) != sha256(network())
 
 
 def test_a_fresh_optimiser_does_not() -> None:
-    through, stopped = network(), network()
-    epochs(through, make_optimizer(through, ADAM, ADAM.lr), [1, 2])
+    stopped = network()
     for seed in (1, 2):
         epochs(stopped, make_optimizer(stopped, ADAM, ADAM.lr), [seed])
-    assert sha256(stopped) != sha256(through)
+    assert sha256(stopped) != sha256(trained(1, 2))
 
 
 def test_the_same_seed_trains_the_same_model_whatever_was_drawn_before() -> None:
-    hashes = []
-    for noise in (0, 1000):
-        torch.rand(noise)
-        model = network()
-        epochs(model, make_optimizer(model, ADAM, ADAM.lr), [9])
-        hashes.append(sha256(model))
-    assert hashes[0] == hashes[1]
+    first = sha256(trained(9))
+    torch.rand(1000)
+    assert sha256(trained(9)) == first
 
 
 def test_training_leaves_the_processes_own_random_state_and_threads_alone() -> None:
     torch.manual_seed(4)
     expected, threads = torch.rand(3), torch.get_num_threads()
     torch.manual_seed(4)
-    model = network()
-    epochs(model, make_optimizer(model, ADAM, ADAM.lr), [9])
+    trained(9)
     assert torch.equal(torch.rand(3), expected)
     assert torch.get_num_threads() == threads
 
@@ -165,67 +158,60 @@ def test_every_image_is_in_one_batch_and_no_batch_is_of_one() -> None:
 
 
 def test_validation_of_nothing_is_not_a_number_but_none() -> None:
-    nothing = Examples(EXAMPLES.images[:0], EXAMPLES.labels[:0], EXAMPLES.annotated)
     unlabelled = Examples(EXAMPLES.images, torch.full_like(EXAMPLES.labels, torch.nan), EXAMPLES.annotated)
-    for examples in (nothing, unlabelled):
-        found = validate(network(), examples, partial_loss, ADAM)
-        assert (found.loss, found.mean_auroc) == (None, None)
+    for examples in (EMPTY, unlabelled):
+        figures = validate(network(), examples, partial_loss, ADAM)
+        assert (figures.loss, figures.mean_auroc) == (None, None)
 
 
-def settled(
-    losses: list[float], patience: int = 2
-) -> tuple[SplitNetwork, TrainingFigures, torch.optim.Optimizer, list[str]]:
+def settled(losses: list[float]) -> tuple[SplitNetwork, TrainingFigures, list[str]]:
     """Train until scripted validation losses settle; also the hash after every epoch."""
-    model, hashes, said = network(), list[str](), iter(losses)
-    spec = TrainingSection(optimizer="sgd", lr=0.01, momentum=0.9, batch_size=8, epochs=3)
-    optimizer = make_optimizer(model, spec, spec.lr)
+    model, hashes, script = network(), list[str](), iter(losses)
+    spec = MOMENTUM.model_copy(update={"epochs": 3})
 
     def loss(logits: torch.Tensor, labels: torch.Tensor, annotated: torch.Tensor) -> torch.Tensor:
         hashes.append(sha256(model))
-        return torch.tensor(next(said))
+        return torch.tensor(next(script))
 
-    exercise = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
+    task = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
+    criterion = StopCriterion(EXAMPLES, loss, EarlyStopping(2))
     with reproducible_training(1, threads=1) as generator:
-        done = train_until_settled(
-            model, exercise, optimizer, generator, StopCriterion(EXAMPLES, loss, EarlyStopping(patience))
-        )
-    return model, done, optimizer, hashes
+        figures = train_until_settled(model, task, make_optimizer(model, spec, spec.lr), generator, criterion)
+    return model, figures, hashes
 
 
 def test_training_until_it_settles_ends_with_the_weights_of_the_lowest_loss() -> None:
-    model, done, _, hashes = settled([0.9, 0.5, 0.7, 0.6])
-    assert done.epochs == 4
+    model, figures, hashes = settled([0.9, 0.5, 0.7, 0.6])
+    assert figures.epochs == 4
     assert sha256(model) == hashes[1] != hashes[3]
-    assert done.last_loss == pytest.approx(done.losses.reshape(4, -1)[1].mean())
+    assert figures.last_loss == pytest.approx(figures.losses.reshape(4, -1)[1].mean())
 
 
 def test_a_loss_that_is_no_number_is_worse_than_any() -> None:
-    model, done, _, hashes = settled([0.9, float("nan"), float("nan")])
-    assert done.epochs == 3
+    model, figures, hashes = settled([0.9, float("nan"), float("nan")])
+    assert figures.epochs == 3
     assert sha256(model) == hashes[0]
 
 
 def test_without_validation_images_training_takes_the_experiments_epochs() -> None:
-    nothing = Examples(EXAMPLES.images[:0], EXAMPLES.labels[:0], EXAMPLES.annotated)
     model, spec = network(), TrainingSection(batch_size=8, epochs=3)
-    exercise = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
+    task = TrainingTask(EXAMPLES, plain(partial_loss), spec, WEAK, NOTHING)
+    criterion = StopCriterion(EMPTY, partial_loss, EarlyStopping(2))
     with reproducible_training(1, threads=1) as generator:
-        judge = StopCriterion(nothing, partial_loss, EarlyStopping(2))
-        done = train_until_settled(model, exercise, make_optimizer(model, spec, spec.lr), generator, judge)
-    assert (done.epochs, len(done.losses)) == (3, 12)
+        figures = train_until_settled(model, task, make_optimizer(model, spec, spec.lr), generator, criterion)
+    assert (figures.epochs, len(figures.losses)) == (3, 12)
 
 
-# ---------------------------------------------------------------------- steps
+def untrained() -> SplitNetwork:
+    return build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
 
 
-def trained_by(spec: TrainingSection) -> SplitNetwork:
+def trained_by(spec: TrainingSection, examples: Examples = EXAMPLES) -> SplitNetwork:
     """One epoch without dropout or augmentation."""
-    model = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
-    optimizer = make_optimizer(model, spec, spec.lr)
+    model = untrained()
+    task = TrainingTask(examples, plain(partial_loss), spec, AugmentationSpec(), NOTHING)
     with reproducible_training(3, threads=1) as generator:
-        train_epoch(
-            model, TrainingTask(EXAMPLES, plain(partial_loss), spec, AugmentationSpec(), NOTHING), optimizer, generator
-        )
+        train_epoch(model, task, make_optimizer(model, spec, spec.lr), generator)
     return model
 
 
@@ -235,9 +221,9 @@ def sgd(**more: object) -> TrainingSection:
 
 def test_adamw_decays_weights_apart_from_the_gradient() -> None:
     spec = TrainingSection(optimizer="adamw", lr=0.01, weight_decay=0.1, batch_size=64)
-    ours, theirs = trained_by(spec), build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
+    ours, theirs = trained_by(spec), untrained()
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1, eps=1e-7)
-    partial_loss(theirs(EXAMPLES.images.float()), EXAMPLES.labels, EXAMPLES.annotated).backward()  # type: ignore[no-untyped-call]
+    partial_loss(theirs(EXAMPLES.images.float()), EXAMPLES.labels, EXAMPLES.annotated).backward()
     optimizer.step()
     np.testing.assert_allclose(read_state(ours).trunk, read_state(theirs).trunk, rtol=1e-4, atol=1e-5)
     plain_adam = trained_by(TrainingSection(optimizer="adam", lr=0.01, weight_decay=0.1, batch_size=64))
@@ -247,14 +233,8 @@ def test_adamw_decays_weights_apart_from_the_gradient() -> None:
 def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> None:
     # 32 images: batches of equal size, so that the mean of their means is the mean of all.
     few = Examples(EXAMPLES.images[:32], EXAMPLES.labels[:32], EXAMPLES.annotated)
-    states = []
-    for size, steps in ((32, 1), (8, 4)):
-        spec = sgd(batch_size=size, gradient_accumulation_steps=steps)
-        model = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
-        with reproducible_training(3, threads=1) as generator:
-            exercise = TrainingTask(few, plain(partial_loss), spec, AugmentationSpec(), NOTHING)
-            train_epoch(model, exercise, make_optimizer(model, spec, spec.lr), generator)
-        states.append(read_state(model).trunk)
+    specs = sgd(batch_size=32), sgd(batch_size=8, gradient_accumulation_steps=4)
+    states = [read_state(trained_by(spec, few)).trunk for spec in specs]
     np.testing.assert_allclose(states[0], states[1], rtol=1e-4, atol=1e-6)
 
 
@@ -263,30 +243,28 @@ def test_a_last_group_of_fewer_batches_makes_a_step_too() -> None:
 
 
 def test_no_step_is_longer_than_the_bound_and_a_high_bound_changes_nothing() -> None:
-    before = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
     after = trained_by(sgd(batch_size=64, clip_gradients=0.01))
-    moved = [(now - was).square().sum() for now, was in zip(after.parameters(), before.parameters(), strict=True)]
+    moved = [(now - was).square().sum() for now, was in zip(after.parameters(), untrained().parameters(), strict=True)]
     assert float(torch.stack(moved).sum().sqrt().detach()) == pytest.approx(0.1 * 0.01, rel=1e-3)
     assert sha256(trained_by(sgd(clip_gradients=1e9))) == sha256(trained_by(sgd()))
 
 
 def test_the_schedule_rises_falls_and_never_ends_at_nothing() -> None:
-    constant = [learning_rate_factor(sgd(), number, 4) for number in (1, 2, 3, 4)]
-    assert constant == [1.0] * 4
-    warm = [learning_rate_factor(sgd(schedule_warm_up=3), number, 5) for number in (1, 2, 3, 4, 5)]
-    assert warm == [0.25, 0.5, 0.75, 1.0, 1.0]
-    cosine = [learning_rate_factor(sgd(schedule="cosine", schedule_warm_up=1), number, 5) for number in range(1, 6)]
+    def factors(rounds: Iterable[int], of: int, **choices: object) -> list[float]:
+        return [learning_rate_factor(sgd(**choices), number, of) for number in rounds]
+
+    assert factors((1, 2, 3, 4), 4) == [1.0] * 4
+    assert factors((1, 2, 3, 4, 5), 5, schedule_warm_up=3) == [0.25, 0.5, 0.75, 1.0, 1.0]
+    cosine = factors(range(1, 6), 5, schedule="cosine", schedule_warm_up=1)
     assert cosine[:2] == [0.5, 1.0]
     assert cosine[1:] == sorted(cosine[1:], reverse=True)
     assert 0 < cosine[-1] < 0.2
-    assert learning_rate_factor(sgd(schedule="cosine"), 9, 5) == learning_rate_factor(
-        sgd(schedule="cosine"), 5, 5
-    )  # a run made longer
+    last, longer = factors((5, 9), 5, schedule="cosine")
+    assert longer == last  # a run made longer
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["schedule=cosine", "schedule_warm_up=2", "clip_gradients=0.1", "gradient_accumulation_steps=3"],
+    "override", ["schedule=cosine", "schedule_warm_up=2", "clip_gradients=0.1", "gradient_accumulation_steps=3"]
 )
 def test_each_reaches_the_sites_of_a_federation(override: str, tmp_path: Path) -> None:
     _, plain_run = finished("run.rounds=2")
@@ -297,11 +275,11 @@ def test_float16_takes_the_steps_of_float32_and_leaves_out_one_that_overflows(mo
     """On the CPU, as on a GPU: without the scale these gradients would be 0 in float16."""
     single = trained_by(sgd(precision="fp16"))
     assert sha256(single) == sha256(trained_by(sgd(precision="float32")))  # half precision is for GPUs
-    before = read_state(build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)).trunk
+    before = read_state(untrained()).trunk
     monkeypatch.setattr(networks, "HALF_PRECISION_DEVICES", ("cpu",))
     for choices in ({}, {"gradient_accumulation_steps": 2}, {"clip_gradients": 0.5}):
-        half = trained_by(sgd(precision="fp16", **choices))
-        steps = [read_state(one).trunk - before for one in (half, trained_by(sgd(precision="float32", **choices)))]
+        models = [trained_by(sgd(precision=precision, **choices)) for precision in ("fp16", "float32")]
+        steps = [read_state(model).trunk - before for model in models]
         assert np.corrcoef(*steps)[0, 1] > 0.999
         assert (steps[0] != steps[1]).any()
     monkeypatch.setattr(optimisation, "FIRST_SCALE", 2.0**30)

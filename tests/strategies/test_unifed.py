@@ -1,6 +1,5 @@
 """The pass from hospital to hospital, against sites that answer by hand; and whole runs on real digits."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.config import ParticipationSection, Plan
+from common.config import ParticipationSection
 from common.models.network import Head
 from common.models.state import ModelState
-from common.wire.codec import decode
 from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
@@ -28,11 +26,12 @@ from strategies.engine.events import RoundRecord, RunStopped, TooFewSites
 from strategies.engine.sequential import make_coordinator
 from strategies.engine.state import make_array_record
 from strategies.methods.unifed import SequentialTraining, UniFed
-from tests.federations import VECTORS, federation, needs_of, of_type, overheard
-from tests.strategies.leading import Noted, app_of
+from tests.federations import Traffic, federation, json_lines, needs_of, read_vectors
+from tests.strategies.leading import Noted, app_of, small_plan
 
-FILE = VECTORS / "unifed.json"
-VECTOR: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+VECTOR = read_vectors("unifed.json")
+Requests = list[tuple[int, str, float]]
+"""Round, site and the model's one value of every request to train."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Hospital:
     Attributes:
         fails_in: Rounds in which it sends an error.
         losses: Validation loss of the model after round 1, 2, ...
-        heard: Round, site and the model's one value of every request to train; one list for all sites of a run.
+        requests: What was asked of all sites of a run; one list for all.
     """
 
     site: str
@@ -50,23 +49,22 @@ class Hospital:
     slopes: Sequence[float] = (0.0,) * 9
     fails_in: tuple[int, ...] = ()
     losses: Sequence[float] = (0.5,) * 9
-    heard: list[tuple[int, str, float]] = field(default_factory=list)
+    requests: Requests = field(default_factory=list)
 
     def called(self, call: RollCall) -> RollCallAnswer:
         return RollCallAnswer(call.run, self.site, (self.site,), (self.site,), 10, 5, 9, "layout", "1")
 
     def trained(self, request: TrainRequest) -> TrainReply:
-        self.heard.append((request.round, self.site, float(request.model.trunk[0])))  # type: ignore[index]
+        self.requests.append((request.round, self.site, float(request.model.trunk[0])))
         if request.round in self.fails_in:
             raise OSError("No space left on device")
-        assert request.model.trunk is not None
         assert request.model.head is not None
         rows = request.model.head
         head = Head(rows.class_names, np.zeros_like(rows.weight), np.zeros_like(rows.bias))
         moved = Groups(np.full_like(request.model.trunk, self.step), np.zeros(0, np.float32), head)
-        told = {"slope": np.array([self.slopes[request.round]], np.float32)}
+        slope = {"slope": np.array([self.slopes[request.round]], np.float32)}
         update = Groups() if request.ranks else moved
-        return TrainReply(request.run, request.round, self.site, 10, 0.5, None, None, 1.0, update, 2, told)
+        return TrainReply(request.run, request.round, self.site, 10, 0.5, None, None, 1.0, update, 2, slope)
 
     def judged(self, request: EvaluateRequest) -> EvaluateReply:
         loss = self.losses[request.round - 1]
@@ -75,21 +73,21 @@ class Hospital:
 
 @dataclass
 class Passed:
-    """A finished run, and what each site received: round, site, the model's one value."""
+    """A finished run, and what was asked of its sites."""
 
     coordinator: Coordinator
     records: list[RoundRecord]
-    heard: list[tuple[int, str, float]]
+    requests: Requests
     absences: list[tuple[str, Mapping[str, str]]]
 
     def hops(self, server_round: int) -> list[tuple[str, float]]:
-        return [(site, value) for number, site, value in self.heard if number == server_round]
+        return [(site, value) for number, site, value in self.requests if number == server_round]
 
 
 class HospitalsAlone(UniFed):
     """UniFed without the coordinator's own training."""
 
-    server_training = None  # type: ignore[assignment]
+    server_training = None
 
 
 def passed(
@@ -97,38 +95,34 @@ def passed(
     begin: float = 0.0,
     rounds: int = 1,
     method: str = "unifed",
-    heard: list[tuple[int, str, float]] | None = None,
+    requests: Requests | None = None,
     **participation: Any,
 ) -> Passed:
     """Pass a model of one value through the hospitals; the coordinator does not train."""
-    model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
-    tables = {"method": {}, "model": model, "training": {}, "augmentation": {}}
-    plan = Plan.model_validate({"run": {"method": method}, **tables})
     section = ParticipationSection(roll_call_deadline_s=5.0, clip="off", **participation)  # every step is a constant
     kind, noted = {"unifed": HospitalsAlone, "fedseq": SequentialTraining}[method], Noted()
-    coordinator = make_coordinator(kind(), plan, section, "run-1", callbacks=noted)
-    heard = [] if heard is None else heard
+    coordinator = make_coordinator(kind(), small_plan(method), section, "run-1", callbacks=noted)
+    requests = [] if requests is None else requests
 
     def main(grid: Any) -> None:
         names = coordinator.sites.roll_call(grid, len(hospitals)).class_names
         head = Head(names, np.zeros((len(names), 2), np.float32), np.zeros(len(names), np.float32))
-        one = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
-        coordinator.start(grid, make_array_record(one), rounds)
+        model = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
+        coordinator.start(grid, make_array_record(model), rounds)
 
-    run_inline(main, app_of([replace(hospital, heard=heard) for hospital in hospitals]), len(hospitals))
-    return Passed(coordinator, noted.records, heard, noted.absences)
+    run_inline(main, app_of([replace(hospital, requests=requests) for hospital in hospitals]), len(hospitals))
+    return Passed(coordinator, noted.records, requests, noted.absences)
 
 
 @pytest.mark.skipif(not VECTOR, reason="../shared/vectors/unifed.json is absent")
 def test_who_starts_from_what_is_the_papers() -> None:
     vector = VECTOR["sequential_pass"]
+    begin, after = vector["expected_paper"]["server_model_theta_t"], vector["expected_paper"]["weights_after"]
     rank = {site: float(place) for place, site in enumerate(vector["order"])}
     hospitals = [Hospital(f"{site}", step, (rank[site],) * 9) for site, step in enumerate(vector["client_update"])]
-    ran = passed(hospitals, vector["expected_paper"]["server_model_theta_t"])
-    after: Mapping[str, float] = vector["expected_paper"]["weights_after"]
-    assert [site for site, _ in ran.hops(1)] == [str(site) for site in vector["order"]]
-    begins = [vector["expected_paper"]["server_model_theta_t"], *(after[str(site)] for site in vector["order"][:-1])]
-    assert [value for _, value in ran.hops(1)] == begins
+    ran = passed(hospitals, begin)
+    begins = [begin, *(after[str(site)] for site in vector["order"][:-1])]
+    assert ran.hops(1) == [(str(site), value) for site, value in zip(vector["order"], begins, strict=True)]
     assert float(ran.coordinator.state.model.trunk[0]) == vector["expected_paper"]["returned"]
 
 
@@ -149,13 +143,13 @@ def test_the_order_follows_the_slopes_that_each_site_last_told() -> None:
 
 
 def test_fedseq_goes_round_by_name_and_ranks_nobody() -> None:
-    silent = [Hospital(one.site, one.step) for one in HOSPITALS]
+    silent = [Hospital(hospital.site, hospital.step) for hospital in HOSPITALS]
     with pytest.raises(TooFewSites, match="statistics are"):
         passed(silent, method="fedseq")
 
 
 def test_a_lost_hospital_is_skipped_and_told_of_and_the_model_goes_on() -> None:
-    broken = (HOSPITALS[0], HOSPITALS[1], Hospital("south", 100.0, (-0.2, -0.3, 0.0), fails_in=(1,)))
+    broken = (*HOSPITALS[:2], replace(HOSPITALS[2], fails_in=(1,)))
     ran = passed(broken, rounds=2, min_sites=2)
     assert ran.hops(1) == [("north", 0.0), ("south", 10.0), ("east", 10.0)]
     assert "No space left" in ran.records[0].absent["south"]
@@ -173,10 +167,10 @@ def test_a_pass_that_can_no_longer_reach_enough_hospitals_asks_nobody_else() -> 
     broken = (Hospital("east", 1.0, (-3.0,) * 9, fails_in=(1,)), *HOSPITALS[1:])
     with pytest.raises(TooFewSites, match=r"round 1: 0 of 3 sites replied\. east: .*No space left"):
         passed(broken, min_sites=3)
-    heard = list[Any]()
+    requests = Requests()
     with pytest.raises(TooFewSites):
-        passed(broken, heard=heard)
-    assert [site for number, site, _ in heard if number == 1] == ["east"]
+        passed(broken, requests=requests)
+    assert [site for number, site, _ in requests if number == 1] == ["east"]
 
 
 def test_who_was_absent_at_the_ranking_is_told_and_comes_last() -> None:
@@ -190,8 +184,7 @@ def test_a_coordinator_whose_own_training_diverges_ends_the_run_with_the_reason(
     steep = ("training.optimizer=sgd", "training.lr=1e30", "training.momentum=0.9")
     with pytest.raises(RunStopped, match=r"round 1, the coordinator's own training: .*not all numbers are finite"):
         federation(tmp_path, "run.method=server_only", *needs_of("server_only"), *steep)
-    events = (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8")
-    assert '"event": "stopped"' in events
+    assert json_lines(tmp_path / "run" / "events.jsonl")[-1]["event"] == "stopped"
 
 
 def test_a_pass_moves_the_model_down_and_up_once_a_hospital_and_both_are_counted() -> None:
@@ -204,9 +197,8 @@ def test_a_pass_moves_the_model_down_and_up_once_a_hospital_and_both_are_counted
 
 
 def test_without_images_of_the_coordinators_own_the_sites_say_which_round_was_best() -> None:
-    judging = [Hospital(one.site, one.step, one.slopes, losses=(0.5, 0.25, 0.75)) for one in HOSPITALS]
-    ran = passed(judging, rounds=3 - 1)
-    assert ran.coordinator.state.best_round == 2
+    judging = [replace(hospital, losses=(0.5, 0.25, 0.75)) for hospital in HOSPITALS]
+    assert passed(judging, rounds=2).coordinator.state.best_round == 2
 
 
 def test_the_run_ends_where_the_coordinators_loss_has_not_fallen_for_long_enough(tmp_path: Path) -> None:
@@ -215,12 +207,9 @@ def test_the_run_ends_where_the_coordinators_loss_has_not_fallen_for_long_enough
     assert summary["rounds"] < 9
 
 
-def test_unifed_writes_epochs_the_coordinators_training_and_the_order_into_every_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traffic = overheard(monkeypatch)
+def test_unifed_writes_epochs_order_and_slopes_into_every_line(tmp_path: Path, traffic: Traffic) -> None:
     summary = federation(tmp_path, "run.method=unifed", *needs_of("unifed"), "method.patience=1")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = json_lines(tmp_path / "run" / "rounds.jsonl")
     assert [line["round"] for line in lines] == [1, 2]
     for line in lines:
         assert set(line["epochs"]) == set(line["sites"]) == {"site-1", "site-2", "site-3"}
@@ -229,12 +218,12 @@ def test_unifed_writes_epochs_the_coordinators_training_and_the_order_into_every
     for site, facts in summary["sites"].items():
         assert facts["epochs"] == sum(line["epochs"][site] for line in lines)
         assert facts["seconds"] == pytest.approx(sum(line["site_seconds"][site] for line in lines))
-    replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
-    slopes = {reply.site: float(reply.statistics["slope"][0]) for reply in replies if reply.round == 0}
-    assert lines[0]["sites"] == sorted(slopes, key=lambda site: slopes[site])
-    for line in lines:
-        last = {r.site: float(r.statistics["slope"][0]) for r in replies if r.round == line["round"]}
-        assert line["learned"] == {"slopes": last}
+    slopes = {
+        number: {reply.site: float(reply.statistics["slope"][0]) for reply in traffic.replies if reply.round == number}
+        for number in range(3)
+    }
+    assert lines[0]["sites"] == sorted(slopes[0], key=lambda site: slopes[0][site])
+    assert [line["learned"] for line in lines] == [{"slopes": slopes[1]}, {"slopes": slopes[2]}]
 
 
 def test_with_the_hospitals_weighing_nothing_unifed_ends_where_the_coordinator_alone_does(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """UniFed's slopes, order, stopping and mixing: the authors' numbers, and facts that hold for any."""
 
-import json
 import math
 from functools import reduce
 from typing import Any
@@ -13,10 +12,9 @@ from hypothesis import strategies as st
 from strategies.aggregation.means import mix_tensors
 from strategies.local.early_stopping import EarlyStopping
 from strategies.methods.unifed import SlopeRule, loss_slope, sort_easiest_first
-from tests.federations import VECTORS
+from tests.federations import read_vectors
 
-FILE = VECTORS / "unifed.json"
-VECTOR: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+VECTOR = read_vectors("unifed.json")
 authors = pytest.mark.skipif(not VECTOR, reason="../shared/vectors/unifed.json is absent")
 
 LEAST_SQUARES = ("least_squares", "expected_paper_OLS_eq2", "order_paper_OLS_ascending")
@@ -129,10 +127,10 @@ def test_every_tensor_is_mixed_as_in_the_paper() -> None:
 @authors
 def test_a_hospitals_share_of_three_tenths_on_parameters_alone_is_the_authors_code() -> None:
     clients, server = tensors("clients_last"), tensors("server")
-    found = server | {name: mix_tensors(clients[name], server[name], 0.3) for name in clients.keys() - BUFFERS}
-    assert found.keys() == VECTOR["mixing"]["expected_code"].keys()
+    mixed = server | {name: mix_tensors(clients[name], server[name], 0.3) for name in clients.keys() - BUFFERS}
+    assert mixed.keys() == VECTOR["mixing"]["expected_code"].keys()
     for name, expected in VECTOR["mixing"]["expected_code"].items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5)
+        np.testing.assert_allclose(mixed[name], expected, rtol=1e-5)
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=20))
