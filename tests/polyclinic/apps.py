@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -19,6 +20,7 @@ from strategies.local.losses import partial_loss
 
 CLASSES = tuple("0123456789")
 SITES = 3
+HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
 HALVES = (CLASSES[:5], CLASSES[3:8], CLASSES[7:])
 """What each site labels: 8 and 9 are the third's own, 3, 4 and 7 have two owners."""
 
@@ -37,10 +39,9 @@ def digits() -> Any:
 
 def data(part: int = 0, of: int = 1) -> tuple[Tensor, Tensor]:
     """Images ``(n, 1, 8, 8)`` and targets ``(n, 10)``."""
-    found = digits()
     own = slice(part, None, of)
-    images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1)[own] / 16
-    return images, functional.one_hot(torch.tensor(found.target), 10).float()[own]
+    images = torch.tensor(digits().images, dtype=torch.float32).unsqueeze(1)[own] / 16
+    return images, functional.one_hot(torch.tensor(digits().target), 10).float()[own]
 
 
 def everything_known(logits: Tensor, targets: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class App:
 
     Attributes:
         own: The classes of each site, in the order of partitions.
-        asked: Node and message type, in the order in which sites were asked.
+        requests: Node and message type, in the order in which sites were asked.
         replies: Of ``train``, by node, the last one.
         broken: Nodes that fail in training.
     """
@@ -62,7 +63,7 @@ class App:
     own: Sequence[Sequence[str]] = HALVES
     counts: bool = True
     stock: bool = False
-    asked: list[tuple[int, str]] = field(default_factory=list)
+    requests: list[tuple[int, str]] = field(default_factory=list)
     sent: dict[int, RecordDict] = field(default_factory=dict)
     replies: dict[int, RecordDict] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
@@ -72,7 +73,7 @@ class App:
 
         @labels(app)
         def own(context: Context) -> SiteLabels:
-            self.asked.append((context.node_id, "labels"))
+            self.requests.append((context.node_id, "labels"))
             part = int(context.node_config["partition-id"])
             names = self.own[part]
             if not self.counts:
@@ -83,7 +84,7 @@ class App:
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
-            self.asked.append((context.node_id, "train"))
+            self.requests.append((context.node_id, "train"))
             self.sent[context.node_id] = message.content
             if context.node_id in self.broken:
                 raise OSError("No space left on device")
@@ -93,7 +94,7 @@ class App:
 
         @app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:
-            self.asked.append((context.node_id, "evaluate"))
+            self.requests.append((context.node_id, "evaluate"))
             net = network()
             net.load_state_dict(message.content["arrays"].to_torch_state_dict())
             site, (images, targets) = Site(message), data(int(context.node_config["partition-id"]), SITES)
@@ -103,6 +104,15 @@ class App:
             return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
         return app
+
+    def nodes_of(self, kind: str) -> list[int]:
+        """The nodes that were asked for this, in order."""
+        return [node for node, request in self.requests if request == kind]
+
+    def mean(self, name: str, *nodes: int) -> Any:
+        """The mean of what these nodes sent last under this name, by their numbers of examples."""
+        arrays = [self.replies[node]["arrays"][name].numpy() for node in nodes]
+        return np.average(arrays, axis=0, weights=[self.replies[node]["metrics"]["num-examples"] for node in nodes])
 
     def _trained(self, message: Message, context: Context) -> RecordDict:
         net = network()
@@ -133,7 +143,7 @@ class FedMLPApp(App):
         optimizer = torch.optim.SGD(net.train().parameters(), lr=0.2)
         for rows in torch.arange(len(images)).split(64):
             optimizer.zero_grad()
-            site.round_loss(rows, *[images[rows]] * site.views).backward()  # type: ignore[no-untyped-call]
+            site.round_loss(rows, *[images[rows]] * site.views).backward()
             optimizer.step()
         record = RecordDict({"arrays": ArrayRecord(net.state_dict())})
         record["metrics"] = MetricRecord({"num-examples": len(images)})
@@ -144,7 +154,7 @@ class FedMLPApp(App):
 def altered(change: Callable[[RecordDict], None], node: int = 3, kind: type[App] = App) -> App:
     """Sites of which one changes its reply."""
 
-    class Altered(kind):  # type: ignore[misc, valid-type]
+    class Altered(kind):
         def _trained(self, message: Message, context: Context) -> RecordDict:
             reply: RecordDict = super()._trained(message, context)
             if context.node_id == node or node == 0:
@@ -155,7 +165,11 @@ def altered(change: Callable[[RecordDict], None], node: int = 3, kind: type[App]
 
 
 def run(
-    strategy: Strategy, app: App, rounds: int = 2, prepare: Callable[[Any], None] = lambda grid: None, **options: Any
+    strategy: Strategy,
+    app: App | ClientApp,
+    rounds: int = 2,
+    prepare: Callable[[Any], None] = lambda grid: None,
+    **options: Any,
 ) -> Result:
     """Flower's own loop over :data:`SITES` sites, on a grid that ``prepare`` may change."""
     results: list[Result] = []
@@ -165,16 +179,21 @@ def run(
         arrays = options.pop("initial", None) or ArrayRecord(network().state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **options))
 
-    run_inline(main, app.client(), SITES)
+    run_inline(main, app.client() if isinstance(app, App) else app, SITES)
     return results[0]
+
+
+def received(content: RecordDict) -> Any:
+    """A message with this content, as a site has it."""
+    return type("Received", (), {"content": content})()
 
 
 def joins_late(app: App, node: int) -> Callable[[Any], None]:
     """A grid on which a node is not there before a site has trained."""
 
     def prepare(grid: Any) -> None:
-        every = list(grid.get_node_ids())
-        grid.get_node_ids = lambda: [one for one in every if one != node or app.replies]
+        nodes = list(grid.get_node_ids())
+        grid.get_node_ids = lambda: [other for other in nodes if other != node or app.replies]
 
     return prepare
 
@@ -187,14 +206,11 @@ def silent(kind: str, *nodes: int, waited: list[float] | None = None) -> Callabl
 
         def answered(messages: Any, *, timeout: float | None = None) -> Any:
             every = list(messages)
-            if waited is not None and any(message.metadata.message_type.startswith(kind) for message in every):
+            of_kind = [message for message in every if message.metadata.message_type.startswith(kind)]
+            if waited is not None and of_kind:
                 waited.append(float(timeout or 0))
-            heard = [
-                message
-                for message in every
-                if not (message.metadata.message_type.startswith(kind) and message.metadata.dst_node_id in nodes)
-            ]
-            return send(heard, timeout=timeout)
+            silent = [message for message in of_kind if message.metadata.dst_node_id in nodes]
+            return send([message for message in every if message not in silent], timeout=timeout)
 
         grid.send_and_receive = answered
 

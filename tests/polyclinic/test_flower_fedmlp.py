@@ -14,9 +14,8 @@ from polyclinic.flower.averaging import FEDMLP_PARAMETERS
 from polyclinic.flower.checks import unpack_arrays
 from server.simulation.backends.inline import run_inline
 from strategies.methods.fedmlp import FedMLPParameters, average_over_sites, compute_prototypes
-from tests.polyclinic.apps import CLASSES, HALVES, SITES, FedMLPApp, data, network, run
+from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, FedMLPApp, data, network, run
 
-HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
 RATES = {"tag_rate_negative": 0.1, "tag_rate_positive": 0.1, "self_adaptive": False}
 
 
@@ -42,9 +41,8 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
         rounds.append({node: unpack_arrays(reply.content["polyclinic-statistics"]) for node, reply in every.items()})
         return aggregate(server_round, every.values())
 
-    strategy.aggregate_train = noting  # type: ignore[method-assign]
+    strategy.aggregate_train = noting
     run(strategy, app, rounds=2)
-    trained = network()
     first = rounds[0]
     own = {str(node): own_of(node - 2) for node in first}
     prototypes = {str(node): record["prototypes"] for node, record in first.items()}
@@ -58,10 +56,11 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
     mean = np.nan_to_num(average_over_sites(difficulty, images), nan=1.0)
     np.testing.assert_allclose(sent["difficulty"], mean, rtol=1e-5)
     # The features are those that the head sees: recomputed here from the last reply's model.
+    trained = network()
     trained.load_state_dict(app.replies[3]["arrays"].to_torch_state_dict())
     pixels, targets = data(1, SITES)
     with torch.no_grad():
-        features = trained.eval()[:4](pixels).numpy()  # type: ignore[index]
+        features = trained.eval()[:4](pixels).numpy()
     labelled = np.where(own_of(1), targets.numpy(), np.nan)
     np.testing.assert_allclose(
         rounds[1][3]["prototypes"], compute_prototypes(features, labelled).astype(np.float32), rtol=1e-4, atol=1e-6
@@ -69,21 +68,20 @@ def test_a_site_tells_the_prototypes_of_its_trained_model_and_receives_their_mea
 
 
 def test_tags_last_at_the_site_grow_and_are_trained_on() -> None:
-    class Watched(FedMLPApp):
-        kept: list[np.ndarray[Any, Any]] = []  # noqa: RUF012
+    tags: list[np.ndarray[Any, Any]] = []
 
+    class Watched(FedMLPApp):
         def _trained(self, message: Any, context: Any) -> Any:
             reply = super()._trained(message, context)
             if context.node_id == 2:
-                self.kept.append(unpack_arrays(context.state["polyclinic-fedmlp"])["tags"])
+                tags.append(unpack_arrays(context.state["polyclinic-fedmlp"])["tags"])
             return reply
 
-    app = Watched()
-    run(FedMLP(stage_one_rounds=1, parameters=RATES, **HEAD), app, rounds=4)
-    counts = [(tags >= 0).sum() for tags in app.kept]
+    run(FedMLP(stage_one_rounds=1, parameters=RATES, **HEAD), Watched(), rounds=4)
+    counts = [(table >= 0).sum() for table in tags]
     assert counts[0] == 0 < counts[1] < counts[3]
-    assert all((tags[:, own_of(0)] == -1).all() for tags in app.kept)
-    for earlier, later in itertools.pairwise(app.kept):
+    assert all((table[:, own_of(0)] == -1).all() for table in tags)
+    for earlier, later in itertools.pairwise(tags):
         np.testing.assert_array_equal(later[earlier >= 0], earlier[earlier >= 0])
 
 
@@ -95,19 +93,7 @@ def test_each_part_of_the_ablation_reaches_the_sites() -> None:
     assert len({end(), end(consistency=False), end(detection=False)}) == 3
 
 
-def test_parameters_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="tag_rate"):
-        FedMLP(stage_one_rounds=1, parameters={"tag_rate_negative": 2.0}, **HEAD)
-
-
-def test_a_layer_that_is_no_linear_one_is_refused() -> None:
-    from polyclinic.flower.site import HeadedModel
-
-    with pytest.raises(ValueError, match="'0' is a Conv2d"):
-        HeadedModel(network(), "0", CLASSES)
-
-
-class Given(FedMLPApp):
+class Chosen(FedMLPApp):
     """Sites whose images, model or layer a test chooses for each round."""
 
     head = "4"
@@ -122,18 +108,18 @@ class Given(FedMLPApp):
         net = network()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         number = int(message.content["config"]["server-round"])
-        given = self.images(number, *data(int(context.node_config["partition-id"]), SITES))
-        site = FedMLPSite(message, context, self.model(net), self.head, *given)
+        images, targets = self.images(number, *data(int(context.node_config["partition-id"]), SITES))
+        site = FedMLPSite(message, context, self.model(net), self.head, images, targets)
         reply = RecordDict({"arrays": ArrayRecord(net.state_dict())})
-        reply["metrics"] = MetricRecord({"num-examples": len(given[0])})
+        reply["metrics"] = MetricRecord({"num-examples": len(images)})
         reply.update(site.finish())
         return reply
 
 
-def after_round_one(change: Any) -> Given:
-    class Changing(Given):
+def with_images(change: Any, from_round: int = 1) -> Chosen:
+    class Changing(Chosen):
         def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
-            return change(pixels, targets) if number > 1 else (pixels, targets)
+            return change(pixels, targets) if number >= from_round else (pixels, targets)
 
     return Changing()
 
@@ -147,21 +133,19 @@ def after_round_one(change: Any) -> Given:
     ],
 )
 def test_images_of_another_order_or_number_than_the_tags_are_refused_at_the_site(change: Any, words: str) -> None:
-    with pytest.raises(
-        RuntimeError, match=rf"round 2: .*\n.*{words}.*same images in the same order.*del context.state"
-    ):
-        run(FedMLP(stage_one_rounds=1, **HEAD), after_round_one(change), rounds=3)
+    with pytest.raises(RuntimeError, match=rf"round 2: .*\n.*{words}.*del context.state"):
+        run(FedMLP(stage_one_rounds=1, **HEAD), with_images(change, from_round=2), rounds=3)
 
 
 def test_the_same_images_of_another_precision_are_the_same() -> None:
-    app = after_round_one(lambda pixels, targets: (pixels + 1e-7 * torch.rand_like(pixels), targets))
+    app = with_images(lambda pixels, targets: (pixels + 1e-7 * torch.rand_like(pixels), targets), from_round=2)
     assert set(run(FedMLP(stage_one_rounds=1, **HEAD), app, rounds=2).train_metrics_clientapp) == {1, 2}
 
 
 def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
-    kept: list[np.ndarray[Any, Any]] = []
+    tables: list[np.ndarray[Any, Any]] = []
 
-    class Second(Given):
+    class Second(Chosen):
         starts = 0
 
         def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
@@ -169,7 +153,7 @@ def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
 
         def _trained(self, message: Any, context: Any) -> RecordDict:
             reply = super()._trained(message, context)
-            kept.append(unpack_arrays(context.state["polyclinic-fedmlp"])["tags"])
+            tables.append(unpack_arrays(context.state["polyclinic-fedmlp"])["tags"])
             return reply
 
     app, strategy = Second(), FedMLP(stage_one_rounds=1, parameters=RATES, **HEAD)
@@ -180,32 +164,30 @@ def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
             strategy.start(grid=grid, initial_arrays=arrays, num_rounds=4 - app.starts)
 
     run_inline(main, app.client(), SITES)
-    assert (kept[SITES * 2] >= 0).any()  # the third round of the first start
-    assert all((tags == -1).all() for tags in kept[SITES * 3 : SITES * 4])
+    assert (tables[SITES * 2] >= 0).any()  # the third round of the first start
+    assert all((tags == -1).all() for tags in tables[SITES * 3 : SITES * 4])
 
 
-def test_an_empty_site_is_told_to_stay_out_and_arrays_that_are_no_tensors_how_to_make_one() -> None:
-    class Empty(Given):
-        def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
-            return pixels[:0], targets[:0]
-
-    class Numpy(Given):
-        def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
-            return pixels, targets.numpy()
-
-    with pytest.raises(RuntimeError, match="a site without training images cannot take part"):
-        run(FedMLP(stage_one_rounds=1, **HEAD), Empty(), rounds=1)
-    with pytest.raises(RuntimeError, match=r"targets must be a torch.Tensor, got ndarray: use torch.as_tensor"):
-        run(FedMLP(stage_one_rounds=1, **HEAD), Numpy(), rounds=1)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda pixels, targets: (pixels[:0], targets[:0]), "a site without training images cannot take part"),
+        (lambda pixels, targets: (pixels, targets.numpy()), "got ndarray: use torch.as_tensor"),
+    ],
+    ids=["no_images", "numpy"],
+)
+def test_images_that_cannot_be_trained_on_are_refused_with_what_to_do(change: Any, words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        run(FedMLP(stage_one_rounds=1, **HEAD), with_images(change), rounds=1)
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(288, 64), nn.Linear(288, 10)])
 def test_another_layer_than_the_coordinators_head_is_refused(layer: nn.Module) -> None:
-    class Other(Given):
+    class Other(Chosen):
         head = "1"
 
         def model(self, received: nn.Module) -> nn.Module:
-            return nn.Sequential(received[:4], layer)  # type: ignore[index]
+            return nn.Sequential(received[:4], layer)
 
     with pytest.raises(RuntimeError, match="the coordinator's head '4': it is another layer"):
         run(FedMLP(stage_one_rounds=1, **HEAD), Other(), rounds=1)
@@ -214,15 +196,15 @@ def test_another_layer_than_the_coordinators_head_is_refused(layer: nn.Module) -
 def test_finish_leaves_each_module_in_its_mode() -> None:
     modes: list[list[bool]] = []
 
-    class Modes(Given):
+    class Modes(Chosen):
         def model(self, received: nn.Module) -> nn.Module:
-            received.train()[1].eval()  # type: ignore[index]
+            received.train()[1].eval()
             self.net = received
             return received
 
         def _trained(self, message: Any, context: Any) -> RecordDict:
             reply = super()._trained(message, context)
-            modes.append([module.training for module in self.net])  # type: ignore[attr-defined]
+            modes.append([module.training for module in self.net])
             return reply
 
     run(FedMLP(stage_one_rounds=1, **HEAD), Modes(), rounds=1)
@@ -241,11 +223,6 @@ def test_the_parameters_are_those_that_a_run_reads(monkeypatch: pytest.MonkeyPat
     run(FedMLP(stage_one_rounds=1, parameters={"self_adaptive": True}, **HEAD), FedMLPApp(), rounds=2)
     # A method asks which rows are sent in the product; here whole models are.
     assert read & Watched.model_fields.keys() == FEDMLP_PARAMETERS | {"stage_one_rounds", "heads"}
-
-
-def test_classes_that_exclude_one_another_are_refused() -> None:
-    with pytest.raises(ValueError, match='FedMLP is for "multi_label" only'):
-        FedMLP(stage_one_rounds=1, task="multi_class", **HEAD)
 
 
 def test_rounds_that_end_before_detection_are_said(flowers_log: pytest.LogCaptureFixture) -> None:

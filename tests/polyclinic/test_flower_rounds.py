@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from polyclinic.flower import (
@@ -14,14 +15,16 @@ from polyclinic.flower import (
     FedSLD,
     PartialLoss,
     SequentialTraining,
+    SiteLabels,
     SurgicalAggregation,
     UniFed,
     UnknownLabels,
     VanillaFL,
+    labels,
 )
-from tests.polyclinic.apps import CLASSES, HALVES, App, FedMLPApp, altered, joins_late, network, run, silent
+from polyclinic.flower.checks import copy_head
+from tests.polyclinic.apps import CLASSES, HALVES, HEAD, App, FedMLPApp, altered, joins_late, network, run, silent
 
-HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
 PASSING = [SequentialTraining, UniFed]
 AVERAGING = [FedSLD, PartialLoss, SurgicalAggregation, VanillaFL]
 
@@ -42,18 +45,15 @@ def aggregated(strategy: Any, models: dict[int, dict[str, Any]], sent: dict[str,
             weight = {2: 13, 3: 29, 4: 7}[context.node_id]
             return RecordDict({"arrays": model, "metrics": MetricRecord({"num-examples": weight, "loss-slope": -1.0})})
 
-    app = Held()
-    return run(strategy, app, rounds=1, prepare=lambda grid: None, initial=arrays).arrays
+    return run(strategy, Held(), rounds=1, initial=arrays).arrays
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.bool_])
 def test_an_index_that_all_sites_hold_stays_what_it_is(kind: Any) -> None:
     index = (np.arange(225) % 200).astype(kind)
-    held = everywhere({"index": index})
-    mean = aggregated(SurgicalAggregation(**HEAD), held, {"index": index})["index"].numpy()
+    mean = aggregated(SurgicalAggregation(**HEAD), everywhere({"index": index}), {"index": index})["index"].numpy()
     assert mean.dtype == kind
     np.testing.assert_array_equal(mean, index)
-    torch.testing.assert_close(torch.from_numpy(mean), torch.from_numpy(index))
 
 
 def test_of_whole_numbers_that_differ_only_the_equal_entries_are_kept() -> None:
@@ -66,19 +66,16 @@ def test_of_whole_numbers_that_differ_only_the_equal_entries_are_kept() -> None:
 @pytest.mark.parametrize("strategy", [SurgicalAggregation, UniFed])
 def test_an_infinite_mask_that_was_sent_is_no_fault_and_a_new_infinity_is(strategy: Any) -> None:
     mask = np.array([[0.0, -np.inf], [0.0, 0.0]], np.float32)
-    held = everywhere({"mask": mask})
     whole: dict[str, Any] = {"train_at_server": lambda number, arrays: arrays, "alpha": 1}
-    options = whole if strategy is UniFed else {}
-    mean = aggregated(strategy(**HEAD, **options), held, {"mask": mask})["mask"].numpy()
+    options = {**HEAD, **(whole if strategy is UniFed else {})}
+    mean = aggregated(strategy(**options), everywhere({"mask": mask}), {"mask": mask})["mask"].numpy()
     np.testing.assert_array_equal(mean, mask)
-    for wrong in (np.inf, np.nan):
-        other = mask.copy()
-        other[1, 1] = wrong
+    infinite, undefined = mask.copy(), mask.copy()
+    infinite[1, 1], undefined[1, 1] = np.inf, np.nan
+    all_undefined = np.full_like(mask, np.nan)
+    for returned, sent in ((infinite, mask), (undefined, mask), (all_undefined, all_undefined)):
         with pytest.raises(RuntimeError, match="'mask' holds values that are not finite"):
-            aggregated(strategy(**HEAD, **options), everywhere({"mask": other}), {"mask": mask})
-    gone = np.full_like(mask, np.nan)
-    with pytest.raises(RuntimeError, match="'mask' holds values that are not finite"):
-        aggregated(strategy(**HEAD, **options), everywhere({"mask": gone}), {"mask": gone})
+            aggregated(strategy(**options), everywhere({"mask": returned}), {"mask": sent})
 
 
 # ---------------------------------------------------------------------- wrappers and overrides
@@ -105,19 +102,18 @@ def test_a_wrapped_averaging_strategy_still_runs() -> None:
 
 @pytest.mark.parametrize("strategy", [SurgicalAggregation, *PASSING])
 def test_an_override_of_aggregate_train_gets_each_rounds_replies_and_its_model_is_used(strategy: Any) -> None:
-    seen: list[tuple[int, list[int]]] = []
+    nodes: list[tuple[int, list[int]]] = []
 
-    class Saving(strategy):  # type: ignore[misc, valid-type]
+    class Saving(strategy):
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            came = list(replies)
-            seen.append((server_round, [reply.metadata.src_node_id for reply in came]))
-            arrays, metrics = super().aggregate_train(server_round, came)
+            received = list(replies)
+            nodes.append((server_round, sorted(reply.metadata.src_node_id for reply in received)))
+            arrays, metrics = super().aggregate_train(server_round, received)
             arrays["0.bias"] = Array(np.full(8, float(server_round), np.float32))
             return arrays, metrics
 
-    app = App()
-    result = run(Saving(**HEAD), app, rounds=2)
-    assert [(number, sorted(nodes)) for number, nodes in seen] == [(1, [2, 3, 4]), (2, [2, 3, 4])]
+    result = run(Saving(**HEAD), App(), rounds=2)
+    assert nodes == [(1, [2, 3, 4]), (2, [2, 3, 4])]
     np.testing.assert_array_equal(result.arrays["0.bias"].numpy(), np.full(8, 2.0, np.float32))
 
 
@@ -136,9 +132,9 @@ def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callab
     ("train", "words"),
     [
         (changed("4.weight", lambda value: value[:1]), r"'4.weight' has the shape \(1, 288\), not \(10, 288\)"),
-        (changed("0.bias", lambda value: value * torch.nan), "'0.bias' holds values that are not finite"),
+        (changed("0.bias", lambda value: value * torch.nan), "'0.bias' holds values"),
         (lambda number, arrays: ArrayRecord({"4.bias": arrays["4.bias"]}), "its model lacks '0.bias'"),
-        (lambda number, arrays: None, r"must return ArrayRecord\(model.state_dict\(\)\), got NoneType"),
+        (lambda number, arrays: None, "got NoneType"),
         (lambda number, arrays: arrays.to_torch_state_dict(), "got OrderedDict"),
     ],
 )
@@ -164,22 +160,18 @@ def test_the_names_of_a_compiled_model_are_told_by_what_stands_in_front(strategy
     def change(reply: RecordDict) -> None:
         reply["arrays"] = ArrayRecord({f"_orig_mod.{name}": array for name, array in reply["arrays"].items()})
 
-    with pytest.raises(
-        RuntimeError, match=r"names begin with '_orig_mod.': send the state_dict\(\) of the model inside"
-    ):
+    with pytest.raises(RuntimeError, match=r"names begin with '_orig_mod.'"):
         run(strategy(**HEAD), altered(change, node=0), rounds=1)
 
 
 def test_a_head_inside_a_compiled_model_or_under_weight_norm_is_told_as_that() -> None:
-    from polyclinic.flower.checks import copy_head
-
     state = network().state_dict()
     compiled = ArrayRecord({f"_orig_mod.{name}": value for name, value in state.items()})
     with pytest.raises(ValueError, match=r"Did you mean '_orig_mod.4'"):
         copy_head(compiled, "4", CLASSES)
     normed = network()
-    torch.nn.utils.parametrizations.weight_norm(normed[4])  # type: ignore[index]
-    with pytest.raises(ValueError, match=r"4.parametrizations.weight.original0.*must be a plain torch.nn.Linear"):
+    torch.nn.utils.parametrizations.weight_norm(normed[4])
+    with pytest.raises(ValueError, match=r"4.parametrizations.weight.original0"):
         copy_head(ArrayRecord(normed.state_dict()), "4", CLASSES)
 
 
@@ -193,10 +185,9 @@ def test_each_start_asks_the_labels_anew(strategy: Any) -> None:
     others = App(own=HALVES[::-1])
     result = run(again, others, rounds=1)
     fresh = run(strategy(**HEAD), App(own=HALVES[::-1]), rounds=1)
-    assert [kind for _, kind in others.asked].count("labels") == 3
+    assert len(others.nodes_of("labels")) == 3
     for node, own in zip((2, 3, 4), HALVES[::-1], strict=True):
-        told = others.sent[node]["config"]["polyclinic-annotated"]
-        assert told == [name in own for name in CLASSES]
+        assert others.sent[node]["config"]["polyclinic-annotated"] == [name in own for name in CLASSES]
     for name, array in fresh.arrays.items():
         np.testing.assert_array_equal(result.arrays[name].numpy(), array.numpy())
 
@@ -206,7 +197,7 @@ def test_a_wrapped_strategy_started_again_asks_anew_too() -> None:
     run(wrapped, App(), rounds=1)
     others = App(own=HALVES[::-1])
     run(wrapped, others, rounds=1)
-    assert [kind for _, kind in others.asked].count("labels") == 3
+    assert len(others.nodes_of("labels")) == 3
 
 
 def test_fedmlp_started_again_sends_no_old_prototypes() -> None:
@@ -225,9 +216,7 @@ def extra(reply: RecordDict) -> None:
 
 
 @pytest.mark.parametrize("strategy", [*AVERAGING, *PASSING])
-def test_a_metric_of_some_sites_is_their_mean_and_the_nodes_are_said(
-    strategy: Any, flowers_log: pytest.LogCaptureFixture
-) -> None:
+def test_a_metric_of_some_sites_is_their_mean(strategy: Any, flowers_log: pytest.LogCaptureFixture) -> None:
     result = run(strategy(**HEAD), altered(extra), rounds=2)
     assert result.train_metrics_clientapp[1]["sensitivity"] == 0.9
     assert flowers_log.text.count("only node 3 sent the metric 'sensitivity'") == 1
@@ -246,13 +235,12 @@ def test_lists_of_different_length_have_no_mean(flowers_log: pytest.LogCaptureFi
     assert "per-class" not in metrics
     assert "the metric 'per-class' of nodes 2, 3, 4 differs in length" in flowers_log.text
     weights = [float(app.replies[node]["metrics"]["num-examples"]) for node in (2, 3, 4)]
-    np.testing.assert_allclose(metrics["pair"], [np.average([2, 3, 4], weights=weights), 1.0])  # type: ignore[arg-type]
+    np.testing.assert_allclose(metrics["pair"], [np.average([2, 3, 4], weights=weights), 1.0])
 
 
 def test_an_own_function_for_metrics_gets_every_reply_as_it_is(flowers_log: pytest.LogCaptureFixture) -> None:
     def best(records: list[RecordDict], key: str) -> MetricRecord:
-        found = [float(record["metrics"].get("sensitivity", 0)) for record in records]
-        return MetricRecord({"best": max(found)})
+        return MetricRecord({"best": max(float(record["metrics"].get("sensitivity", 0)) for record in records)})
 
     result = run(SurgicalAggregation(train_metrics_aggr_fn=best, **HEAD), altered(extra), rounds=1)
     assert dict(result.train_metrics_clientapp[1]) == {"best": 0.9}
@@ -265,11 +253,8 @@ def test_records_of_another_name_are_taken() -> None:
 
     app = altered(renamed)
     result = run(SurgicalAggregation(**HEAD), app, rounds=1)
-    models = [app.replies[node]["model" if node == 3 else "arrays"]["0.weight"].numpy() for node in (2, 3, 4)]
-    weights = [float(app.replies[n]["figures" if n == 3 else "metrics"]["num-examples"]) for n in (2, 3, 4)]
-    np.testing.assert_allclose(
-        result.arrays["0.weight"].numpy(), np.average(models, axis=0, weights=weights), rtol=1e-5
-    )
+    app.replies[3] = RecordDict({"arrays": app.replies[3]["model"], "metrics": app.replies[3]["figures"]})
+    np.testing.assert_allclose(result.arrays["0.weight"].numpy(), app.mean("0.weight", 2, 3, 4), rtol=1e-5)
 
 
 def test_evaluation_leaves_out_a_reply_without_a_weight_and_goes_on(flowers_log: pytest.LogCaptureFixture) -> None:
@@ -286,10 +271,10 @@ def test_evaluation_leaves_out_a_reply_without_a_weight_and_goes_on(flowers_log:
         return reply
 
     client._registered_funcs["evaluate.default"] = odd
-    app.client = lambda: client  # type: ignore[method-assign]
+    app.client = lambda: client
     result = run(PartialLoss(**{**HEAD, "fraction_evaluate": 1.0}), app, rounds=1)
     assert result.evaluate_metrics_clientapp[1]["sensitivity"] == 0.5
-    assert "the reply of node 3 is left out: it sent no 'num-examples' in its metrics" in flowers_log.text
+    assert "the reply of node 3 is left out: it sent no 'num-examples'" in flowers_log.text
     assert "only node 4 sent the metric 'sensitivity'" in flowers_log.text
 
 
@@ -298,9 +283,7 @@ def test_evaluation_leaves_out_a_reply_without_a_weight_and_goes_on(flowers_log:
 
 @pytest.mark.parametrize("strategy", [SurgicalAggregation, *PASSING])
 def test_a_run_in_which_every_site_fails_ends_with_each_nodes_reason(strategy: Any) -> None:
-    words = (
-        r"round \d: no reply can be used:\nnode 2: it failed: No space left.*\nnode 3: it failed.*\nnode 4: no reply"
-    )
+    words = r"round \d: no reply can be used:\nnode 2: .* No space left.*\nnode 3: it failed.*\nnode 4: no reply"
     with pytest.raises(RuntimeError, match=words):
         run(strategy(**HEAD), App(broken={2, 3}), rounds=1, prepare=silent("train", 4), timeout=17)
 
@@ -327,14 +310,7 @@ def test_a_silent_late_site_is_waited_for_once_a_round() -> None:
 
 
 def test_counts_of_exclusive_classes_that_exceed_the_images_are_refused() -> None:
-    class Double(App):
-        def client(self) -> Any:
-            from polyclinic.flower import SiteLabels, labels
-
-            app = super().client()
-            del app._registered_funcs["query.labels"]
-            labels(app)(lambda context: SiteLabels(CLASSES[:2], (40, 30), 48))
-            return app
-
+    app = ClientApp()
+    labels(app)(lambda context: SiteLabels(CLASSES[:2], (40, 30), 48))
     with pytest.raises(UnknownLabels, match="node 2 counts 70 positives in 48 images"):
-        run(FedSLD(task="multi_class", **HEAD), Double(), rounds=1)
+        run(FedSLD(task="multi_class", **HEAD), app, rounds=1)

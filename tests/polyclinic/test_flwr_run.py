@@ -23,9 +23,9 @@ Starts = Callable[..., subprocess.Popen[bytes]]
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def start(home: Path) -> Iterator[Starts]:
 
     def started(*command: str) -> subprocess.Popen[bytes]:
         with (home / f"{len(running)}.log").open("wb") as log:
-            made = subprocess.Popen(
+            program = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]], stdout=log, stderr=log, start_new_session=True
             )
-        running.append(made)
-        return made
+        running.append(program)
+        return program
 
     yield started
     for program in running:
@@ -71,9 +71,10 @@ def flwr_run(home: Path, *words: str) -> dict[str, float]:
     done = subprocess.run(
         [BIN / "flwr", "run", ".", *words, "--stream"], cwd=home / "app", capture_output=True, text=True, timeout=400
     )
-    found = re.findall(r"(\w+): (\d\.\d{3})", next(iter(re.findall(r"^AUROC .*$", done.stdout, re.MULTILINE)), ""))
-    assert len(found) == 11, done.stdout[-3000:] + done.stderr[-3000:]
-    return {name: float(value) for name, value in found}
+    line = next(iter(re.findall(r"^AUROC .*$", done.stdout, re.MULTILINE)), "")
+    aurocs = re.findall(r"(\w+): (\d\.\d{3})", line)
+    assert len(aurocs) == 11, done.stdout[-3000:] + done.stderr[-3000:]
+    return {name: float(value) for name, value in aurocs}
 
 
 def listens(port: int, within_s: float = 60) -> None:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor, nn
 
 import polyclinic as pc
+from common import plugins
 from common.errors import BadInput
+from polyclinic.runs import _as_overrides
+from server.federation.checkpoints import CheckpointFolder
 from tests.federations import experiment, finished
+from tests.server.killing import Killed, kill_at
 
 SMALL = {"run.rounds": 2, "simulation.backend": "inline"}
 
@@ -25,8 +31,8 @@ def tiny(channels: int, image_size: int) -> nn.Module:
 
 
 def squared(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    known = ~labels.isnan()
-    return ((logits.sigmoid() - labels.nan_to_num()) ** 2 * known).sum() / known.sum().clamp(min=1)
+    labelled = ~labels.isnan()
+    return ((logits.sigmoid() - labels.nan_to_num()) ** 2 * labelled).sum() / labelled.sum().clamp(min=1)
 
 
 def share_above(scores: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
@@ -49,9 +55,13 @@ STRIPES = {
 }
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> pc.FinishedRun:
-    return pc.simulate(STRIPES, dataset=stripes(), out=tmp_path / "run")
+def simulated(out: Path, **choices: Any) -> pc.FinishedRun:
+    return pc.simulate(STRIPES, dataset=stripes(), out=out, **choices)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> pc.FinishedRun:
+    return simulated(tmp_path_factory.mktemp("stripes") / "run")
 
 
 def test_it_is_the_run_of_the_command_line(tmp_path: Path) -> None:
@@ -77,8 +87,6 @@ def test_the_tables_have_what_the_summary_has(run: pc.FinishedRun) -> None:
 
 
 def test_figures_are_axes_and_can_be_drawn_into_given_ones(run: pc.FinishedRun) -> None:
-    from matplotlib.figure import Figure
-
     both = Figure().subplots(1, 2)
     assert run.plot_rounds(both[0]) is both[0]
     assert run.plot_classes(both[1]) is both[1]
@@ -88,32 +96,28 @@ def test_figures_are_axes_and_can_be_drawn_into_given_ones(run: pc.FinishedRun) 
 
 
 def test_images_of_an_array_and_of_files_are_predicted_alike(run: pc.FinishedRun, tmp_path: Path) -> None:
-    from PIL import Image
-
-    images = stripes(3).images
-    for n, image in enumerate(images):
-        Image.fromarray(image).save(tmp_path / f"{n}.png")
-    folder = tmp_path / "pictures"
+    images, folder = stripes(3).images, tmp_path / "pictures"
     folder.mkdir()
-    for n in range(3):
-        (tmp_path / f"{n}.png").rename(folder / f"{n}.png")
+    for n, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{n}.png")
     of_array, of_files = run.predict(images), pc.predict(run.folder, folder)
     assert list(of_array.columns) == ["horizontal", "vertical"]
     np.testing.assert_allclose(of_array.to_numpy(), of_files.to_numpy(), atol=1e-6)
     with torch.no_grad():
-        direct = run.network()(torch.from_numpy(images[:, None]).float())  # type: ignore[operator]
+        direct = run.network()(torch.from_numpy(images[:, None]).float())
     np.testing.assert_allclose(of_array.to_numpy(), direct.sigmoid().numpy(), atol=1e-6)
     with pytest.raises(BadInput, match="must be uint8"):
         run.predict(images.astype(np.float32))
 
 
 def test_network_loss_and_metric_of_ones_own(tmp_path: Path) -> None:
-    own = pc.simulate(STRIPES, dataset=stripes(), model=tiny, loss=squared, metrics=[share_above], out=tmp_path / "run")
+    own, again = (
+        simulated(tmp_path / name, model=tiny, loss=squared, metrics=[share_above]) for name in ("run", "again")
+    )
     assert own.summary["experiment"]["model"]["architecture"].startswith("plugin:own-tiny-")
     (metric,) = own.summary["test"]["mean_more"]
     assert metric.startswith("plugin:own-share_above-")
     assert own.network().backbone[2].out_features == 12
-    again = pc.simulate(STRIPES, dataset=stripes(), model=tiny, loss=squared, metrics=[share_above], out=tmp_path / "b")
     assert again.model_sha256 == own.model_sha256
 
 
@@ -124,42 +128,32 @@ def test_a_network_that_was_changed_is_another_one(tmp_path: Path) -> None:
         exec(source, scope)  # as a notebook's cell that is edited and run again
         return scope["tiny"]
 
-    widths = [
-        pc.simulate(STRIPES, dataset=stripes(), model=network(width), out=tmp_path / str(width))
-        .network()
-        .head.in_features
-        for width in (4, 7)
-    ]
-    assert widths == [4, 7]
+    narrow, wide = (simulated(tmp_path / str(width), model=network(width)).network() for width in (4, 7))
+    assert (narrow.head.in_features, wide.head.in_features) == (4, 7)
 
 
 def test_a_run_that_broke_off_goes_on(tmp_path: Path) -> None:
-    from server.federation.checkpoints import CheckpointFolder
-    from tests.server.killing import Killed, kill_at
-
-    through = pc.simulate(STRIPES, dataset=stripes(), model=tiny, out=tmp_path / "through")
+    through = simulated(tmp_path / "through", model=tiny)
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, CheckpointFolder, "save", 2)
         with pytest.raises(Killed):
-            pc.simulate(STRIPES, dataset=stripes(), model=tiny, out=tmp_path / "run")
-    resumed = pc.simulate(STRIPES, dataset=stripes(), model=tiny, out=tmp_path / "run", resume=True)
+            simulated(tmp_path / "run", model=tiny)
+    resumed = simulated(tmp_path / "run", model=tiny, resume=True)
     assert resumed.model_sha256 == through.model_sha256
 
 
 def test_what_is_wrong_is_said_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r'run.round: is not a known key. Did you mean "rounds"'):
-        pc.simulate(STRIPES, settings={"run.round": 3}, dataset=stripes(), out=tmp_path / "run")
-    with pytest.raises(BadInput, match=r'no example has this name. Examples are "digits_surgical", "digits_vanilla"'):
+    with pytest.raises(BadInput, match=r'run.round: .* Did you mean "rounds"'):
+        simulated(tmp_path / "run", settings={"run.round": 3})
+    with pytest.raises(BadInput, match=r'Examples are "digits_surgical", "digits_vanilla"'):
         pc.simulate("digits", out=tmp_path / "run")
     with pytest.raises(BadInput, match="ray: its workers are other processes"):
-        pc.simulate(STRIPES, dataset=stripes(), settings={"simulation.backend": "ray"}, out=tmp_path / "run")
+        simulated(tmp_path / "run", settings={"simulation.backend": "ray"})
     assert not (tmp_path / "run").exists()
 
 
-def test_another_process_says_that_it_does_not_know_the_network(run: pc.FinishedRun, tmp_path: Path) -> None:
-    from common import plugins
-
-    own = pc.simulate(STRIPES, dataset=stripes(), model=tiny, out=tmp_path / "own")
+def test_another_process_says_that_it_does_not_know_the_network(tmp_path: Path) -> None:
+    own = simulated(tmp_path / "own", model=tiny)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(plugins, "_offered", {})
         with pytest.raises(BadInput, match=r"was given to polyclinic.simulate in another process"):
@@ -173,26 +167,16 @@ def test_a_folder_is_chosen_where_none_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_experiments_are_compared_seed_by_seed(tmp_path: Path) -> None:
-    table = pc.compare(
-        ["digits_surgical", "digits_vanilla"], seeds=2, out=tmp_path, settings={**SMALL, "run.rounds": 1}
-    )
-    assert list(table.index) == [(one, seed) for one in ("digits_surgical", "digits_vanilla") for seed in (0, 1)]
+    names = ["digits_surgical", "digits_vanilla"]
+    table = pc.compare(names, seeds=2, out=tmp_path, settings={**SMALL, "run.rounds": 1})
+    assert list(table.index) == [(name, seed) for name in names for seed in (0, 1)]
     assert table["all"].between(0, 1).all()
     assert (tmp_path / "report.html").exists()
 
 
 def test_importing_it_loads_neither_torch_nor_flower() -> None:
-    import subprocess
-    import sys
-
     code = "import sys, polyclinic; sys.exit(any(name in sys.modules for name in ('torch', 'flwr', 'pandas', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def options(settings: Mapping[str, object]) -> list[str]:
-    from polyclinic.runs import _as_overrides
-
-    return _as_overrides(settings)
 
 
 @pytest.mark.parametrize(
@@ -207,22 +191,20 @@ def options(settings: Mapping[str, object]) -> list[str]:
     ],
 )
 def test_settings_are_written_as_toml(value: object, text: str) -> None:
-    import tomllib
-
-    (line,) = options({"a.b": value})
+    (line,) = _as_overrides({"a.b": value})
     assert line == f"a.b={text}"
     assert tomllib.loads(f"x = {text}")["x"] == value
 
 
 def test_a_script_without_a_guard_runs_once_where_it_compares(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
-    script.write_text(
-        "print('begun')\n"
-        "import polyclinic as pc\n"
-        "SETTINGS = {'run.rounds': 1, 'simulation.backend': 'inline'}\n"
-        "pc.compare(['digits_surgical'], seeds=2, jobs=2, out='both', settings=SETTINGS)\n"
-        "print('done')\n",
-        encoding="utf-8",
-    )
+    program = """
+print("begun")
+import polyclinic as pc
+settings = {"run.rounds": 1, "simulation.backend": "inline"}
+pc.compare(["digits_surgical"], seeds=2, jobs=2, out="both", settings=settings)
+print("done")
+"""
+    script.write_text(program, encoding="utf-8")
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert (ended.returncode, ended.stdout.split()) == (0, ["begun", "done"]), ended.stderr
