@@ -53,7 +53,7 @@ def main(name: str, seconds: int) -> None:
         for place, seed in enumerate(target.seeds()):
             (Path(corpus) / f"seed{place}").write_bytes(seed)
         limits = [f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=4096", "-malloc_limit_mb=512"]
-        atheris.Setup(["fuzz", corpus, "-max_len=65536", *limits], target.tried)
+        atheris.Setup(["fuzz", corpus, "-max_len=65536", *limits], target.check)
         atheris.Fuzz()
 
 

@@ -78,11 +78,11 @@ class Target:
 
     Attributes:
         seeds: Bytes that it accepts, to start from.
-        tried: Gives it bytes; raises whatever it should not have done.
+        check: Gives it bytes; raises whatever it should not have done.
     """
 
     seeds: Seeds
-    tried: Callable[[bytes], None]
+    check: Callable[[bytes], None]
 
 
 @contextlib.contextmanager
@@ -99,11 +99,11 @@ def folder_with(**files: bytes) -> Iterator[Path]:
 def refused_at_most(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None]:
     """A reader of a file of this name in a folder, which may refuse the file."""
 
-    def tried(data: bytes) -> None:
+    def check(data: bytes) -> None:
         with folder_with(**{name.replace(".", "__"): data}) as folder, contextlib.suppress(BadInput):
             read(folder)
 
-    return tried
+    return check
 
 
 # ---------------------------------------------------------------------- from the other side
@@ -113,7 +113,8 @@ RECORDS = (RollCall("run", "{}"), RefusalNoted("run", "north"), ANSWER, REQUEST,
 
 def record_seeds() -> list[bytes]:
     """The number of a record's kind, and the record as it travels."""
-    return [bytes([kind]) + recorddict_to_proto(encode(one)).SerializeToString() for kind, one in enumerate(RECORDS)]
+    contents = [recorddict_to_proto(encode(record)).SerializeToString() for record in RECORDS]
+    return [bytes([kind]) + content for kind, content in enumerate(contents)]
 
 
 def record(data: bytes) -> None:
@@ -121,16 +122,16 @@ def record(data: bytes) -> None:
         content = recorddict_from_proto(ProtoRecordDict.FromString(data[1:]))
     except Exception:  # Flower's own, long before any of our records
         return
-    decoded(content, type(RECORDS[data[0] % len(RECORDS)]) if data else RollCall)
+    accepts(content, type(RECORDS[data[0] % len(RECORDS)]) if data else RollCall)
 
 
-def decoded(content: RecordDict, kind: Any) -> None:
-    """A record that is taken comes back from the wire as it was."""
+def accepts(content: RecordDict, kind: Any) -> None:
+    """A record that is accepted comes back from the wire as it was."""
     try:
-        found = decode(content, kind)
+        accepted = decode(content, kind)
     except WireError:
         return
-    assert same(decode(encode(found), kind), found)
+    assert same(decode(encode(accepted), kind), accepted)
 
 
 _OBJECT = struct.Struct("<64sI")
@@ -139,7 +140,7 @@ _OBJECT = struct.Struct("<64sI")
 def object_seeds() -> list[bytes]:
     """All objects of a message with their names, the message first."""
     whole = message(trunk=np.arange(7, dtype=np.float32), bias=np.zeros(2, np.float32))
-    objects = {name: found.deflate() for name, found in get_all_nested_objects(whole).items()}
+    objects = {name: part.deflate() for name, part in get_all_nested_objects(whole).items()}
     ordered = {whole.object_id: objects[whole.object_id], **objects}
     return [b"".join(_OBJECT.pack(name.encode(), len(content)) + content for name, content in ordered.items())]
 
@@ -180,12 +181,10 @@ def compact(data: bytes) -> None:
 
 def received_seeds() -> list[bytes]:
     metadata = ProtoMetadata(run_id=7, message_id="a", created_at=5.0, ttl=60.0, message_type="train")
-    answer = PullMessagesResponse(messages_list=[ProtoMessage(metadata=metadata)])
-    return [
-        PullMessagesResponse(
-            messages_list=answer.messages_list, message_object_trees=[ObjectTree(object_id="a")]
-        ).SerializeToString()
-    ]
+    answer = PullMessagesResponse(
+        messages_list=[ProtoMessage(metadata=metadata)], message_object_trees=[ObjectTree(object_id="a")]
+    )
+    return [answer.SerializeToString()]
 
 
 def received(data: bytes) -> None:
@@ -207,15 +206,15 @@ def bundle(data: bytes) -> None:
 
 
 def read_again(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
-    """A file that is taken is written and read again as it was."""
+    """A file that is accepted is written and read again as it was."""
 
-    def tried(data: bytes) -> None:
+    def check(data: bytes) -> None:
         with folder_with(it=data) as folder, contextlib.suppress(BadInput):
-            found = read(folder / "it")
-            write_toml(folder / "again", found, "Written again.")
-            assert read(folder / "again") == found
+            content = read(folder / "it")
+            write_toml(folder / "again", content, "Written again.")
+            assert read(folder / "again") == content
 
-    return tried
+    return check
 
 
 def public_key(data: bytes) -> None:
@@ -224,13 +223,17 @@ def public_key(data: bytes) -> None:
         assert checked_key(line) == line
 
 
+def _coordinator(folder: str) -> Coordinator:
+    return Coordinator(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
+
+
 @lru_cache
 def _authority() -> dict[str, bytes]:
     with TemporaryDirectory() as name:
-        made = Coordinator(Path(name), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
-        make_authority(made)
-        issue_server_certificate(made)
-        return {path.name: path.read_bytes() for path in made.authority.iterdir()}
+        coordinator = _coordinator(name)
+        make_authority(coordinator)
+        issue_server_certificate(coordinator)
+        return {path.name: path.read_bytes() for path in coordinator.authority.iterdir()}
 
 
 def certificates(data: bytes) -> None:
@@ -238,12 +241,12 @@ def certificates(data: bytes) -> None:
     names = sorted(_authority())
     files = _authority() | ({names[data[0] % len(names)]: data[1:]} if data else {})
     with TemporaryDirectory() as name, contextlib.suppress(BadInput):
-        made = Coordinator(Path(name), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
-        made.authority.mkdir()
+        coordinator = _coordinator(name)
+        coordinator.authority.mkdir()
         for file, content in files.items():
-            (made.authority / file).write_bytes(content)
-        certificate_faults(made)
-        issue_server_certificate(made)
+            (coordinator.authority / file).write_bytes(content)
+        certificate_faults(coordinator)
+        issue_server_certificate(coordinator)
 
 
 # ---------------------------------------------------------------------- what a run and a site write and read again
@@ -269,10 +272,10 @@ def _state() -> FederationState:
 
 def state(data: bytes) -> None:
     try:
-        found = deserialize_state(data)
+        before = deserialize_state(data)
     except ValueError:
         return
-    assert serialize_state(deserialize_state(serialize_state(found))) == serialize_state(found)
+    assert serialize_state(deserialize_state(serialize_state(before))) == serialize_state(before)
 
 
 @lru_cache
@@ -288,8 +291,8 @@ def checkpoint(data: bytes) -> None:
         (Path(name) / "checkpoints").mkdir()
         for file, content in (_checkpoint() | {"round-000002.json": data}).items():
             (Path(name) / "checkpoints" / file).write_bytes(content)
-        found, broken = CheckpointFolder(Path(name), durable=False).newest()
-        assert (found is None) == bool(broken)
+        newest, broken = CheckpointFolder(Path(name), durable=False).newest()
+        assert (newest is None) == bool(broken)
         assert all(broken.values())
 
 
@@ -304,8 +307,8 @@ def rounds(data: bytes) -> None:
 @lru_cache
 def _memory() -> bytes:
     with TemporaryDirectory() as name:
-        kept = SiteMemory(3, MODEL, Groups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
-        MemoryFolder(Path(name), durable=False).keep(kept)
+        site = SiteMemory(3, MODEL, Groups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
+        MemoryFolder(Path(name), durable=False).keep(site)
         return (Path(name) / "round-000003.safetensors").read_bytes()
 
 
@@ -314,15 +317,15 @@ def memory(data: bytes) -> None:
     for content in (data, hashlib.sha256(data[32:]).digest() + data[32:]):
         with folder_with() as folder:
             (folder / "round-000003.safetensors").write_bytes(content)
-            said: list[str] = []
-            found = MemoryFolder(folder).recall(3, said.append)
-            assert bool(said) == (repr(found) == repr(SiteMemory()))
+            notices: list[str] = []
+            recalled = MemoryFolder(folder).recall(3, notices.append)
+            assert bool(notices) == (repr(recalled) == repr(SiteMemory()))
 
 
 def in_hand(data: bytes) -> None:
     with folder_with(it=data) as folder:
-        found = PendingMessage(folder / "it").read()
-        assert found is None or data[32:] == bytes([found[0]]) + found[1]
+        pending = PendingMessage(folder / "it").read()
+        assert pending is None or data[32:] == bytes([pending[0]]) + pending[1]
 
 
 @lru_cache
@@ -340,8 +343,8 @@ def model_description(data: bytes) -> None:
 
 def model_tensors(data: bytes) -> None:
     """With the hash that belongs to them."""
-    told = json.loads(_model()[DESCRIPTION]) | {"safetensors_sha256": hashlib.sha256(data).hexdigest()}
-    files = {"model__json": json.dumps(told).encode(), "model__safetensors": data}
+    description = json.loads(_model()[DESCRIPTION]) | {"safetensors_sha256": hashlib.sha256(data).hexdigest()}
+    files = {"model__json": json.dumps(description).encode(), "model__safetensors": data}
     with folder_with(**files) as folder, contextlib.suppress(BadInput):
         load_model(folder)
 
@@ -351,8 +354,8 @@ def model_tensors(data: bytes) -> None:
 
 def experiment(data: bytes) -> None:
     with folder_with(it__toml=data) as folder, contextlib.suppress(BadInput):
-        found = read_experiment(folder / "it.toml").experiment
-        assert type(found).model_validate_json(found.model_dump_json()) == found
+        settings = read_experiment(folder / "it.toml").experiment
+        assert type(settings).model_validate_json(settings.model_dump_json()) == settings
 
 
 def site(data: bytes) -> None:
@@ -370,6 +373,7 @@ _TABLE = FolderSpec(
     patient_column="patient",
     split_column="part",
     label_columns=("Nodule", "Mass"),
+    missing_files="ignore",
 )
 
 
@@ -378,8 +382,8 @@ def table(data: bytes) -> None:
     with folder_with(labels__csv=data) as folder, contextlib.suppress(BadInput):
         (folder / "pictures").mkdir()
         (folder / "pictures" / "00.png").touch()
-        found = open_folder(_TABLE.model_copy(update={"missing_files": "ignore"}), folder)
-        assert found.labels.shape == (len(found.files), 2)
+        opened = open_folder(_TABLE, folder)
+        assert opened.labels.shape == (len(opened.files), 2)
 
 
 def packed_table(data: bytes) -> None:
@@ -400,8 +404,8 @@ def npz_seeds() -> list[bytes]:
 
 def npz(data: bytes) -> None:
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        found = load(NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder)
-        assert found.train.labels.shape == (len(found.train), 2)
+        splits = load(NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder)
+        assert splits.train.labels.shape == (len(splits.train), 2)
 
 
 def jpeg_npz_seeds() -> list[bytes]:
@@ -422,14 +426,14 @@ def limited_npz(data: bytes) -> None:
     """Some rows of a file, which are read without the others."""
     spec = NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), patient_key="patient", train_limit=2, image_size=8)
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        found = load(spec, folder)
-        assert found.train.images.shape[1:3] == (8, 8)
+        splits = load(spec, folder)
+        assert splits.train.images.shape[1:3] == (8, 8)
 
 
 def unlabelled(data: bytes) -> None:
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
-        found = read_pictures(folder / "it.npz", ImageForm(8, color=False, resize="pad"))
-        assert len(found.names) == len(found.images)
+        pictures = read_pictures(folder / "it.npz", ImageForm(8, color=False, resize="pad"))
+        assert len(pictures.names) == len(pictures.images)
 
 
 def volume_seeds() -> list[bytes]:
@@ -441,8 +445,8 @@ def volume(data: bytes) -> None:
     form = ImageForm(8, color=False, resize="pad", rendering=Rendering("middle", "coronal"))
     for content in (data, gzip.compress(data, 1)):
         with folder_with(it=content) as folder:
-            found = decode_pictures(["it"], lambda row, file=folder / "it": file, form)  # type: ignore[misc]
-            assert len(found.rows) + len(found.skipped) == 1
+            decoded = decode_pictures(["it"], lambda row, file=folder / "it": file, form)
+            assert len(decoded.rows) + len(decoded.skipped) == 1
 
 
 def head(data: bytes) -> None:
@@ -475,9 +479,9 @@ def picture_seeds() -> list[bytes]:
 
 
 def picture(data: bytes) -> None:
-    found = decode_pictures(["it"], lambda row: data, ImageForm(8, color=False, resize="pad"))
-    assert len(found.rows) + len(found.skipped) == 1
-    assert all(skipped.reason for skipped in found.skipped)
+    decoded = decode_pictures(["it"], lambda row: data, ImageForm(8, color=False, resize="pad"))
+    assert len(decoded.rows) + len(decoded.skipped) == 1
+    assert all(skipped.reason for skipped in decoded.skipped)
 
 
 TARGETS = {

@@ -13,9 +13,7 @@ from tests.network.real import ROOT
 
 pytestmark = [
     pytest.mark.torture,
-    pytest.mark.skipif(
-        importlib.util.find_spec("atheris") is None, reason="needs atheris: pip install polyclinic[fuzz]"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="needs pip install polyclinic[fuzz]"),
 ]
 
 
