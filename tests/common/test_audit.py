@@ -1,9 +1,11 @@
 """An audit finds every line that is not what was written, and a kill in the middle of one breaks nothing."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,14 +30,18 @@ def lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
-def said(folder: Path) -> list[str]:
+def faults(folder: Path) -> list[str]:
     return [str(fault) for fault in check_audit(folder).faults]
 
 
-def test_what_was_written_is_found_right_and_counted(tmp_path: Path) -> None:
+def is_sound(folder: Path, entries: int, notes: int = 0) -> bool:
+    verdict = check_audit(folder)
+    return (verdict.entries, verdict.faults, len(verdict.notes)) == (entries, [], notes)
+
+
+def test_what_was_written_is_right_and_counted(tmp_path: Path) -> None:
     written(tmp_path)
-    found = check_audit(tmp_path)
-    assert (found.entries, found.faults, found.notes) == (ENTRIES, [], [])
+    assert is_sound(tmp_path, ENTRIES)
     assert [entry["bytes"] for entry in Audit(tmp_path).entries()] == [100, 101, 102, 103, 104, 105]
 
 
@@ -46,62 +52,76 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@given(place=st.integers(0, ENTRIES - 1), data=st.data())
-def test_any_changed_byte_is_found(original: Path, place: int, data: st.DataObject) -> None:
-    path = original / audit.FILE
+@contextlib.contextmanager
+def replaced(folder: Path, content: bytes) -> Iterator[None]:
+    """An audit of other bytes for a while."""
+    path = folder / audit.FILE
     before = path.read_bytes()
-    at = data.draw(st.integers(0, len(before) - 1))
-    byte = data.draw(st.integers(0, 255).filter(lambda value: value != before[at]))
     try:
-        path.write_bytes(before[:at] + bytes([byte]) + before[at + 1 :])
-        found = check_audit(original)
-        lost_newline = at == len(before) - 1  # nothing of any entry: the next one begins on a line of its own
-        assert found.faults or lost_newline
+        path.write_bytes(content)
+        yield
     finally:
         path.write_bytes(before)
 
 
+@given(place=st.integers(0, ENTRIES - 1), data=st.data())
+def test_any_changed_byte_is_found(original: Path, place: int, data: st.DataObject) -> None:
+    before = (original / audit.FILE).read_bytes()
+    at = data.draw(st.integers(0, len(before) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != before[at]))
+    lost_newline = at == len(before) - 1  # nothing of any entry: the next one begins on a line of its own
+    with replaced(original, before[:at] + bytes([byte]) + before[at + 1 :]):
+        assert faults(original) or lost_newline
+
+
 @given(order=st.permutations(range(ENTRIES)))
 def test_any_other_order_is_found(original: Path, order: list[int]) -> None:
-    path = original / audit.FILE
-    before = lines(path)
-    try:
-        path.write_bytes(b"".join(before[place] for place in order))
-        assert bool(check_audit(original).faults) == (list(order) != sorted(order))
-    finally:
-        path.write_bytes(b"".join(before))
+    before = lines(original / audit.FILE)
+    with replaced(original, b"".join(before[place] for place in order)):
+        assert bool(faults(original)) == (list(order) != sorted(order))
 
 
 @given(gone=st.sets(st.integers(0, ENTRIES - 1), min_size=1))
 def test_any_removed_lines_are_found_those_at_the_end_too(original: Path, gone: set[int]) -> None:
-    path = original / audit.FILE
-    before = lines(path)
-    try:
-        path.write_bytes(b"".join(line for place, line in enumerate(before) if place not in gone))
-        assert check_audit(original).faults
-    finally:
-        path.write_bytes(b"".join(before))
+    before = lines(original / audit.FILE)
+    with replaced(original, b"".join(line for place, line in enumerate(before) if place not in gone)):
+        assert faults(original)
 
 
-def test_a_fault_names_the_line_and_what_became_of_it(tmp_path: Path) -> None:
+def changed(line: bytes) -> bytes:
+    return line.replace(b'"bytes": 10', b'"bytes": 99')
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda whole: [*whole[:2], changed(whole[2]), *whole[3:]], "line 3: (entry 3) is not what entry 4 says"),
+        (
+            lambda whole: [*whole[:2], *whole[4:]],
+            "line 3: is entry 5, but entries 3 to 4 are missing before it: removed",
+        ),
+        (lambda whole: [*whole[:3], whole[1], *whole[3:]], "line 4: is entry 2, but stands after entry 3: inserted"),
+        (lambda whole: [*whole[:3], b"nothing\n", *whole[3:]], "line 4: is no entry, and entry 4 after it"),
+        (lambda whole: whole[:4], "line 4: ends with entry 4; audit.head counts 6"),
+        (
+            lambda whole: [*whole[:5], changed(whole[5])],
+            "line 6: (entry 6) is not what audit.head says it was: changed",
+        ),
+    ],
+    ids=["changed", "removed", "repeated", "inserted", "cut_off", "changed_at_the_end"],
+)
+def test_a_fault_names_the_line_and_what_became_of_it(
+    change: Callable[[list[bytes]], list[bytes]], reason: str, tmp_path: Path
+) -> None:
     path = written(tmp_path)
-    whole = lines(path)
-    path.write_bytes(b"".join([*whole[:2], whole[2].replace(b'"bytes": 102', b'"bytes": 999'), *whole[3:]]))
-    assert said(tmp_path) == ["audit.jsonl line 3: (entry 3) is not what entry 4 says it was: changed."]
-    path.write_bytes(b"".join([*whole[:2], *whole[4:]]))
-    assert said(tmp_path) == ["audit.jsonl line 3: is entry 5, but entries 3 to 4 are missing before it: removed."]
-    path.write_bytes(b"".join([*whole[:3], whole[1], *whole[3:]]))
-    assert "line 4: is entry 2, but stands after entry 3: inserted, repeated or out of order." in said(tmp_path)[0]
-    path.write_bytes(b"".join([*whole[:3], b"nothing\n", *whole[3:]]))
-    assert "line 4: is no entry, and entry 4 after it does not say that it was torn" in said(tmp_path)[0]
-    path.write_bytes(b"".join(whole[:4]))
-    (fault,) = said(tmp_path)
-    assert "line 4: ends with entry 4; audit.head counts 6" in fault
-    path.write_bytes(b"".join([*whole[:5], whole[5].replace(b'"bytes": 105', b'"bytes": 106')]))
-    assert said(tmp_path) == ["audit.jsonl line 6: (entry 6) is not what audit.head says it was: changed."]
-    path.write_bytes(b"".join(whole))
+    path.write_bytes(b"".join(change(lines(path))))
+    assert f"audit.jsonl {reason}" in faults(tmp_path)[0]
+
+
+def test_a_missing_head_is_a_fault(tmp_path: Path) -> None:
+    written(tmp_path)
     (tmp_path / audit.HEAD).unlink()
-    (fault,) = said(tmp_path)
+    (fault,) = faults(tmp_path)
     assert fault.startswith("audit.head: is missing")
 
 
@@ -111,13 +131,11 @@ def test_a_line_torn_by_a_kill_is_closed_off_and_named_and_the_chain_goes_on(tor
     path = written(tmp_path, 3)
     with path.open("ab") as file:
         file.write(torn)
-    assert check_audit(tmp_path).faults == []
+    assert faults(tmp_path) == []
     left = Audit(tmp_path, durable=False).append(record="start")
-    assert left is not None
     assert left.bytes == len(torn)
-    found = check_audit(tmp_path)
-    assert (found.entries, found.faults, len(found.notes)) == (4, [], 1)
-    assert "line 4 was torn by a kill; entry 4" in found.notes[0]
+    assert is_sound(tmp_path, 4, notes=1)
+    assert "line 4 was torn by a kill; entry 4" in check_audit(tmp_path).notes[0]
 
 
 def test_a_torn_line_that_is_taken_out_or_put_in_later_is_found(tmp_path: Path) -> None:
@@ -127,30 +145,28 @@ def test_a_torn_line_that_is_taken_out_or_put_in_later_is_found(tmp_path: Path) 
     Audit(tmp_path, durable=False).append(record="start")
     whole = lines(path)
     path.write_bytes(b"".join([*whole[:3], whole[4]]))
-    assert "says that a torn line stands before it, and there is none" in said(tmp_path)[0]
+    assert "says that a torn line stands before it, and there is none" in faults(tmp_path)[0]
 
 
-@pytest.mark.parametrize("kept", ["line and no newline", "line and no head"])
-def test_a_kill_between_line_and_head_is_no_fault(kept: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [b"\n", b""], ids=["line and no head", "line and no newline"])
+def test_a_kill_between_line_and_head_is_no_fault(ending: bytes, tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     head = (tmp_path / audit.HEAD).read_bytes()
     Audit(tmp_path, durable=False).append(record="TrainReply")
     (tmp_path / audit.HEAD).write_bytes(head)
-    if kept == "line and no newline":
-        path.write_bytes(path.read_bytes().removesuffix(b"\n"))
-    assert check_audit(tmp_path).faults == []
+    path.write_bytes(path.read_bytes().removesuffix(b"\n") + ending)
+    assert faults(tmp_path) == []
     Audit(tmp_path, durable=False).append(record="TrainReply")
-    found = check_audit(tmp_path)
-    assert (found.entries, found.faults, found.notes) == (5, [], [])
+    assert is_sound(tmp_path, 5)
 
 
 def test_a_full_file_makes_way_and_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "ROTATED_AT_BYTES", 500)
     written(tmp_path, 12)
     assert [path.name for path in audit_files(tmp_path)][:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
-    assert (check_audit(tmp_path).entries, said(tmp_path)) == (12, [])
+    assert is_sound(tmp_path, 12)
     (tmp_path / "audit-000001.jsonl").unlink()
-    assert "are missing before it: removed." in said(tmp_path)[0]
+    assert "are missing before it: removed." in faults(tmp_path)[0]
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path, lax_umask: None) -> None:
@@ -170,8 +186,7 @@ def test_a_line_of_any_length_is_found_again_and_the_chain_goes_on(size: int, tm
     for _ in range(2):
         trail.append(reason="x" * size)
         trail.append(record="TrainReply")
-    found = check_audit(tmp_path)
-    assert (found.entries, found.faults, found.notes) == (5, [], [])
+    assert is_sound(tmp_path, 5)
 
 
 def test_a_long_line_as_an_earlier_release_wrote_it_is_found_again(tmp_path: Path) -> None:
@@ -185,8 +200,8 @@ def test_a_long_line_as_an_earlier_release_wrote_it_is_found_again(tmp_path: Pat
         file.write(b"\n")
     (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.line_sha256(line)}))
     Audit(tmp_path, durable=False).append(record="start")
-    assert [one.name for one in audit_files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
-    assert (check_audit(tmp_path).entries, said(tmp_path)) == (5, [])
+    assert [path.name for path in audit_files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
+    assert is_sound(tmp_path, 5)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -194,8 +209,7 @@ def test_processes_that_write_in_turn_continue_one_chain(durable: bool, tmp_path
     trails = [Audit(tmp_path, durable=durable) for _ in range(3)]
     for trail in [*trails, *reversed(trails), *trails]:
         trail.append(record="TrainReply")
-    found = check_audit(tmp_path)
-    assert (found.entries, found.faults, found.notes) == (9, [], [])
+    assert is_sound(tmp_path, 9)
 
 
 def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_seen(tmp_path: Path) -> None:
@@ -205,16 +219,16 @@ def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_se
     with (tmp_path / audit.FILE).open("ab") as file:
         file.write(b'{"n": 3, "ti')
     left = trail.append(record="start")
-    assert left is not None
     assert left.bytes == 12
-    assert check_audit(tmp_path).faults == []
+    assert faults(tmp_path) == []
     (tmp_path / audit.FILE).unlink()
     trail.append(record="start")
-    assert (check_audit(tmp_path).entries, check_audit(tmp_path).faults) == (1, [])
+    assert is_sound(tmp_path, 1)
 
 
 APPEND = """
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from common.security.audit import Audit
 trail = Audit(Path(sys.argv[1]), durable=sys.argv[2] == "durable")
@@ -229,10 +243,9 @@ def test_a_kill_at_any_moment_leaves_an_audit_without_a_fault(how: str, tmp_path
     for kill in range(6):
         command = [sys.executable, "-c", APPEND, tmp_path, how]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
-            assert writer.stdout is not None
             appended = sum(bool(writer.stdout.readline()) for _ in range(20 + 17 * kill))
             writer.kill()
-        found = check_audit(tmp_path)
-        assert found.faults == []
-        assert found.entries >= entries + appended
-        entries = found.entries
+        verdict = check_audit(tmp_path)
+        assert verdict.faults == []
+        assert verdict.entries >= entries + appended
+        entries = verdict.entries

@@ -38,21 +38,27 @@ def receipt() -> Receipt:
 
 
 def reply(receipt: Receipt, site: str, record: str, server_round: int) -> dict[str, Any]:
-    (found,) = [
-        one for one in receipt["replies"] if (one["site"], one["record"], one["round"]) == (site, record, server_round)
+    (entry,) = [
+        entry
+        for entry in receipt["replies"]
+        if (entry["site"], entry["record"], entry["round"]) == (site, record, server_round)
     ]
-    return dict(found)
+    return dict(entry)
+
+
+def norths_second(receipt: Receipt) -> dict[str, Any]:
+    return reply(receipt, "north", "TrainReply", 2)
 
 
 def replace(receipt: Receipt, old: dict[str, Any], new: dict[str, Any] | None) -> None:
     """Put one reply in the place of another, also in what the round was made of."""
     place = receipt["replies"].index(old)
     receipt["replies"][place : place + 1] = [new] if new else []
-    for one in receipt["rounds"]:
-        if one["round"] == old["round"] and one["sites"].get(old["site"]) == old["sha256"]:
-            one["sites"].pop(old["site"])
+    for line in receipt["rounds"]:
+        if line["round"] == old["round"] and line["sites"].get(old["site"]) == old["sha256"]:
+            line["sites"].pop(old["site"])
             if new:
-                one["sites"][old["site"]] = new["sha256"]
+                line["sites"][old["site"]] = new["sha256"]
 
 
 def problems(receipt: Receipt, keys: dict[str, str] | None = None) -> str:
@@ -60,9 +66,9 @@ def problems(receipt: Receipt, keys: dict[str, str] | None = None) -> str:
 
 
 def test_a_receipt_whose_sites_signed_everything_is_right(receipt: Receipt) -> None:
-    found = check_authorship(receipt, LINES)
-    assert (found.faults, found.notes) == ([], [])
-    assert found.right == ["signatures: 10 replies, each signed by its site"]
+    verdict = check_authorship(receipt, LINES)
+    assert (verdict.faults, verdict.notes) == ([], [])
+    assert verdict.right == ["signatures: 10 replies, each signed by its site"]
 
 
 def poison(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
@@ -80,10 +86,7 @@ SWAPS: dict[str, tuple[Callable[[Receipt, dict[str, Any]], dict[str, Any]], str]
     "unsigned": (lambda receipt, old: {**old, "sha256": sha("poison"), "statement": "", "signature": ""}, "not signed"),
     "other content": (lambda receipt, old: {**old, "sha256": sha("poison")}, "swapped"),
     "of another round": (lambda receipt, old: {**reply(receipt, "north", "TrainReply", 1), "round": 2}, "swapped"),
-    "of another site": (
-        lambda receipt, old: {**reply(receipt, "east", "TrainReply", 2), "site": "north"},
-        "is not this site's",
-    ),
+    "of another site": (lambda receipt, old: {**reply(receipt, "east", "TrainReply", 2), "site": "north"}, "this site"),
     "no statement": (lambda receipt, old: no_statement(old), "its statement cannot be read"),
 }
 
@@ -91,7 +94,7 @@ SWAPS: dict[str, tuple[Callable[[Receipt, dict[str, Any]], dict[str, Any]], str]
 @pytest.mark.parametrize("name", SWAPS)
 def test_a_reply_in_the_place_of_another_is_found(name: str, receipt: Receipt) -> None:
     change, problem = SWAPS[name]
-    old = reply(receipt, "north", "TrainReply", 2)
+    old = norths_second(receipt)
     replace(receipt, old, change(receipt, old))
     assert problem in problems(receipt)
     assert "east:" not in problems(receipt)
@@ -102,74 +105,81 @@ def of_another_kind(receipt: Receipt) -> None:
     replace(receipt, old, {**other, "record": "TrainReply"})
 
 
-def of_another_run(receipt: Receipt) -> None:
-    receipt["run"] = "fedcba9876543210"
-
-
 def rounds_of_other_replies(receipt: Receipt) -> None:
     first, second = receipt["rounds"][0]["sites"], receipt["rounds"][1]["sites"]
     first["north"], second["north"] = second["north"], first["north"]
 
 
-def blamed(receipt: Receipt) -> None:
-    receipt["rounds"][1]["left_out"] = {"north": "its update is far from the others'"}
-
-
-def repeated(receipt: Receipt) -> None:
-    receipt["replies"].append(reply(receipt, "north", "TrainReply", 2))
-
-
 def withheld(receipt: Receipt) -> None:
-    replace(receipt, reply(receipt, "north", "TrainReply", 2), None)
+    replace(receipt, norths_second(receipt), None)
 
 
 def withheld_twice_with_one_excuse(receipt: Receipt) -> None:
     replace(receipt, reply(receipt, "north", "TrainReply", 1), None)
-    replace(receipt, reply(receipt, "north", "TrainReply", 2), None)
+    withheld(receipt)
     receipt["absences"] = [{"site": "north", "where": "round 2", "reason": "no reply within 60 s"}]
 
 
-def a_stranger(receipt: Receipt) -> None:
-    receipt["replies"].append(signed_reply(FORGER, "south", "TrainReply", 2, 1, sha("poison")))
+def all_withheld(receipt: Receipt) -> None:
+    receipt["replies"] = [entry for entry in receipt["replies"] if entry["site"] != "north"]
+    for line in receipt["rounds"]:
+        del line["sites"]["north"]
 
 
-def no_key(receipt: Receipt) -> None:
-    receipt["sites"]["north"]["public_key"] = ""
+UNSIGNED = "its answer to the roll call is not among the replies that it signed"
+CHANGES: dict[str, tuple[Callable[[Receipt], Any], str]] = {
+    "of another kind": (of_another_kind, "swapped"),
+    "of another run": (lambda receipt: receipt.update(run="fedcba9876543210"), "swapped"),
+    "rounds of other replies": (rounds_of_other_replies, "no reply of that round: swapped"),
+    "blamed": (
+        lambda receipt: receipt["rounds"][1].update(left_out={"north": "far from the others'"}),
+        "round 2 counts north and leaves it out",
+    ),
+    "repeated": (
+        lambda receipt: receipt["replies"].append(norths_second(receipt)),
+        "twice, as TrainReply of round 2: replayed",
+    ),
+    "withheld": (withheld, "1 reply of north (number 3"),
+    "withheld twice with one excuse": (withheld_twice_with_one_excuse, "2 replies of north (number 2, 3"),
+    "a stranger": (
+        lambda receipt: receipt["replies"].append(signed_reply(FORGER, "south", "TrainReply", 2, 1, sha("poison"))),
+        "names south, which does not take part: forged",
+    ),
+    "no key": (lambda receipt: receipt["sites"]["north"].update(public_key=""), "own public key"),
+    "an unsigned answer": (lambda receipt: receipt["sites"]["north"].update(answer_sha256=sha("x")), UNSIGNED),
+    "all withheld": (all_withheld, UNSIGNED),
+    "a key under two names": (
+        lambda receipt: receipt["sites"].update(
+            ghost={**receipt["sites"]["north"], "public_key": f"{LINES['north']} o"}
+        ),
+        "north and ghost have the same public key: forged.",
+    ),
+    "a round that counts a ghost": (
+        lambda receipt: receipt["rounds"][1]["sites"].update(ghost=sha("x")),
+        "round 2 counts ghost, which does not take part: forged.",
+    ),
+}
 
 
-CHANGES: list[tuple[Callable[[Receipt], None], str]] = [
-    (of_another_kind, "swapped"),
-    (of_another_run, "swapped"),
-    (rounds_of_other_replies, "no reply of that round: swapped"),
-    (blamed, "round 2 counts north and leaves it out"),
-    (repeated, "the reply to one message is there twice, as TrainReply of round 2: replayed"),
-    (withheld, "1 reply of north (number 3 by its own count)"),
-    (withheld_twice_with_one_excuse, "2 replies of north (number 2, 3 by its own count)"),
-    (a_stranger, "names south, which does not take part: forged"),
-    (no_key, "does not name this site's own public key"),
-]
-
-
-@pytest.mark.parametrize(("change", "said"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
-def test_a_changed_receipt_is_found_out(change: Callable[[Receipt], None], said: str, receipt: Receipt) -> None:
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_receipt_is_found_out(name: str, receipt: Receipt) -> None:
+    change, problem = CHANGES[name]
     before = copy.deepcopy(receipt)
     change(receipt)
     assert receipt != before
-    assert said in problems(receipt)
-    assert "east:" not in problems(receipt) or change is of_another_run
+    assert problem in problems(receipt)
+    assert "east:" not in problems(receipt) or name == "of another run"
 
 
 def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_known(receipt: Receipt) -> None:
     keys = {site: ec.generate_private_key(ec.SECP256R1()) for site in KEYS}
     replies = [
-        signed_reply(keys[one["site"]], one["site"], one["record"], one["round"], number // 2 + 1, one["sha256"])
-        for number, one in enumerate(receipt["replies"])
+        signed_reply(keys[old["site"]], old["site"], old["record"], old["round"], number // 2 + 1, old["sha256"])
+        for number, old in enumerate(receipt["replies"])
     ]
     forged = the_receipt({site: public_key_line(key, "") for site, key in keys.items()}, replies)
     assert problems(forged) == ""
-    assert "receipt.json: north: the receipt does not name this site's own public key: forged." in problems(
-        forged, LINES
-    )
+    assert "north: the receipt does not name this site's own public key: forged." in problems(forged, LINES)
 
 
 EXCUSES: list[dict[str, Any]] = [
@@ -201,10 +211,7 @@ def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks
 
 def test_a_site_names_what_it_sent_last(receipt: Receipt) -> None:
     replace(receipt, reply(receipt, "north", "EvaluateReply", 3), None)
-    sent = [
-        SentReply("TrainReply", 3, sha("north TrainReply 3")),
-        SentReply("EvaluateReply", 3, sha("north EvaluateReply 3")),
-    ]
+    sent = [SentReply(record, 3, sha(f"north {record} 3")) for record in ("TrainReply", "EvaluateReply")]
     assert check_authorship(receipt, LINES).faults == []
     (fault,) = check_authorship(receipt, LINES, SiteReplies("north", 5, sent)).faults
     assert "after its TrainReply of round 3" in fault.problem
@@ -233,11 +240,9 @@ def test_a_simulation_has_no_signatures_and_says_so(receipt: Receipt) -> None:
     receipt["replies"] = []
     for site in receipt["sites"].values():
         site["public_key"] = ""
-    found = check_authorship(receipt, {})
-    assert (found.faults, found.notes) == (
-        [],
-        ["signatures: none, as in every simulation: the receipt does not prove who sent what"],
-    )
+    verdict = check_authorship(receipt, {})
+    assert verdict.faults == []
+    assert "signatures: none, as in every simulation" in verdict.notes[0]
 
 
 def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: Receipt) -> None:
@@ -248,31 +253,6 @@ def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: Receipt)
     assert "forged" in problems(receipt, LINES)
 
 
-# ---------------------------------------------------------------------- sites and rounds are tied to what was signed
-
-
-def test_an_answer_to_the_roll_call_that_nobody_signed_is_found(receipt: Receipt) -> None:
-    receipt["sites"]["north"]["answer_sha256"] = sha("made up")
-    assert "its answer to the roll call is not among the replies that it signed" in problems(receipt)
-
-
-def test_a_site_all_of_whose_replies_are_withheld_is_found(receipt: Receipt) -> None:
-    receipt["replies"] = [one for one in receipt["replies"] if one["site"] != "north"]
-    for one in receipt["rounds"]:
-        del one["sites"]["north"]
-    assert "its answer to the roll call is not among the replies that it signed" in problems(receipt)
-
-
-def test_one_key_under_two_names_is_found(receipt: Receipt) -> None:
-    receipt["sites"]["ghost"] = {"answer_sha256": sha("x"), "joined": 0, "public_key": f"{LINES['north']} other"}
-    assert "north and ghost have the same public key: forged." in problems(receipt)
-
-
-def test_a_round_that_counts_nobody_who_takes_part_is_found(receipt: Receipt) -> None:
-    receipt["rounds"][1]["sites"]["ghost"] = sha("x")
-    assert "round 2 counts ghost, which does not take part: forged." in problems(receipt)
-
-
 @pytest.mark.parametrize("count", [-1, 1e308, float("nan"), "9", None, True])
 def test_a_count_of_resumptions_that_is_none_is_refused(count: Any, receipt: Receipt) -> None:
     receipt["resumed"] = count
@@ -281,7 +261,7 @@ def test_a_count_of_resumptions_that_is_none_is_refused(count: Any, receipt: Rec
 
 
 def test_a_reason_is_cut(receipt: Receipt) -> None:
-    replace(receipt, reply(receipt, "north", "TrainReply", 2), None)
+    withheld(receipt)
     receipt["absences"].append({"site": "north", "where": "round 2", "reason": "A" * 3000})
     (fault,) = check_authorship(receipt, LINES).faults
     assert len(str(fault)) < 700

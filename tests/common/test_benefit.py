@@ -16,9 +16,6 @@ CLASSES = ("edema", "hernia", "mass", "nodule")
 SOME = settings(max_examples=150, deadline=None)
 
 
-# ---------------------------------------------------------------------- intervals
-
-
 def images(seed: int, count: int = 120) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Scores of three models, the second as good as the first and the third better; labels; two images a patient."""
     generator = np.random.default_rng(seed)
@@ -31,9 +28,9 @@ def images(seed: int, count: int = 120) -> tuple[list[np.ndarray], np.ndarray, n
 def test_means_are_those_of_scikit_learn_and_differences_are_over_the_first() -> None:
     scores, labels, patients = images(0)
     means, gains = paired_means(scores, labels, patients, np.random.default_rng(1))
-    expected = [np.mean([roc_auc_score(labels[:, c], one[:, c]) for c in (0, 1)]) for one in scores]
-    assert [one.value for one in means] == pytest.approx(expected)
-    assert [one.value for one in gains] == pytest.approx([expected[1] - expected[0], expected[2] - expected[0]])
+    expected = [np.mean([roc_auc_score(labels[:, c], model[:, c]) for c in (0, 1)]) for model in scores]
+    assert [mean.value for mean in means] == pytest.approx(expected)
+    assert [gain.value for gain in gains] == pytest.approx([expected[1] - expected[0], expected[2] - expected[0]])
     assert direction(gains[1].interval) == "above"
 
 
@@ -73,9 +70,6 @@ def test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws() -> N
     assert wrong <= 11
 
 
-# ---------------------------------------------------------------------- the sentence
-
-
 @st.composite
 def estimates(draw: st.DrawFn, least: float) -> Estimate:
     """A figure within its interval; often one that ends near zero."""
@@ -105,9 +99,7 @@ def better_ways(benefit: Benefit) -> set[SiteModel]:
 
 @SOME
 @given(benefits())
-def test_a_verdict_stands_only_where_an_interval_leaves_zero_out_and_the_better_model_leaves_chance(
-    benefit: Benefit,
-) -> None:
+def test_a_verdict_needs_an_interval_without_zero_and_a_model_above_chance(benefit: Benefit) -> None:
     sentence = benefit_sentence("north", benefit, CLASSES)
     ends = {model: benefit.gain[model].interval for model in OVER_ALONE}
     above = better_ways(benefit)
@@ -123,8 +115,8 @@ def test_a_verdict_stands_only_where_an_interval_leaves_zero_out_and_the_better_
 def test_the_ways_that_are_named_are_those_that_are_better(benefit: Benefit) -> None:
     verdict = benefit_sentence("north", benefit, CLASSES).split(": on its own")[0]
     ways = {"federated": "the federated model(?! fine)", "fine_tuned": "fine-tuned", "ensemble": "the ensemble"}
-    said = {model for model, words in ways.items() if re.search(words, verdict.replace("and the federated model", ""))}
-    assert said == better_ways(benefit)
+    named = {model for model, words in ways.items() if re.search(words, verdict.replace("and the federated model", ""))}
+    assert named == better_ways(benefit)
 
 
 @SOME

@@ -37,15 +37,15 @@ def random_case(seed: int) -> tuple[Floats, Floats]:
 @settings(max_examples=200)
 def test_error_and_brier_score_are_those_of_scikit_learn(seed: int) -> None:
     scores, labels = random_case(seed)
-    found = calibration(scores, labels)
-    assert found
+    result = calibration(scores, labels)
     shares, means = calibration_curve(labels, scores, n_bins=10)
-    images = np.array([each.images for each in found.bins if each.images])
-    assert [each.mean_score for each in found.bins if each.images] == pytest.approx(means)
-    assert [each.positives / each.images for each in found.bins if each.images] == pytest.approx(shares)
-    assert found.expected_error == pytest.approx(np.sum(images * np.abs(shares - means)) / len(scores))
-    assert found.brier == pytest.approx(brier_score_loss(labels, scores))
-    assert found.within == 0
+    filled = [each for each in result.bins if each.images]
+    images = np.array([each.images for each in filled])
+    assert [each.mean_score for each in filled] == pytest.approx(means)
+    assert [each.positives / each.images for each in filled] == pytest.approx(shares)
+    assert result.expected_error == pytest.approx(np.sum(images * np.abs(shares - means)) / len(scores))
+    assert result.brier == pytest.approx(brier_score_loss(labels, scores))
+    assert result.within == 0
 
 
 @given(seeds)
@@ -53,8 +53,6 @@ def test_error_and_brier_score_are_those_of_scikit_learn(seed: int) -> None:
 def test_calibration_from_a_histogram_lies_within_what_it_says(seed: int) -> None:
     scores, labels = random_case(seed)
     exact, rough = calibration(scores, labels), pooled_calibration(score_histogram(scores, labels))
-    assert exact
-    assert rough
     assert [(b.images, b.positives) for b in rough.bins] == [(b.images, b.positives) for b in exact.bins]
     assert abs(rough.expected_error - exact.expected_error) <= rough.within + 1e-12
     assert abs(rough.brier - exact.brier) <= rough.within + 1e-12
@@ -65,32 +63,30 @@ def test_calibration_from_a_histogram_lies_within_what_it_says(seed: int) -> Non
 @settings(max_examples=100)
 def test_decisions_are_those_of_scikit_learn_and_exact_from_a_histogram(seed: int) -> None:
     scores, labels = random_case(seed)
-    found, answer = decisions(scores, labels), scores > 0.5
-    wrong = [[found.true_negatives, found.false_positives], [found.false_negatives, found.true_positives]]
-    assert wrong == confusion_matrix(labels, answer).tolist()
-    assert found.sensitivity == pytest.approx(recall_score(labels, answer))
-    assert found.specificity == pytest.approx(recall_score(labels, answer, pos_label=0))
-    assert found.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, answer))
-    assert found.f1 == pytest.approx(f1_score(labels, answer))
-    assert pooled_decisions(score_histogram(scores, labels)) == found
+    result, answer = decisions(scores, labels), scores > 0.5
+    matrix = [[result.true_negatives, result.false_positives], [result.false_negatives, result.true_positives]]
+    assert matrix == confusion_matrix(labels, answer).tolist()
+    assert result.sensitivity == pytest.approx(recall_score(labels, answer))
+    assert result.specificity == pytest.approx(recall_score(labels, answer, pos_label=0))
+    assert result.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, answer))
+    assert result.f1 == pytest.approx(f1_score(labels, answer))
+    assert pooled_decisions(score_histogram(scores, labels)) == result
 
 
 def test_a_case_worked_by_hand() -> None:
     # Scores .12 .18 in one bin, .9 in the bin that ends there; one unknown. Means .15 and .9; shares 1/2 and 1.
     # Error: (2 * |.15 - .5| + 1 * |.9 - 1|) / 3 = .8 / 3. Brier: (.12^2 + .82^2 + .1^2) / 3 = .6968 / 3.
-    found = calibration(np.array([0.12, 0.18, 0.9, 0.4]), np.array([0, 1, 1, np.nan]))
-    assert found
-    assert found.bins[1] == ReliabilityBin(2, 1, pytest.approx(0.15))  # type: ignore[arg-type]
-    assert found.bins[8] == ReliabilityBin(1, 1, pytest.approx(0.9))  # type: ignore[arg-type]
-    assert found.bins[4] == ReliabilityBin(0, 0, None)
-    assert found.expected_error == pytest.approx(0.8 / 3)
-    assert found.brier == pytest.approx(0.6968 / 3)
+    result = calibration(np.array([0.12, 0.18, 0.9, 0.4]), np.array([0, 1, 1, np.nan]))
+    assert result.bins[1] == ReliabilityBin(2, 1, pytest.approx(0.15))
+    assert result.bins[8] == ReliabilityBin(1, 1, pytest.approx(0.9))
+    assert result.bins[4] == ReliabilityBin(0, 0, None)
+    assert result.expected_error == pytest.approx(0.8 / 3)
+    assert result.brier == pytest.approx(0.6968 / 3)
 
 
 def test_a_score_that_is_not_finite_counts_only_where_the_label_is_known() -> None:
-    found = calibration(np.array([0.25, np.nan]), np.array([1, np.nan]))
-    assert found
-    assert found.brier == pytest.approx(0.5625)
+    result = calibration(np.array([0.25, np.nan]), np.array([1, np.nan]))
+    assert result.brier == pytest.approx(0.5625)
 
 
 def test_without_a_known_label_there_is_no_calibration_and_without_a_kind_no_share() -> None:
@@ -109,56 +105,42 @@ def one_class_an_image(seed: int, images: int = 60, classes: int = 4) -> tuple[F
 def test_the_confusion_of_a_multi_class_task_is_that_of_scikit_learn_without_images_of_unknown_class() -> None:
     scores, labels, truth = one_class_an_image(4)
     labels[:5] = np.nan
-    found = quality(scores, labels, "abcd", "multi_class")
+    result = quality(scores, labels, "abcd", "multi_class")
     answer = scores.argmax(axis=1)
-    assert np.array(found.confusion).tolist() == confusion_matrix(truth[5:], answer[5:], labels=range(4)).tolist()
-    top = calibration(scores.max(axis=1)[5:], (answer == truth)[5:].astype(float))
-    assert found.top_class == top
+    assert np.array(result.confusion).tolist() == confusion_matrix(truth[5:], answer[5:], labels=range(4)).tolist()
+    assert result.top_class == calibration(scores.max(axis=1)[5:], (answer == truth)[5:].astype(float))
 
 
 def test_a_task_of_yes_and_no_questions_has_decisions_for_each_class_and_no_confusion_between_them() -> None:
     scores, labels, _ = one_class_an_image(5)
     labels[:, 2] = np.nan
-    found = quality(scores, labels, "abcd", "multi_label")
-    assert (found.confusion, found.top_class) == (None, None)
-    assert list(found.calibration) == list(found.decisions) == ["a", "b", "d"]
-    assert found.decisions["b"] == decisions(scores[:, 1], labels[:, 1])
+    result = quality(scores, labels, "abcd", "multi_label")
+    assert (result.confusion, result.top_class) == (None, None)
+    assert list(result.calibration) == list(result.decisions) == ["a", "b", "d"]
+    assert result.decisions["b"] == decisions(scores[:, 1], labels[:, 1])
 
 
 def test_pooling_adds_up_who_told_and_names_who_did_not() -> None:
     scores, labels = random_case(8)
     halves = {"north": slice(0, None, 2), "south": slice(1, None, 2)}
-    told = {site: {"mass": score_histogram(scores[rows], labels[rows])} for site, rows in halves.items()}
+    histograms = {site: {"mass": score_histogram(scores[rows], labels[rows])} for site, rows in halves.items()}
     owners = {"edema": ("north", "south"), "mass": ("east", "north", "south")}
-    found = pool_sites(sum_histograms(told, owners), owners)
-    assert found
-    assert list(found.per_class) == ["mass"]
-    of_class = found.per_class["mass"]
+    pooled = pool_sites(sum_histograms(histograms, owners), owners)
+    assert list(pooled.per_class) == ["mass"]
+    of_class = pooled.per_class["mass"]
     assert (of_class.sites, of_class.silent) == (("north", "south"), ("east",))
     assert (of_class.positives, of_class.negatives) == (np.sum(labels == 1), np.sum(labels == 0))
     assert of_class.decisions == decisions(scores, labels)
     assert of_class.balanced_accuracy == decisions(scores, labels).balanced_accuracy
-    assert found.mean_auroc == of_class.auroc
+    assert pooled.mean_auroc == of_class.auroc
 
 
-def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value() -> None:
-    def told(*rows: tuple[float, float]) -> dict[str, object]:
-        scores, labels = np.array(rows).T
-        return {"one": score_histogram(scores, labels)}
-
+def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value_and_nothing_told_is_nothing_pooled() -> None:
     # mass: both pairs right, 1; hernia: no positive; edema: one of two pairs right, 1/2.
-    site = {
-        "mass": told((0.9, 1), (0.2, 0), (0.4, 0))["one"],
-        "hernia": told((0.9, 0))["one"],
-        "edema": told((0.3, 1), (0.2, 0), (0.4, 0))["one"],
-    }
+    scores = {"mass": ((0.9, 1), (0.2, 0), (0.4, 0)), "hernia": ((0.9, 0),), "edema": ((0.3, 1), (0.2, 0), (0.4, 0))}
+    site = {name: score_histogram(*np.array(rows).T) for name, rows in scores.items()}
     owners = dict.fromkeys(site, ("north",))
-    found = pool_sites(sum_histograms({"north": site}, owners), owners)  # type: ignore[dict-item]
-    assert found
-    assert found.mean_auroc
-    assert found.mean_auroc.value == pytest.approx(0.75)
-    assert found.per_class["hernia"].auroc is None
-
-
-def test_where_no_site_told_anything_there_is_nothing_pooled() -> None:
+    pooled = pool_sites(sum_histograms({"north": site}, owners), owners)
+    assert pooled.mean_auroc.value == pytest.approx(0.75)
+    assert pooled.per_class["hernia"].auroc is None
     assert pool_sites(sum_histograms({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None

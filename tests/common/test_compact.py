@@ -41,20 +41,20 @@ def test_float16_errs_by_a_two_thousandth_and_ends_at_its_largest_number() -> No
     np.testing.assert_array_equal(once[3:], [65504, -65504])
 
 
-def test_zeros_stay_zeros() -> None:
-    for form in FORMS:
-        assert not unpack(pack(round_to_form(np.zeros(2000, np.float32), form), form), 2000, form).any()
+@pytest.mark.parametrize("form", FORMS)
+def test_zeros_stay_zeros(form: Form) -> None:
+    assert not unpack(pack(round_to_form(np.zeros(2000, np.float32), form), form), 2000, form).any()
 
 
 @pytest.mark.parametrize(
-    ("data", "n", "form", "said"),
+    ("data", "n", "form", "reason"),
     [
-        (b"123", 1, "float16", "1 numbers as float16 take 2 bytes, not 3"),
-        (b"", 3, "int8", "3 numbers as int8 take 4 bytes, not 0"),
-        (bytes([121, 1]), 1, "int8", "the scale of a block is 2\\*\\*-126 to 2\\*\\*120"),
-        (bytes([128, 1]), 1, "int8", "the scale of a block is"),
+        (b"123", 1, "float16", "take 2 bytes, not 3"),
+        (b"", 3, "int8", "take 4 bytes, not 0"),
+        (bytes([121, 1]), 1, "int8", "scale of a block"),
+        (bytes([128, 1]), 1, "int8", "scale of a block"),
     ],
 )
-def test_bytes_that_are_no_such_numbers_are_refused(data: bytes, n: int, form: Form, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_bytes_that_are_no_such_numbers_are_refused(data: bytes, n: int, form: Form, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         unpack(data, n, form)

@@ -25,31 +25,29 @@ def drawn(seed: int, count: int, spread: float) -> tuple[Values, Values]:
 @given(st.integers(0, 10**6), st.integers(20, 3000), st.floats(0, 4))
 def test_every_point_is_one_of_scikit_learns(seed: int, count: int, spread: float) -> None:
     scores, labels = drawn(seed, count, spread)
-    curve, known = ranking_curve(score_histogram(scores, labels)), ~np.isnan(labels)
-    if len(set(labels[known])) < 2:
+    curve, labelled = ranking_curve(score_histogram(scores, labels)), ~np.isnan(labels)
+    if len(set(labels[labelled])) < 2:
         assert curve is None
         return
-    assert curve is not None
-    binned = EDGES[bin_indices(scores[known]) + 1]  # images of one bin cannot be told apart
-    rates, sensitivities, _ = roc_curve(labels[known], binned, drop_intermediate=False)
-    found, alarms = np.array(curve.detected), np.array(curve.alarms)
+    binned = EDGES[bin_indices(scores[labelled]) + 1]  # images of one bin cannot be told apart
+    rates, sensitivities, _ = roc_curve(labels[labelled], binned, drop_intermediate=False)
+    detected, alarms = np.array(curve.detected), np.array(curve.alarms)
     theirs = {(round(a, 9), round(b, 9)) for a, b in zip(rates, sensitivities, strict=True)}
-    ours = [(round(a, 9), round(b, 9)) for a, b in zip(alarms / alarms[-1], found / found[-1], strict=True)]
+    ours = [(round(a, 9), round(b, 9)) for a, b in zip(alarms / alarms[-1], detected / detected[-1], strict=True)]
     assert set(ours) <= theirs
     assert (ours[0], ours[-1]) == ((0.0, 0.0), (1.0, 1.0))
     assert len(ours) == len(set(ours)) <= POINTS
-    precision, recall, _ = precision_recall_curve(labels[known], binned)
+    precision, recall, _ = precision_recall_curve(labels[labelled], binned)
     pairs = {(round(r, 9), round(p, 9)) for p, r in zip(precision, recall, strict=True)}
-    mine = {(round(f / found[-1], 9), round(f / (f + a), 9)) for f, a in zip(found[1:], alarms[1:], strict=True)}
+    mine = {(round(d / detected[-1], 9), round(d / (d + a), 9)) for d, a in zip(detected[1:], alarms[1:], strict=True)}
     assert mine <= pairs
 
 
 @given(st.integers(0, 10**6))
 def test_the_points_that_are_kept_hardly_change_the_area(seed: int) -> None:
     scores, labels = drawn(seed, 2000, 1.5)
-    curve, known = ranking_curve(score_histogram(scores, labels)), ~np.isnan(labels)
-    assert curve is not None
-    rates, sensitivities, _ = roc_curve(labels[known], scores[known])
+    curve, labelled = ranking_curve(score_histogram(scores, labels)), ~np.isnan(labels)
+    rates, sensitivities, _ = roc_curve(labels[labelled], scores[labelled])
     ours = np.trapezoid(np.array(curve.detected) / curve.detected[-1], np.array(curve.alarms) / curve.alarms[-1])
     assert ours == pytest.approx(np.trapezoid(sensitivities, rates), abs=0.004)
 

@@ -53,13 +53,12 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(architecture: str = "tiny_cnn", norm: str = "group", **more: object) -> SplitNetwork:
-    side = TRAIN.get(architecture, 32)
     spec = ModelSpec.model_validate(
-        {"architecture": architecture, "channels": 1, "image_size": side, "norm": norm, **more}
+        {"architecture": architecture, "channels": 1, "image_size": TRAIN[architecture], "norm": norm, **more}
     )
-    made = build(spec, ("a", "b"), seed=0).double()
-    train_mode(made)
-    return made
+    model = build(spec, ("a", "b"), seed=0).double()
+    train_mode(model)
+    return model
 
 
 def images(n: int, side: int = 16) -> Tensor:
@@ -72,9 +71,16 @@ def gradients(of: SplitNetwork, batch: Tensor) -> dict[str, Tensor | None]:
     return {name: value.grad for name, value in of.named_parameters()}
 
 
-def same(found: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> None:
+def same(gradients: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> None:
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(gradients[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def doubled(of: SplitNetwork, gpus: int = 2) -> SplitNetwork:
+    """A copy of a network as it is; the network itself is spread over several GPUs from here on."""
+    plain = copy.deepcopy(of)
+    use_gpus(of.backbone, gpus)
+    return plain
 
 
 @pytest.mark.parametrize("architecture", TRAIN)
@@ -84,8 +90,7 @@ def test_gradients_are_those_of_the_whole_batch(architecture: str, gpus: int, ba
     for module in of.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    plain = copy.deepcopy(of)
-    use_gpus(of.backbone, gpus)
+    plain = doubled(of, gpus)
     torch.testing.assert_close(of(images(batch, side)), plain(images(batch, side)))
     same(gradients(of, images(batch, side)), gradients(plain, images(batch, side)))
     assert Calls.divided == 2
@@ -96,7 +101,7 @@ def test_equal_batches_give_equal_bits(gpus: int) -> None:
     of = network().float()
     use_gpus(of.backbone, gpus)
     first, second = (gradients(of, images(7).float()) for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)  # type: ignore[arg-type]
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_batch_too_small_goes_through_one() -> None:
@@ -115,8 +120,7 @@ def test_what_lies_elsewhere_goes_through_the_backbone_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "more"),
-    [("tiny_cnn", {}), ("tiny_cnn", {"train": "last:3"}), ("resnet18", {"train": "last:3"})],
+    ("architecture", "more"), [("tiny_cnn", {}), ("tiny_cnn", {"train": "last:3"}), ("resnet18", {"train": "last:3"})]
 )
 def test_running_statistics_are_means_over_the_parts(architecture: str, more: dict[str, object]) -> None:
     """Also those of a backbone that is frozen in part."""
@@ -157,7 +161,7 @@ def test_what_does_not_learn_and_what_takes_no_part_has_no_gradient() -> None:
             self.frozen.requires_grad_(False)
 
         def forward(self, values: Tensor) -> Tensor:
-            return self.tied(torch.tanh(self.frozen(self.used(values))))  # type: ignore[no-any-return]
+            return self.tied(torch.tanh(self.frozen(self.used(values))))
 
     of = Odd()
     plain, values = copy.deepcopy(of), torch.rand(6, 4)
@@ -172,8 +176,7 @@ def test_what_does_not_learn_and_what_takes_no_part_has_no_gradient() -> None:
 
 def test_a_frozen_backbone_and_no_gradients_at_all() -> None:
     of = network()
-    plain = copy.deepcopy(of)
-    use_gpus(of.backbone, 2)
+    plain = doubled(of)
     with torch.no_grad():
         torch.testing.assert_close(of(images(8)), plain(images(8)))
     of.backbone.requires_grad_(False)
@@ -194,33 +197,28 @@ def test_a_copy_divides_too_and_the_setting_can_be_taken_back() -> None:
     assert Calls.divided == 1
 
 
-def test_gradients_of_single_images_are_found_as_without() -> None:
+def test_gradients_of_single_images_are_as_without() -> None:
     of = network().float()
-    plain = copy.deepcopy(of)
-    use_gpus(of.backbone, 2)
-    found = []
-    for one in (of, plain):
-        with record_image_gradients(one) as learning:
-            one(images(6).float()).square().sum().backward()
-            found.append([take_image_gradients(parameter, 6) for parameter in learning])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    gradients = []
+    for model in (doubled(of), of):
+        with record_image_gradients(model) as learning:
+            model(images(6).float()).square().sum().backward()
+            gradients.append([take_image_gradients(parameter, 6) for parameter in learning])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     assert Calls.divided == 0
     assert is_data_parallel(of.backbone)
 
 
 @pytest.mark.parametrize("name", ["surgical", "fedmlp", "fedirm", "rscfed", "fedsld", "unifed", "polyclinic"])
-def test_a_federation_whose_sites_have_two_learns_as_with_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_sites_with_two_learn_as_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     settings = (*CASES[name], "model.norm=group", "training.precision=float32")
-    one = federation(tmp_path, *settings, out="one")
+    single = federation(tmp_path, *settings, out="single")
     monkeypatch.setattr(simulate, "visible_gpus", lambda: 2)
     task.cached_networks.cache_clear()
-    two = federation(tmp_path, *settings, "simulation.gpus_per_site=2", out="two")
+    two, again = (federation(tmp_path, *settings, "simulation.gpus_per_site=2", out=out) for out in ("two", "again"))
     assert Calls.divided > 50
-    assert abs(two["test"]["mean_auroc"] - one["test"]["mean_auroc"]) < 0.02
+    assert abs(two["test"]["mean_auroc"] - single["test"]["mean_auroc"]) < 0.02
     assert {site["arithmetic"] for site in two["sites"].values()} == {"float32, channels_last, 2 GPUs"}
-    again = federation(tmp_path, *settings, "simulation.gpus_per_site=2", out="again")
     assert again["model_sha256"] == two["model_sha256"]
 
 

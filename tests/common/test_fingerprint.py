@@ -45,9 +45,9 @@ def typed(text: str) -> Any:
 
 
 def ring() -> list[Any]:
-    found: list[Any] = [1]
-    found.append(found)
-    return found
+    values: list[Any] = [1]
+    values.append(values)
+    return values
 
 
 PAIRS = [
@@ -73,10 +73,10 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_other_code_and_other_values_have_another_hash(one: Callable[[], Any], other: Callable[[], Any]) -> None:
-    assert fingerprint(one()) == fingerprint(one())
-    assert fingerprint(one()) != fingerprint(other())
+@pytest.mark.parametrize(("part", "other"), PAIRS)
+def test_other_code_and_other_values_have_another_hash(part: Callable[[], Any], other: Callable[[], Any]) -> None:
+    assert fingerprint(part()) == fingerprint(part())
+    assert fingerprint(part()) != fingerprint(other())
 
 
 def test_a_global_that_a_function_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,7 @@ def test_another_process_finds_the_same_whatever_its_hashes_of_text(seed: str) -
 @pytest.mark.parametrize(
     "source", ["def part(x):\n    return x + {}\n", "class part:\n    def g(self):\n        return {}\n"]
 )
-def test_code_without_a_file_counts_whatever_text_is_kept_under_its_name(
-    source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_without_a_file_counts(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(linecache.cache, "<string>", (10, None, ["def part(x):\n", "    return 0\n"], "<string>"))
     assert fingerprint(typed(source.format(4))) == fingerprint(typed(source.format(4)))
     assert fingerprint(typed(source.format(4))) != fingerprint(typed(source.format(7)))

@@ -23,9 +23,9 @@ def flowers(name: str) -> Any:
         owner, field = MAP_ENTRIES[name]
         return flowers(owner).fields_by_name[field].message_type
     modules = [importlib.import_module(f"flwr.proto.{module}_pb2") for module in FLOWERS]
-    found = [getattr(module, name).DESCRIPTOR for module in modules if hasattr(module, name)]
-    assert found, f"Flower {version('flwr')} has no message {name} any more"
-    return found[0]
+    descriptors = [getattr(module, name).DESCRIPTOR for module in modules if hasattr(module, name)]
+    assert descriptors, f"Flower {version('flwr')} has no message {name} any more"
+    return descriptors[0]
 
 
 def repeated(field: Any) -> bool:
@@ -52,7 +52,7 @@ def test_the_calls_are_flowers() -> None:
     (service,) = importlib.import_module("flwr.proto.fleet_pb2").DESCRIPTOR.services_by_name.values()
     calls = {method.name: method.output_type.name for method in service.methods}
     assert service.full_name == fleet_protocol.SERVICE
-    assert {name: calls[name] for name in RESPONSES} == {name: one.DESCRIPTOR.name for name, one in RESPONSES.items()}
+    assert {name: calls[name] for name in RESPONSES} == {name: kind.DESCRIPTOR.name for name, kind in RESPONSES.items()}
     assert {"PushObject", "PullObject"} < calls.keys()
 
 

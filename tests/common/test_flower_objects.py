@@ -2,7 +2,7 @@
 
 import importlib
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,22 +53,28 @@ def small_chunks() -> Iterator[None]:
 
 def objects(whole: Message) -> dict[str, bytes]:
     """What travels: each object of a message under its name."""
-    return {name: found.deflate() for name, found in get_all_nested_objects(whole).items()}
+    return {name: part.deflate() for name, part in get_all_nested_objects(whole).items()}
 
 
-def returned(whole: Message) -> Message:
-    return join_message(whole.object_id, objects(whole), ANY)
+def joined(whole: Message, parts: Mapping[str, Any]) -> Message:
+    return join_message(whole.object_id, parts, ANY)
+
+
+def update_in(whole: Message, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of the message that these parts make."""
+    return {name: array.numpy() for name, array in joined(whole, parts).content.array_records["update"].items()}
 
 
 @given(records)
 def test_any_arrays_come_back_bit_for_bit_with_type_and_shape(sent: dict[str, Record]) -> None:
-    back = returned(instruction(of_arrays(sent))).content
+    whole = instruction(of_arrays(sent))
+    back = joined(whole, objects(whole)).content
     assert back.keys() == sent.keys()
     for name, record in sent.items():
         assert list(back[name]) == list(record)
         for key, array in record.items():
-            came = back.array_records[name][key].numpy()
-            assert (came.dtype, came.shape, came.tobytes()) == (array.dtype, array.shape, array.tobytes())
+            returned = back.array_records[name][key].numpy()
+            assert (returned.dtype, returned.shape, returned.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
 # numpy's own head, 128 bytes, stands before an array's numbers.
@@ -87,54 +93,44 @@ ONE_CHUNK = np.random.default_rng(0).bytes(CHUNK - 128)
 )
 def test_a_large_array_comes_back_whole_from_its_chunks(large: NDArray[Any], chunks: int) -> None:
     whole = message(trunk=large, bias=np.array([-1.5, 0.25], np.float32))
-    sent = objects(whole)
-    assert sum(content.startswith(b"ArrayChunk") for content in sent.values()) == chunks + 1
-    came = join_message(whole.object_id, sent, ANY).content.array_records["update"]
-    assert np.array_equal(came["trunk"].numpy(), large)
-    assert came["bias"].numpy().tolist() == [-1.5, 0.25]
+    parts = objects(whole)
+    assert sum(content.startswith(b"ArrayChunk") for content in parts.values()) == chunks + 1
+    update = update_in(whole, parts)
+    assert np.array_equal(update["trunk"], large)
+    assert update["bias"].tolist() == [-1.5, 0.25]
 
 
 def test_two_arrays_of_the_same_numbers_share_one_object_and_both_come_back() -> None:
     same = np.array([3, -2, 0.5], np.float32)
     whole = message(weight=same, momentum=same.copy())
-    sent = objects(whole)
-    assert sum(content.startswith(b"ArrayChunk") for content in sent.values()) == 1
-    came = join_message(whole.object_id, sent, ANY).content.array_records["update"]
-    assert {name: array.numpy().tolist() for name, array in came.items()} == {
-        "weight": [3, -2, 0.5],
-        "momentum": [3, -2, 0.5],
-    }
+    parts = objects(whole)
+    assert sum(content.startswith(b"ArrayChunk") for content in parts.values()) == 1
+    update = update_in(whole, parts)
+    assert set(update) == {"weight", "momentum"}
+    assert all(array.tolist() == [3, -2, 0.5] for array in update.values())
 
 
 def test_fields_and_the_address_on_the_envelope_come_back_and_the_message_bears_its_name() -> None:
     whole = message(trunk=np.array([1, -2], np.float32))
-    back = returned(whole)
+    back = joined(whole, objects(whole))
     assert dict(back.content.config_records["fields"]) == {"round": 3, "site": "north"}
-    came, sent = back.metadata, whole.metadata
-    assert (came.run_id, came.dst_node_id, came.reply_to_message_id) == (7, 2, "asked")
-    assert (came.group_id, came.created_at, came.ttl, came.message_type) == ("3", 5.0, 60.0, "train")
-    assert (came.message_id, sent.message_id) == (whole.object_id, "")
+    envelope = back.metadata
+    assert (envelope.run_id, envelope.dst_node_id, envelope.reply_to_message_id) == (7, 2, "request")
+    assert (envelope.group_id, envelope.created_at, envelope.ttl, envelope.message_type) == ("3", 5.0, 60.0, "train")
+    assert (envelope.message_id, whole.metadata.message_id) == (whole.object_id, "")
 
 
 def test_an_error_comes_back_with_its_reason() -> None:
-    back = returned(instruction(None, Error(7, "the app bundle carries evil.py")))
+    whole = instruction(None, Error(7, "the app bundle carries evil.py"))
+    back = joined(whole, objects(whole))
     assert not back.has_content()
     assert (back.error.code, back.error.reason) == (7, "the app bundle carries evil.py")
 
 
-def test_what_was_put_together_is_taken_apart_into_the_same_objects_again() -> None:
+def test_what_was_put_together_is_taken_apart_into_the_same_objects_again_which_are_still_there() -> None:
     whole = message(trunk=np.arange(CHUNK, dtype=np.float32), bias=np.array([1], np.float32))
-    sent = objects(whole)
-    back = join_message(whole.object_id, dict(sent), ANY)
-    assert objects(instruction(back.content)) == sent
-
-
-def test_the_objects_are_still_there_after_the_message_was_put_together() -> None:
-    whole = message(trunk=np.array([1, -2], np.float32))
-    sent = objects(whole)
-    before = dict(sent)
-    join_message(whole.object_id, sent, ANY)
-    assert sent == before
+    parts = objects(whole)
+    assert objects(instruction(joined(whole, parts).content)) == parts == objects(whole)
 
 
 @given(records)
@@ -143,29 +139,33 @@ def test_every_object_is_named_once_for_each_place_and_after_those_it_is_made_of
     names = object_ids(get_object_tree(whole))
     assert set(names) == set(get_all_nested_objects(whole))
     assert names[-1] == whole.object_id
-    for name, found in get_all_nested_objects(whole).items():
-        for part in found.children or {}:
-            assert names.index(part) < names.index(name)
+    for name, part in get_all_nested_objects(whole).items():
+        for child in part.children or {}:
+            assert names.index(child) < names.index(name)
 
 
-def test_an_object_that_is_no_message_is_refused() -> None:
-    sent = objects(message(trunk=np.array([1], np.float32)))
-    with pytest.raises(ValueError, match=f"object {array_in(sent)} is no message"):
-        join_message(array_in(sent), sent, ANY)
-
-
-def array_in(sent: dict[str, bytes]) -> str:
+def array_in(parts: dict[str, bytes]) -> str:
     """The name of the only array."""
-    (name,) = (name for name, content in sent.items() if content.startswith(b"Array "))
+    (name,) = (name for name, content in parts.items() if content.startswith(b"Array "))
     return name
 
 
-@pytest.mark.parametrize("damaged", [b"", b"Array", b"Array  x\0{}", b"Array  1\0{"])
-def test_a_message_with_a_damaged_part_is_refused(damaged: bytes) -> None:
+def test_an_object_that_is_no_message_is_refused() -> None:
+    parts = objects(message(trunk=np.array([1], np.float32)))
+    with pytest.raises(ValueError, match=f"object {array_in(parts)} is no message"):
+        join_message(array_in(parts), parts, ANY)
+
+
+DAMAGED = [b"", b"Array", b"Array  x\0{}", b"Array  1\0{"]
+NEVER_MADE = [b"Array  2\0{}", b'Array  22\0{"arraychunk_ids": [3]}', b"Evil  0\0"]
+
+
+@pytest.mark.parametrize("part", [*DAMAGED, *NEVER_MADE])
+def test_a_message_with_a_damaged_part_or_one_that_flower_never_makes_is_refused(part: bytes) -> None:
     whole = message(trunk=np.array([1, -2], np.float32))
-    sent = objects(whole)
+    parts = objects(whole)
     with pytest.raises(ValueError, match=r"\w"):
-        join_message(whole.object_id, {**sent, array_in(sent): damaged}, ANY)
+        joined(whole, {**parts, array_in(parts): part})
 
 
 @pytest.mark.parametrize("kind", [b"ArrayChunk ", b"ArrayRecord ", b"RecordDict "])
@@ -173,15 +173,7 @@ def test_a_message_that_lacks_a_part_is_refused(kind: bytes) -> None:
     whole = message(trunk=np.array([1, -2], np.float32))
     rest = {name: content for name, content in objects(whole).items() if not content.startswith(kind)}
     with pytest.raises(ValueError, match=r"\w"):
-        join_message(whole.object_id, rest, ANY)
-
-
-@pytest.mark.parametrize("made_up", [b"Array  2\0{}", b'Array  22\0{"arraychunk_ids": [3]}', b"Evil  0\0"])
-def test_a_message_with_a_part_that_flower_never_makes_is_refused(made_up: bytes) -> None:
-    whole = message(trunk=np.array([1, -2], np.float32))
-    sent = objects(whole)
-    with pytest.raises(ValueError, match=r"\w"):
-        join_message(whole.object_id, {**sent, array_in(sent): made_up}, ANY)
+        joined(whole, rest)
 
 
 @given(sent=records)
@@ -189,9 +181,7 @@ def test_a_message_that_we_have_cut_is_the_one_that_flower_would_have_sent(sent:
     theirs, ours = instruction(of_arrays(sent)), instruction(of_arrays(sent))
     cut_arrays(ours)
     assert get_object_tree(ours) == get_object_tree(theirs)
-    assert {name: found.deflate() for name, found in get_all_nested_objects(ours).items()} == {
-        name: found.deflate() for name, found in get_all_nested_objects(theirs).items()
-    }
+    assert objects(ours) == objects(theirs)
 
 
 def test_an_array_is_cut_once_and_an_error_not_at_all() -> None:
@@ -205,33 +195,25 @@ def test_an_array_is_cut_once_and_an_error_not_at_all() -> None:
     cut_arrays(instruction(None, Error(1, "no")))
 
 
+def as_views(whole: Message) -> dict[str, memoryview]:
+    return {name: memoryview(content) for name, content in objects(whole).items()}
+
+
 def test_parts_that_come_as_views_are_as_good_as_bytes() -> None:
     whole = message(trunk=np.arange(3 * CHUNK, dtype=np.float32))
-    sent = {name: memoryview(found.deflate()) for name, found in get_all_nested_objects(whole).items()}
-    came = join_message(whole.object_id, sent, ANY)
-    np.testing.assert_array_equal(came.content.array_records["update"]["trunk"].numpy(), np.arange(3 * CHUNK))
+    np.testing.assert_array_equal(update_in(whole, as_views(whole))["trunk"], np.arange(3 * CHUNK))
 
 
 def test_what_is_large_and_no_part_of_an_array_comes_back_too() -> None:
     whole = instruction(RecordDict({"fields": ConfigRecord({"weight": bytes(3 * 2**20)})}))
-    sent = {name: memoryview(found.deflate()) for name, found in get_all_nested_objects(whole).items()}
-    assert join_message(whole.object_id, sent, ANY).content.config_records["fields"]["weight"] == bytes(3 * 2**20)
-
-
-# ---------------------------------------------------------------------- what takes more memory than it travels as
-
-
-def repeated(times: int, part: bytes) -> Message:
-    """A message whose array says that it has one part, which travels once, so many times."""
-    made = instruction(of_arrays({"update": {"trunk": np.frombuffer(part, np.uint8)}}))
-    cut_arrays(made)
-    (array,) = made.content.array_records["update"].values()
-    vars(array)["_chunks"] = vars(array)["_chunks"] * times
-    return made
+    assert joined(whole, as_views(whole)).content.config_records["fields"]["weight"] == bytes(3 * 2**20)
 
 
 def test_a_part_that_stands_in_an_array_many_times_is_refused_before_it_takes_memory() -> None:
-    whole = repeated(400_000, bytes(CHUNK))
+    whole = instruction(of_arrays({"update": {"trunk": np.zeros(CHUNK, np.uint8)}}))
+    cut_arrays(whole)
+    (array,) = whole.content.array_records["update"].values()
+    vars(array)["_chunks"] = vars(array)["_chunks"] * 400_000
     sent = objects(whole)
     assert sum(map(len, sent.values())) < 3_000_000
     tracemalloc.start()
@@ -264,7 +246,7 @@ def test_an_array_that_stands_in_a_record_many_times_counts_each_time() -> None:
 
 
 def test_a_record_that_stands_in_a_message_many_times_is_refused() -> None:
-    made = instruction(RecordDict({str(place): ConfigRecord({"a": 1}) for place in range(MOST_RECORDS + 1)}))
-    _, sent = split_message(made)
+    whole = instruction(RecordDict({str(place): ConfigRecord({"a": 1}) for place in range(MOST_RECORDS + 1)}))
+    _, sent = split_message(whole)
     with pytest.raises(TooLarge):
-        join_message(made.metadata.message_id, sent, ANY)
+        join_message(whole.metadata.message_id, sent, ANY)

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,13 @@ class Graphs:
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
-    made = Graphs()
+    recorded = Graphs()
     monkeypatch.setattr(gpu, "RECORD_AFTER", 2)
     monkeypatch.setattr(gpu, "_end_recording", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", made.make)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", recorded.make)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
-    return made
+    return recorded
 
 
 def new_backbone() -> nn.Sequential:
@@ -62,31 +63,45 @@ def images(n: int = 4) -> Tensor:
     return torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(n))
 
 
+def step(backbone: nn.Module, forward: Callable[[Tensor], Tensor], size: int, views: int) -> Tensor:
+    """The gradients of a step of one batch."""
+    backbone.zero_grad()
+    sum(forward(images(size)).square().sum() for _ in range(views)).backward()
+    return torch.cat([value.grad.flatten() for value in backbone.parameters() if value.grad is not None])
+
+
 def steps(backbone: nn.Module, sizes: list[int], views: int = 1) -> list[Tensor]:
     """An epoch of these batches; the gradients of each."""
-    found = []
+    gradients = []
     with cuda_graphs(backbone, GPU, "bf16") as begin_step:
-        for n in sizes:
+        for size in sizes:
             begin_step()
-            backbone.zero_grad()
-            sum(features_through(backbone, images(n)).square().sum() for _ in range(views)).backward()  # type: ignore[union-attr]
-            found.append(torch.cat([one.grad.flatten() for one in backbone.parameters() if one.grad is not None]))
-    return found
+            gradients.append(step(backbone, partial(features_through, backbone), size, views))
+    return gradients
 
 
 def same_as_without(backbone: nn.Module, sizes: list[int], views: int = 1) -> None:
     """The gradients of an epoch, and the running means after it, are those of a backbone without graphs."""
     plain = copy.deepcopy(backbone)
     plain.__dict__.pop(gpu.REPLAY, None)
-    expected = []
-    for n in sizes:
-        plain.zero_grad()
-        sum(plain(images(n)).square().sum() for _ in range(views)).backward()
-        expected.append(torch.cat([one.grad.flatten() for one in plain.parameters()]))
-    for found, wanted in zip(steps(backbone, sizes, views), expected, strict=True):
-        assert torch.equal(found, wanted)
-    for (name, one), other in zip(backbone.named_buffers(), plain.buffers(), strict=True):
-        assert torch.equal(one, other), name
+    expected = [step(plain, plain, size, views) for size in sizes]
+    assert all(map(torch.equal, steps(backbone, sizes, views), expected))
+    for (name, value), other in zip(backbone.named_buffers(), plain.buffers(), strict=True):
+        assert torch.equal(value, other), name
+
+
+def one_step_of(backbone: nn.Module, precision: str = "bf16") -> None:
+    with cuda_graphs(backbone, GPU, precision) as begin_step:
+        begin_step()
+        features_through(backbone, images())
+
+
+@pytest.fixture
+def replayed(graphs: Graphs) -> nn.Sequential:
+    """A backbone with a graph."""
+    backbone = new_backbone()
+    steps(backbone, [4, 4, 4])
+    return backbone
 
 
 def test_after_some_steps_of_one_shape_each_full_batch_is_replayed(graphs: Graphs) -> None:
@@ -103,13 +118,11 @@ def test_small_sites_with_few_full_batches_come_to_a_graph_too(graphs: Graphs) -
     assert graphs.runs == 1
 
 
-def test_a_graph_lasts_for_the_next_epochs(graphs: Graphs) -> None:
-    backbone = new_backbone()
-    steps(backbone, [4, 4, 4])
-    same_as_without_runs = graphs.runs
-    steps(backbone, [4, 4, 3, 4])
+def test_a_graph_lasts_for_the_next_epochs(graphs: Graphs, replayed: nn.Sequential) -> None:
+    before = graphs.runs
+    steps(replayed, [4, 4, 3, 4])
     assert len(graphs.shapes) == 1
-    assert graphs.runs == same_as_without_runs + 3
+    assert graphs.runs == before + 3
 
 
 def test_of_two_views_in_a_step_one_is_replayed(graphs: Graphs) -> None:
@@ -117,44 +130,39 @@ def test_of_two_views_in_a_step_one_is_replayed(graphs: Graphs) -> None:
     assert graphs.runs == 2
 
 
-def test_outside_a_step_and_without_gradients_nothing_is_replayed(graphs: Graphs) -> None:
-    backbone = new_backbone()
-    steps(backbone, [4, 4, 4])
+def test_outside_a_step_and_without_gradients_nothing_is_replayed(graphs: Graphs, replayed: nn.Sequential) -> None:
     before = graphs.runs
-    features_through(backbone, images())
-    with cuda_graphs(backbone, GPU, "bf16") as begin_step:
+    features_through(replayed, images())
+    with cuda_graphs(replayed, GPU, "bf16") as begin_step:
         begin_step()
         with torch.no_grad():
-            features_through(backbone, images())
-        features_through(backbone, images().requires_grad_())
+            features_through(replayed, images())
+        features_through(replayed, images().requires_grad_())
     assert graphs.runs == before
 
 
-@pytest.mark.parametrize("change", ["frozen layer", "frozen norm", "moved", "precision"])
-def test_a_backbone_that_is_trained_in_another_way_is_recorded_anew(graphs: Graphs, change: str) -> None:
-    backbone = new_backbone()
-    steps(backbone, [4, 4, 4])
-    if change == "frozen layer":
-        backbone[0].requires_grad_(False)
-    elif change == "frozen norm":
-        backbone[1].eval()
-    elif change == "moved":
-        backbone[3].weight.data = backbone[3].weight.data.clone()
+@pytest.mark.parametrize(
+    ("change", "precision"),
+    [
+        (lambda backbone: backbone[0].requires_grad_(False), "bf16"),
+        (lambda backbone: backbone[1].eval(), "bf16"),
+        (lambda backbone: setattr(backbone[3].weight, "data", backbone[3].weight.data.clone()), "bf16"),
+        (lambda backbone: None, "float32"),
+    ],
+    ids=["frozen_layer", "frozen_norm", "moved", "precision"],
+)
+def test_a_backbone_that_is_trained_in_another_way_is_recorded_anew(
+    change: Callable[[nn.Sequential], object], precision: str, graphs: Graphs, replayed: nn.Sequential
+) -> None:
     before = graphs.runs
-    with cuda_graphs(backbone, GPU, "float32" if change == "precision" else "bf16") as begin_step:
-        begin_step()
-        features_through(backbone, images())
+    change(replayed)
+    one_step_of(replayed, precision)
     assert graphs.runs == before
 
 
-def test_a_copy_has_no_graph(graphs: Graphs) -> None:
-    backbone = new_backbone()
-    steps(backbone, [4, 4, 4])
-    other = copy.deepcopy(backbone)
-    before = graphs.runs
-    with cuda_graphs(other, GPU, "bf16") as begin_step:
-        begin_step()
-        features_through(other, images())
+def test_a_copy_has_no_graph(graphs: Graphs, replayed: nn.Sequential) -> None:
+    other, before = copy.deepcopy(replayed), graphs.runs
+    one_step_of(other)
     assert graphs.runs == before
     assert isinstance(other.__dict__[gpu.REPLAY], BackboneGraph)
 
@@ -195,9 +203,7 @@ def test_a_cpu_changes_no_setting_of_gpus() -> None:
     assert torch.backends.cudnn.deterministic == before
 
 
-def test_the_sites_and_rounds_of_a_run_share_one_graph(
-    graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sites_and_rounds_share_one_graph(graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = federation(tmp_path, "training.batch_size=16", out="plain")
     monkeypatch.setattr(training, "cuda_graphs", lambda backbone, device, more: cuda_graphs(backbone, GPU, more))
     task.cached_networks.cache_clear()

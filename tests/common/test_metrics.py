@@ -3,7 +3,6 @@
 import itertools
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, ro
 
 from common.errors import Diverged
 from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class, summarise
+from tests.federations import read_vectors
 
-VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "surgical.json"
-FEDMLP = VECTORS.with_name("fedmlp.json")
+SURGICAL, FEDMLP = read_vectors("surgical.json"), read_vectors("fedmlp.json")
 UNKNOWN = float("nan")
 
 
@@ -35,18 +34,18 @@ labelled_scores = st.lists(
 ).filter(lambda rows: len({label for _, label in rows}) == 2)
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason="shared vectors are not beside the project")
+@pytest.mark.skipif(not SURGICAL, reason="shared vectors are not beside the project")
 def test_auroc_mean_and_sd_equal_the_authors_vector() -> None:
-    vector = json.loads(VECTORS.read_text())["auroc"]
+    vector = SURGICAL["auroc"]
     results = per_class(np.array(vector["score"]), np.array(vector["y"], dtype=float), ["a", "b", "c"])
     aurocs = [result.auroc for result in results.values()]
     assert aurocs == pytest.approx(vector["per_class"], rel=1e-5)
     assert mean_and_sd(aurocs) == pytest.approx((vector["mean"], vector["sd_population_ddof0"]), rel=1e-9)
 
 
-@pytest.mark.skipif(not FEDMLP.exists(), reason="../shared/vectors/fedmlp.json is absent")
+@pytest.mark.skipif(not FEDMLP, reason="../shared/vectors/fedmlp.json is absent")
 def test_the_means_over_classes_are_fedmlps() -> None:
-    vector = json.loads(FEDMLP.read_text())["metrics"]
+    vector = FEDMLP["metrics"]
     results = per_class(np.array(vector["prob"]), np.array(vector["y"], dtype=float), ["a", "b", "c"])
     summary = summarise(results, (), ())
     assert summary.mean_balanced_accuracy == pytest.approx(vector["BACC_macro_binary"], rel=1e-9)
@@ -77,9 +76,11 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order(rows: list[tuple[float, 
 @settings(max_examples=40)
 def test_the_order_of_images_changes_nothing(rows: list[tuple[float, float]], random: object) -> None:
     shuffled = list(rows)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    one, other = (per_class(np.array(t)[:, :1], np.array(t)[:, 1:], ["mass"])["mass"] for t in (rows, shuffled))
-    first, second = asdict(one), asdict(other)
+    random.shuffle(shuffled)
+    first, second = (
+        asdict(per_class(np.array(table)[:, :1], np.array(table)[:, 1:], ["mass"])["mass"])
+        for table in (rows, shuffled)
+    )
     assert first.pop("more") == second.pop("more") == {}
     assert first.pop("errors") == second.pop("errors") == {}
     assert first == pytest.approx(second)
@@ -97,9 +98,7 @@ def test_images_with_an_unknown_label_are_left_out(rows: list[tuple[float, float
     ("labels", "positives", "negatives"),
     [((0, 0, 0), 0, 3), ((1, 1, UNKNOWN), 2, 0), ((UNKNOWN, UNKNOWN, UNKNOWN), 0, 0)],
 )
-def test_a_class_with_one_kind_of_image_only_is_undefined(
-    labels: tuple[float, ...], positives: int, negatives: int
-) -> None:
+def test_a_class_of_one_kind_of_image_is_undefined(labels: tuple[float, ...], positives: int, negatives: int) -> None:
     result = per_class(column(0.2, 0.7, 0.4), column(*labels), ["mass"])["mass"]
     assert result == ClassMetrics(None, None, None, positives, negatives)
 
@@ -110,14 +109,13 @@ def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_class(score: f
         per_class(np.array([[0.1, score], [0.2, 0.3]]), np.array([[0.0, 1.0], [1.0, 0.0]]), ["edema", "mass"])
 
 
-def test_a_label_that_is_neither_0_nor_1_is_refused() -> None:
-    with pytest.raises(ValueError, match='class "mass" hold -1'):
-        per_class(column(0.1, 0.2), column(-1, 1), ["mass"])
-
-
-def test_shapes_that_do_not_fit_the_class_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="for 2 classes"):
-        per_class(column(0.1, 0.2), column(0, 1), ["edema", "mass"])
+@pytest.mark.parametrize(
+    ("labels", "names", "reason"),
+    [((-1, 1), ["mass"], 'class "mass" hold -1'), ((0, 1), ["edema", "mass"], "for 2 classes")],
+)
+def test_labels_of_another_form_are_refused(labels: tuple[float, ...], names: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        per_class(column(0.1, 0.2), column(*labels), names)
 
 
 def test_mean_and_sd_leave_out_what_is_undefined() -> None:
@@ -147,10 +145,10 @@ def test_every_measure_is_that_of_scikit_learn_over_the_known_labels_of_each_cla
     scores = np.round(rng.random((30, 3)), int(rng.integers(1, 6)))
     labels = rng.choice([0.0, 1.0, UNKNOWN], (30, 3))
     labels[:2] = [[0.0], [1.0]]
-    for column, found in enumerate(per_class(scores, labels, "abc").values()):
-        known = ~np.isnan(labels[:, column])
-        truth, score = labels[known, column], scores[known, column]
-        assert found.auroc == pytest.approx(roc_auc_score(truth, score))
-        assert found.average_precision == pytest.approx(average_precision_score(truth, score))
-        assert found.balanced_accuracy == pytest.approx(balanced_accuracy_score(truth, score > 0.5))
-        assert (found.positives, found.negatives) == (np.sum(truth == 1), np.sum(truth == 0))
+    for place, metrics in enumerate(per_class(scores, labels, "abc").values()):
+        labelled = ~np.isnan(labels[:, place])
+        truth, score = labels[labelled, place], scores[labelled, place]
+        assert metrics.auroc == pytest.approx(roc_auc_score(truth, score))
+        assert metrics.average_precision == pytest.approx(average_precision_score(truth, score))
+        assert metrics.balanced_accuracy == pytest.approx(balanced_accuracy_score(truth, score > 0.5))
+        assert (metrics.positives, metrics.negatives) == (np.sum(truth == 1), np.sum(truth == 0))

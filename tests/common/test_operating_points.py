@@ -23,27 +23,25 @@ def drawn(seed: int, count: int, spread: float) -> tuple[Values, Values]:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 400), st.integers(1, 400), st.floats(0, 4), st.floats(0.05, 1))
-def test_both_rules_are_what_a_search_over_all_borders_finds(
+def test_both_rules_are_a_search_over_all_borders(
     seed: int, validation: int, test: int, spread: float, target: float
 ) -> None:
     chosen, tested = drawn(seed, validation, spread), drawn(seed + 1, test, spread)
-    found = operating_points({"a": score_histogram(*chosen)}, {"a": score_histogram(*tested)}, target)
+    points = operating_points({"a": score_histogram(*chosen)}, {"a": score_histogram(*tested)}, target)
     shares = [_shares(*chosen, edge) for edge in EDGES]
     if shares[0] is None or np.isnan(tested[1]).all():
-        assert found == {}
+        assert points == {}
         return
-    *youdens, sensitive = found["a"]
-    known = [pair for pair in shares if pair is not None]
-    best = max(sum(pair) for pair in known)
+    *youdens, sensitive = points["a"]
+    pairs = [pair for pair in shares if pair is not None]
+    best = max(sum(pair) for pair in pairs)
     assert bool(youdens) == (best > 1 + 1e-9)
     for youden in youdens:
         own = _shares(*chosen, youden.threshold)
-        assert own is not None
         assert sum(own) == pytest.approx(best)
         assert youden.target is None
         assert youden.chosen_on == sensitive.chosen_on
-    enough = [edge for edge, pair in zip(EDGES, known, strict=True) if pair[0] >= target]
-    assert sensitive.threshold == max(enough)
+    assert sensitive.threshold == max(edge for edge, pair in zip(EDGES, pairs, strict=True) if pair[0] >= target)
     assert sensitive.target == target
     assert sensitive.chosen_on == (int((chosen[1] == 1).sum()), int((chosen[1] == 0).sum()))
 
@@ -72,15 +70,15 @@ def test_a_target_that_some_images_reach_exactly_is_reached(positives: int, data
 def test_the_four_shares_are_scikit_learns_on_the_test_images(seed: int, spread: float) -> None:
     chosen, (scores, labels) = drawn(seed, 200, spread), drawn(seed + 1, 300, spread)
     points = operating_points({"a": score_histogram(*chosen)}, {"a": score_histogram(scores, labels)}, 0.9)["a"]
-    known = ~np.isnan(labels)
-    truth = labels[known] == 1
+    labelled = ~np.isnan(labels)
+    truth = labels[labelled] == 1
     for point in points:
-        answer, made = scores[known] > point.threshold, point.decisions
+        answer, shares = scores[labelled] > point.threshold, point.decisions
         for ours, theirs, label in (
-            (made.sensitivity, recall_score, 1),
-            (made.specificity, recall_score, 0),
-            (made.positive_predictive_value, precision_score, 1),
-            (made.negative_predictive_value, precision_score, 0),
+            (shares.sensitivity, recall_score, 1),
+            (shares.specificity, recall_score, 0),
+            (shares.positive_predictive_value, precision_score, 1),
+            (shares.negative_predictive_value, precision_score, 0),
         ):
             if ours is None:
                 assert not (answer == bool(label)).any()
@@ -100,7 +98,7 @@ def test_between_two_groups_far_apart_the_threshold_is_in_the_middle() -> None:
 def test_what_has_one_kind_of_image_only_has_no_threshold() -> None:
     none, some = np.zeros(BINS, np.int64), np.eye(BINS, dtype=np.int64)[5]
     for positives, negatives in product((none, some), repeat=2):
-        found = operating_points({"a": ScoreHistogram(positives, negatives)}, {"a": ScoreHistogram(some, some)}, 0.9)
-        assert bool(found) == bool(positives.any() and negatives.any())
+        points = operating_points({"a": ScoreHistogram(positives, negatives)}, {"a": ScoreHistogram(some, some)}, 0.9)
+        assert bool(points) == bool(positives.any() and negatives.any())
     assert operating_points({"a": ScoreHistogram(some, some)}, {"a": ScoreHistogram(none, none)}, 0.9) == {}
     assert operating_points({"a": ScoreHistogram(some, some)}, {}, 0.9) == {}

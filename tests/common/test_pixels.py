@@ -22,18 +22,18 @@ def whole(*colour: int) -> ImageSet:
 @pytest.mark.parametrize("colour", [(), (3,)], ids=["grey", "colour"])
 @pytest.mark.parametrize("hand", HANDS, ids=["some", "all"])
 def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...]) -> None:
-    wanted, pixels = channels_first(whole(*colour).stored[hand]), pixels_on_device(whole(*colour).rows(hand), "cpu")
-    drawn = torch.randperm(len(wanted))
-    assert len(pixels) == len(wanted)
-    assert torch.equal(pixels[drawn], wanted[drawn])
-    assert pixels[drawn].stride() == wanted[drawn].stride()
-    assert torch.equal(torch.cat(list(pixels.batches(3))), wanted)
+    expected, pixels = channels_first(whole(*colour).stored[hand]), pixels_on_device(whole(*colour).rows(hand), "cpu")
+    drawn = torch.randperm(len(expected))
+    assert len(pixels) == len(expected)
+    assert torch.equal(pixels[drawn], expected[drawn])
+    assert pixels[drawn].stride() == expected[drawn].stride()
+    assert torch.equal(torch.cat(list(pixels.batches(3))), expected)
 
 
 def test_no_picture_is_copied_for_a_site() -> None:
     everything = whole()
-    one, two = (pixels_on_device(everything.rows(hand), "cpu") for hand in HANDS)
-    assert one.stored.data_ptr() == two.stored.data_ptr() == everything.stored.ctypes.data
+    first, second = (pixels_on_device(everything.rows(hand), "cpu") for hand in HANDS)
+    assert first.stored.data_ptr() == second.stored.data_ptr() == everything.stored.ctypes.data
 
 
 def test_rows_of_rows_are_rows_of_the_store() -> None:

@@ -72,39 +72,44 @@ def installed(
 EVIL = MORE.replace("hashed", "forged")
 
 
+def put_in_front(folder: Path, patched: Patched) -> None:
+    """Have an earlier folder of the path bring a module of the same name."""
+    (folder / "first").mkdir()
+    (folder / "first" / "acme_more.py").write_text(EVIL)
+    patched.syspath_prepend(str(folder / "first"))
+
+
+def test_a_module_of_an_earlier_folder_changes_the_hash(tmp_path: Path, monkeypatch: Patched) -> None:
+    installed(tmp_path, monkeypatch)
+    before = stamp_of(LOSSES, "answer")
+    put_in_front(tmp_path, monkeypatch)
+    assert stamp_of(LOSSES, "answer") != before
+
+
 def test_a_module_that_came_from_elsewhere_before_changes_the_hash(tmp_path: Path, monkeypatch: Patched) -> None:
     installed(tmp_path, monkeypatch)
     before = stamp_of(LOSSES, "answer")
-    (tmp_path / "first").mkdir()
-    (tmp_path / "first" / "acme_more.py").write_text(EVIL)
     with monkeypatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path / "first"))
+        put_in_front(tmp_path, patch)
         importlib.import_module("acme_more")
     assert stamp_of(LOSSES, "answer") != before
 
 
-def without_source(site: Path) -> None:
-    py_compile.compile(str(site / "acme" / "lazy.py"), cfile=str(site / "acme" / "other.pyc"))
-
-
-def beside_the_caches(site: Path) -> None:
-    (site / "acme" / "__pycache__" / "hidden.pyc").write_bytes(b"1")
-
-
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 CHANGES: dict[str, Callable[[Path], object]] = {
     "second top-level module": lambda site: (site / "acme_more.py").write_text(EVIL),
     "extension module": lambda site: (site / "acme/_fast.cpython-311-x86_64-linux-gnu.so").write_bytes(b"\x7fELG"),
-    "new extension module beside a module": lambda site: (
-        site / f"acme_more{importlib.machinery.EXTENSION_SUFFIXES[0]}"
-    ).write_bytes(b"\x7fELF"),
+    "new extension module beside a module": lambda site: (site / f"acme_more{SUFFIX}").write_bytes(b"\x7fELF"),
     "data in the package": lambda site: (site / "acme" / "table.csv").write_text("1,3\n"),
     "data in a folder of its own": lambda site: (site / "acme_data" / "weights.bin").write_bytes(b"\0\2"),
     "data outside": lambda site: (site / "../../../share/acme/atlas.txt").write_text("other"),
     "line of a .pth": lambda site: (site / "acme_start.pth").write_text("import os\n"),
     "new file in the package": lambda site: (site / "acme" / "new.py").write_text(""),
     "new file in the data's folder": lambda site: (site / "acme_data" / "new.py").write_text(""),
-    "byte code without a source": without_source,
-    "byte code that only lies among the caches": beside_the_caches,
+    "byte code without a source": lambda site: py_compile.compile(
+        str(site / "acme" / "lazy.py"), cfile=str(site / "acme" / "other.pyc")
+    ),
+    "byte code that only lies among the caches": lambda site: (site / "acme/__pycache__/hidden.pyc").write_bytes(b"1"),
     "target of the entry point": lambda site: (site / "acme-1.0.dist-info" / "entry_points.txt").write_text(
         f"[{LOSSES}]\nanswer = acme.losses:late\n"
     ),
@@ -121,9 +126,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_whatever_can_be_imported_or_read_changes_the_hash(
-    change: Callable[[Path], object], tmp_path: Path, monkeypatch: Patched
-) -> None:
+def test_each_of_these_changes_the_hash(change: Callable[[Path], object], tmp_path: Path, monkeypatch: Patched) -> None:
     site = installed(tmp_path, monkeypatch)
     (site / "linked.txt").write_text("text")
     (site / "acme" / "x.dist-info").mkdir()
@@ -152,9 +155,7 @@ def test_the_same_distribution_has_the_same_hash_at_two_hospitals(tmp_path: Path
     assert stamp_of(LOSSES, "answer").sha256 == first.sha256
 
 
-def test_a_script_that_the_installer_wrote_does_not_count_and_one_of_the_package_does_without_its_first_line(
-    tmp_path: Path, monkeypatch: Patched
-) -> None:
+def test_of_scripts_those_of_the_package_count_without_their_first_line(tmp_path: Path, monkeypatch: Patched) -> None:
     points = {**POINTS, "console_scripts": {"acme": "acme.losses:answer"}}
     scripts = {"../../../bin/acme": "#!/a/python\nimport acme", "../../../bin/acme-tool": "#!/a/python\nprint(1)\n"}
     site = installed(tmp_path, monkeypatch, {**FILES, **scripts}, points)
@@ -166,9 +167,7 @@ def test_a_script_that_the_installer_wrote_does_not_count_and_one_of_the_package
     assert stamp_of(LOSSES, "answer") != before
 
 
-def test_an_editable_installation_counts_every_module_of_the_folder_that_it_puts_on_the_path(
-    tmp_path: Path, monkeypatch: Patched
-) -> None:
+def test_an_editable_installation_counts_every_module_of_its_folder(tmp_path: Path, monkeypatch: Patched) -> None:
     source = tmp_path / "work" / "src"
     for name in ("acme/__init__.py", "acme/losses.py", "acme/lazy.py", "acme/table.csv", "acme_more.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -196,17 +195,6 @@ def test_what_was_stamped_for_a_plan_is_what_is_loaded(tmp_path: Path, monkeypat
         load_entry_point(LOSSES, "answer")
 
 
-def test_an_earlier_folder_of_the_path_that_brings_the_same_module_changes_the_hash(
-    tmp_path: Path, monkeypatch: Patched
-) -> None:
-    installed(tmp_path, monkeypatch)
-    before = stamp_of(LOSSES, "answer")
-    (tmp_path / "first").mkdir()
-    (tmp_path / "first" / "acme_more.py").write_text(EVIL)
-    monkeypatch.syspath_prepend(str(tmp_path / "first"))
-    assert stamp_of(LOSSES, "answer") != before
-
-
 def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched) -> None:
     site = installed(tmp_path, monkeypatch, {"acme.pth": "acme.zip\n", "acme.zip": b""})
     with zipfile.ZipFile(site / "acme.zip", "w") as archive:
@@ -219,12 +207,7 @@ def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched
         load_entry_point(LOSSES, "answer")
 
 
-# -------------------------------------------------------------------------------------------- several distributions
-
-
-def test_a_namespace_that_two_distributions_share_counts_only_the_files_of_the_plug_ins_own(
-    tmp_path: Path, monkeypatch: Patched
-) -> None:
+def test_a_shared_namespace_counts_only_the_plug_ins_own_files(tmp_path: Path, monkeypatch: Patched) -> None:
     points = {LOSSES: {"answer": "shared.mine.losses:answer"}}
     files = {"shared/mine/__init__.py": "", "shared/mine/losses.py": "from shared import theirs\n" + MORE}
     site = installed(tmp_path, monkeypatch, files, points)
@@ -237,19 +220,14 @@ def test_a_namespace_that_two_distributions_share_counts_only_the_files_of_the_p
     assert stamp_of(LOSSES, "answer") != before
 
 
-def test_another_distribution_that_puts_a_module_into_the_package_changes_the_hash(
-    tmp_path: Path, monkeypatch: Patched
-) -> None:
+def test_a_module_of_another_distribution_changes_the_hash(tmp_path: Path, monkeypatch: Patched) -> None:
     installed(tmp_path, monkeypatch)
     before = stamp_of(LOSSES, "answer")
-    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    installed(tmp_path, monkeypatch, {f"acme/losses{suffix}": b"\x7fELF"}, {}, "other")
+    installed(tmp_path, monkeypatch, {f"acme/losses{SUFFIX}": b"\x7fELF"}, {}, "other")
     assert stamp_of(LOSSES, "answer") != before
 
 
-def test_an_entry_point_into_another_distribution_counts_that_ones_files_too(
-    tmp_path: Path, monkeypatch: Patched
-) -> None:
+def test_an_entry_point_into_another_distribution_counts_its_files_too(tmp_path: Path, monkeypatch: Patched) -> None:
     site = installed(tmp_path, monkeypatch, FILES, {})
     installed(tmp_path, monkeypatch, {"other.py": ""}, {LOSSES: {"answer": "acme.losses:answer"}}, "other")
     before = stamp_of(LOSSES, "answer")

@@ -35,14 +35,14 @@ def scored() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_it_is_computed_of_each_class_over_the_known_labels() -> None:
-    seen = list[tuple[list[float], list[float]]]()
+    calls = list[tuple[list[float], list[float]]]()
 
     def metric(scores: np.ndarray, labels: np.ndarray) -> float:
-        seen.append((scores.tolist(), labels.tolist()))
+        calls.append((scores.tolist(), labels.tolist()))
         return 7
 
     of_class = per_class(*scored(), ("a", "b"), {"plugin:seven": metric})
-    assert seen == [([0.9, 0.6, 0.4, 0.1], [1, 1, 0, 0])]  # of "b" there is no positive
+    assert calls == [([0.9, 0.6, 0.4, 0.1], [1, 1, 0, 0])]  # of "b" there is no positive
     assert [of_class[name].more for name in "ab"] == [{"plugin:seven": 7.0}, {"plugin:seven": None}]
     assert mean_more(of_class.values()) == {"plugin:seven": 7.0}
 
@@ -93,33 +93,29 @@ def test_names_that_cannot_be_are_refused(names: object) -> None:
 @pytest.mark.slow
 def test_a_run_ends_with_it_in_summary_report_and_tensorboard_and_in_the_same_model(tmp_path: Path) -> None:
     plain = federation(tmp_path, "run.rounds=1")
-    asked = f'evaluation.metrics=["{YOUDEN}"]'
-    federation(tmp_path, "run.rounds=1", asked, out="asked", pages=True)
-    summary = json.loads((tmp_path / "asked" / "summary.json").read_text())
+    federation(tmp_path, "run.rounds=1", f'evaluation.metrics=["{YOUDEN}"]', out="measured", pages=True)
+    summary = json.loads((tmp_path / "measured" / "summary.json").read_text())
     assert summary["model_sha256"] == plain["model_sha256"]
-    of_class = {name: one["more"][YOUDEN] for name, one in summary["test"]["per_class"].items()}
+    of_class = {name: metrics["more"][YOUDEN] for name, metrics in summary["test"]["per_class"].items()}
     defined = [value for value in of_class.values() if value is not None]
     assert summary["test"]["mean_more"][YOUDEN] == pytest.approx(np.mean(defined))
     assert all(0 <= value <= 1 for value in defined)
     for site in summary["per_site"].values():
-        assert all(set(one["more"]) == {YOUDEN} for one in site["per_class"].values())
-    assert f'<th scope="col">{YOUDEN}</th>' in (tmp_path / "asked" / "report.html").read_text()
-
-
-# ---------------------------------------------------------------------- the hospital's policy
+        assert all(set(metrics["more"]) == {YOUDEN} for metrics in site["per_class"].values())
+    assert f'<th scope="col">{YOUDEN}</th>' in (tmp_path / "measured" / "report.html").read_text()
 
 
 def request_rule(rule: str, policy: Policy, work: RequestedWork) -> str:
     return next(reason for name, reason in request_rules(policy, work) if name == rule)
 
 
-def asked_for(tmp_path: Path) -> RequestedWork:
-    file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}"]')
+def requested(tmp_path: Path, *metrics: str) -> RequestedWork:
+    file = experiment(tmp_path, f"evaluation.metrics={json.dumps(metrics or [YOUDEN])}")
     return RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
 
 
 def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: Path) -> None:
-    work, rule = asked_for(tmp_path), partial(request_rule, "policy.metrics")
+    work, rule = requested(tmp_path), partial(request_rule, "policy.metrics")
     assert rule(Policy(), work) == f'it does not have "{YOUDEN}"'
     assert rule(Policy(metrics=(YOUDEN,)), work) == ""
     assert rule(Policy.model_validate(WITHOUT_LIMITS), work) == ""
@@ -129,9 +125,7 @@ def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: P
 
 
 def test_one_that_is_named_twice_is_stamped_once(tmp_path: Path) -> None:
-    file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}", "{YOUDEN}"]')
-    work = RequestedWork(make_plan(file.experiment), build_site_method(file.experiment), images=100)
-    assert request_rule("policy.metrics", Policy(metrics=("*",)), work) == ""
+    assert request_rule("policy.metrics", Policy(metrics=("*",)), requested(tmp_path, YOUDEN, YOUDEN)) == ""
 
 
 REPLY = EvaluateReply(
@@ -142,7 +136,7 @@ REPLY = EvaluateReply(
 
 
 def test_a_reply_tells_no_metric_that_the_plan_did_not_ask_for(tmp_path: Path) -> None:
-    policy, work = Policy(metrics=("*",)), asked_for(tmp_path)
+    policy, work = Policy(metrics=("*",)), requested(tmp_path)
     assert dict(reply_rules(policy, work, REPLY))["evaluation.metrics"] == ""
     more = replace(REPLY, metric_names=("plugin:other",))
     assert dict(reply_rules(policy, work, more))["evaluation.metrics"] == 'the plan does not ask for "plugin:other"'
@@ -150,12 +144,8 @@ def test_a_reply_tells_no_metric_that_the_plan_did_not_ask_for(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"metric_values": (0.1,)},
-        {"metric_names": (YOUDEN, YOUDEN), "metric_values": (0.1,) * 4},
-        {"metric_names": ()},
-    ],
+    [{"metric_values": (0.1,)}, {"metric_names": (YOUDEN, YOUDEN), "metric_values": (0.1,) * 4}, {"metric_names": ()}],
 )
 def test_a_reply_whose_metrics_do_not_fit_is_refused(change: dict[str, tuple[object, ...]]) -> None:
     with pytest.raises(WireError, match="one value a class"):
-        replace(REPLY, **change)  # type: ignore[arg-type]
+        replace(REPLY, **change)

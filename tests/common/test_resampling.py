@@ -32,15 +32,15 @@ def random_case(seed: int, count: int, classes: int = 1) -> tuple[Floats, Floats
 def test_a_resample_is_the_weighted_auroc_of_scikit_learn(seed: int) -> None:
     scores, labels, _ = random_case(seed, 40)
     weights = generator(seed).standard_exponential((40, 3), dtype=np.float32)
-    found = RankedClass.of(scores[:, 0], labels[:, 0]).aurocs(weights)
+    aurocs = RankedClass.of(scores[:, 0], labels[:, 0]).aurocs(weights)
     expected = [roc_auc_score(labels[:, 0], scores[:, 0], sample_weight=weights[:, r]) for r in range(3)]
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert aurocs == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_interval_is_close_to_that_of_resampling_positives_and_negatives_by_scipy(seed: int) -> None:
     scores, labels, patients = random_case(seed, 400)
-    found = auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
+    interval = auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
 
     def auroc(positives: Floats, negatives: Floats) -> float:
         pairs = positives[:, None] - negatives
@@ -48,8 +48,8 @@ def test_the_interval_is_close_to_that_of_resampling_positives_and_negatives_by_
 
     kinds = tuple(scores[labels == kind] for kind in (1, 0))
     drawn = bootstrap(kinds, auroc, n_resamples=2000, vectorized=False, method="percentile", rng=generator(seed))
-    expected, width = drawn.confidence_interval, np.diff(found)[0]
-    assert found == pytest.approx((expected.low, expected.high), abs=0.15 * width)
+    expected, width = drawn.confidence_interval, np.diff(interval)[0]
+    assert interval == pytest.approx((expected.low, expected.high), abs=0.15 * width)
 
 
 def test_the_mean_over_classes_is_taken_over_the_same_patients() -> None:
@@ -58,8 +58,7 @@ def test_the_mean_over_classes_is_taken_over_the_same_patients() -> None:
     alike = auroc_intervals(scores[:, [0, 0]], labels[:, [0, 0]], patients, ["a", "b"], generator())
     other = auroc_intervals(scores, labels, patients, ["a", "b"], generator())
     assert alike.mean_auroc == pytest.approx(alike.per_class["a"], abs=0.03 * np.diff(alike.per_class["a"])[0])
-    assert other.mean_auroc
-    ratio = np.diff(other.mean_auroc)[0] / np.mean([np.diff(one)[0] for one in other.per_class.values()])
+    ratio = np.diff(other.mean_auroc)[0] / np.mean([np.diff(interval)[0] for interval in other.per_class.values()])
     assert 0.6 < ratio < 0.85
 
 
@@ -84,9 +83,9 @@ def test_a_class_with_one_positive_keeps_it_in_every_resample() -> None:
 def test_classes_without_an_auroc_have_no_interval_and_unknown_labels_are_left_out() -> None:
     scores, labels, patients = random_case(13, 80, classes=3)
     labels[:, 1], labels[40:, 2], scores[40:, 2] = np.nan, np.nan, np.nan
-    found = auroc_intervals(scores, labels, patients, ["a", "b", "c"], generator())
-    assert list(found.per_class) == ["a", "c"]
-    low, high = found.per_class["c"]
+    intervals = auroc_intervals(scores, labels, patients, ["a", "b", "c"], generator())
+    assert list(intervals.per_class) == ["a", "c"]
+    low, high = intervals.per_class["c"]
     assert low < roc_auc_score(labels[:40, 2], scores[:40, 2]) < high
     assert auroc_intervals(scores[:, [1]], labels[:, [1]], patients, ["b"], generator()) == Intervals(None, {})
 
@@ -102,9 +101,9 @@ def test_the_interval_from_counts_by_score_encloses_that_from_the_scores_and_is_
     scores, labels, patients = random_case(seed, 400)
     scores = 1 / (1 + np.exp(-scores))
     exact = auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
-    found = pooled_interval(score_histogram(scores[:, 0], labels[:, 0]), generator(seed))
-    assert found is not None
-    assert found == pytest.approx(exact, abs=0.15 * np.diff(exact)[0])
+    pooled = pooled_interval(score_histogram(scores[:, 0], labels[:, 0]), generator(seed))
+    assert pooled is not None
+    assert pooled == pytest.approx(exact, abs=0.15 * np.diff(exact)[0])
 
 
 def test_one_bin_leaves_everything_open_and_one_kind_of_image_has_no_interval() -> None:
@@ -169,7 +168,6 @@ def test_the_mean_of_classes_that_every_resample_ranks_alike_has_an_interval_of_
     names = [str(c) for c in range(labels.shape[1])]
     perfect = auroc_intervals(labels + generator(seed).random(labels.shape) / 2, labels, patients, names, generator())
     constant = auroc_intervals(np.zeros(labels.shape), labels, patients, names, generator())
-    assert perfect.mean_auroc is not None
     assert perfect.mean_auroc[1] == 1
     assert perfect.mean_auroc[0] <= 0.99
     assert constant.mean_auroc is not None

@@ -38,13 +38,13 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(durable: bool, t
     for content in (b"first, and longer", b"second"):
         write_atomically(path, content, durable=durable)
         assert path.read_bytes() == content
-    assert [found.name for found in path.parent.iterdir()] == ["file.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["file.json"]
 
 
 def test_a_writer_that_fails_before_the_end_leaves_the_old_content_and_nothing_beside_it(tmp_path: Path) -> None:
     write_atomically(tmp_path / "file.json", b"old")
     with pytest.raises(TypeError):
-        write_atomically(tmp_path / "file.json", [b"new", None])  # type: ignore[list-item]
+        write_atomically(tmp_path / "file.json", [b"new", None])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file.json": b"old"}
 
 
@@ -106,12 +106,8 @@ def test_what_a_path_is_instead_of_a_file_is_said_and_nothing_suggested(tmp_path
     os.mkfifo(pipe)
     loop.symlink_to("loop.toml")
     kinds = {
-        folder: "folder",
-        pipe: "pipe",
-        loop: "loop",
-        tmp_path / ("a" * 300): "longer",
-        Path("/dev/null"): "device",
-    }
+        folder: "folder", pipe: "pipe", loop: "loop", tmp_path / ("a" * 300): "longer", Path("/dev/null"): "device",
+    }  # fmt: skip
     for path, kind in kinds.items():
         fault = missing_input_fault(path)
         assert (fault.where, kind in fault.problem) == (str(path), True)

@@ -8,10 +8,10 @@ from common.metrics.pooled import site_sample
 
 def test_the_interval_of_one_class_is_students_with_cochrans_correction() -> None:
     # mean 0.6, s² = (0.01 + 0.01) / 2 = 0.01; 3 of 12 sites: (1 - 1/4) 0.01 / 3 = 0.0025; t(0.975, 2) = 4.302653
-    found = site_sample({"a": {"x": 0.5, "y": 0.6, "z": 0.7}}, {"a": 0.25}, 3, 12)
-    assert found.per_class["a"] == pytest.approx((0.6 - 4.302653 * 0.05, 0.6 + 4.302653 * 0.05), abs=1e-6)
-    assert found.mean_auroc == pytest.approx(found.per_class["a"])
-    assert (found.drawn, found.of) == (3, 12)
+    sample = site_sample({"a": {"x": 0.5, "y": 0.6, "z": 0.7}}, {"a": 0.25}, 3, 12)
+    assert sample.per_class["a"] == pytest.approx((0.6 - 4.302653 * 0.05, 0.6 + 4.302653 * 0.05), abs=1e-6)
+    assert sample.mean_auroc == pytest.approx(sample.per_class["a"])
+    assert (sample.drawn, sample.of) == (3, 12)
 
 
 def test_sites_that_test_two_classes_move_both_together() -> None:
@@ -25,20 +25,17 @@ def test_sites_that_test_two_classes_move_both_together() -> None:
 
 
 def test_a_class_whose_sites_were_all_asked_is_known() -> None:
-    found = site_sample({"a": {"x": 0.5, "y": 0.7}, "b": {"x": 0.9}}, {"a": 1.0, "b": 1.0}, 2, 9)
-    assert found.per_class == {"a": (0.6, 0.6), "b": (0.9, 0.9)}
-    assert found.mean_auroc == (0.75, 0.75)
+    sample = site_sample({"a": {"x": 0.5, "y": 0.7}, "b": {"x": 0.9}}, {"a": 1.0, "b": 1.0}, 2, 9)
+    assert sample.per_class == {"a": (0.6, 0.6), "b": (0.9, 0.9)}
+    assert sample.mean_auroc == (0.75, 0.75)
 
 
-def test_there_is_no_interval_where_one_site_stands_for_several() -> None:
-    found = site_sample({"a": {"x": 0.5, "y": 0.7}, "b": {"x": 0.9}, "c": {}}, {"a": 0.5, "b": 0.5, "c": 0}, 2, 4)
-    assert list(found.per_class) == ["a"]
-    assert found.mean_auroc is None
-
-
-def test_nothing_told_has_no_interval() -> None:
-    found = site_sample({"a": {}}, {"a": 0.5}, 2, 4)
-    assert (found.mean_auroc, found.per_class) == (None, {})
+def test_there_is_no_interval_where_one_site_stands_for_several_or_nothing_is_told() -> None:
+    sample = site_sample({"a": {"x": 0.5, "y": 0.7}, "b": {"x": 0.9}, "c": {}}, {"a": 0.5, "b": 0.5, "c": 0}, 2, 4)
+    assert list(sample.per_class) == ["a"]
+    assert sample.mean_auroc is None
+    nothing = site_sample({"a": {}}, {"a": 0.5}, 2, 4)
+    assert (nothing.mean_auroc, nothing.per_class) == (None, {})
 
 
 def test_intervals_hold_the_mean_over_all_sites_in_95_of_100_draws() -> None:
@@ -54,7 +51,6 @@ def test_intervals_hold_the_mean_over_all_sites_in_95_of_100_draws() -> None:
         values = {n: {str(s): aurocs[s, c] for s in drawn if annotates[s, c]} for c, n in enumerate(classes)}
         shares = {n: len(values[n]) / int(annotates[:, c].sum()) for c, n in enumerate(classes)}
         interval = site_sample(values, shares, 60, sites).mean_auroc
-        assert interval is not None
         held += interval[0] <= truth <= interval[1]
     # binomial: 600 at 0.95: mean 570, standard deviation 5.3
     assert abs(held - 570) < 4 * 5.3

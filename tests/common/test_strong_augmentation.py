@@ -10,7 +10,7 @@ NAMES = list(CHANGES)
 
 def drawn(name: str, strength: float, images: int = 1) -> torch.Tensor:
     """Draws of one change, then of none; the square's middle in the upper left corner."""
-    which, nothing = ((NAMES.index(one) + 0.5) / len(NAMES) for one in (name, "identity"))
+    which, nothing = ((NAMES.index(change) + 0.5) / len(NAMES) for change in (name, "identity"))
     return torch.tensor([which, strength, nothing, 0.5, 0.0, 0.0])[:, None].repeat(1, images)
 
 
@@ -25,47 +25,41 @@ def noise(channels: int = 1) -> torch.Tensor:
     return torch.rand((6, channels, 16, 20), generator=torch.Generator().manual_seed(1)) * 255
 
 
-def test_a_square_of_half_the_shorter_side_becomes_grey_and_nothing_else_changes() -> None:
+@pytest.mark.parametrize(
+    ("middle", "square"),
+    [(0.5, (slice(4, 12), slice(6, 14))), (0.0, (slice(4), slice(4)))],
+    ids=["whole", "cut_off_at_the_edge"],
+)
+def test_a_square_of_half_the_shorter_side_becomes_grey_and_nothing_else_changes(
+    middle: float, square: tuple[slice, slice]
+) -> None:
     images, draws = noise(), drawn("identity", 0.5, 6)
-    draws[-2:] = 0.5
+    draws[-2:] = middle
     changed = apply_strong_changes(images, draws)
-    assert (changed[:, :, 4:12, 6:14] == GREY).all()
-    assert int((changed != images).sum()) == 6 * 8 * 8
+    assert (changed[:, :, *square] == GREY).all()
+    assert int((changed != images).sum()) == changed[:, :, *square].numel()
 
 
-def test_a_square_at_the_edge_is_cut_off() -> None:
-    images = noise()
-    changed = apply_strong_changes(images, drawn("identity", 0.5, 6))
-    assert (changed[:, :, :4, :4] == GREY).all()
-    assert int((changed != images).sum()) == 6 * 4 * 4
+LEVELS = [[200.0, 17], [15, 255]]
 
 
-def test_solarizing_turns_pixels_from_the_threshold_on() -> None:
-    # 256 * 0.5 = 128
-    torch.testing.assert_close(corner("solarized", 0.5, [[127, 128], [200, 0]]), torch.tensor([[127.0, 127], [55, 0]]))
-
-
-def test_posterizing_keeps_four_bits_at_least_and_all_eight_at_most() -> None:
-    pixels = [[200.0, 17], [15, 255]]
-    torch.testing.assert_close(corner("posterized", 0.0, pixels), torch.tensor([[192.0, 16], [0, 240]]))
-    torch.testing.assert_close(corner("posterized", 0.99, pixels), torch.tensor(pixels))
-
-
-def test_brightness_keeps_a_twentieth_at_least() -> None:
-    torch.testing.assert_close(corner("brightness", 0.0, [[100, 40], [0, 255]]), torch.tensor([[5, 2], [0, 12.75]]))
-    # 0.05 + 0.9 * 0.5 = 0.5
-    torch.testing.assert_close(corner("brightness", 0.5, [[100, 40], [0, 255]]), torch.tensor([[50, 20], [0, 127.5]]))
-
-
-def test_contrast_keeps_half_the_distance_from_the_mean_at_strength_a_half() -> None:
-    # mean (252 * 10 + 4 * 74) / 256 = 11; 74 -> 11 + 63 / 2
-    torch.testing.assert_close(corner("contrast", 0.5, [[74, 74], [74, 74]]), torch.full((2, 2), 42.5))
-
-
-def test_autocontrast_stretches_to_all_of_the_range_and_leaves_a_flat_image() -> None:
-    # 10 -> 0, 61 -> 255: five times the distance from 10
-    torch.testing.assert_close(corner("autocontrast", 0.3, [[61, 20], [10, 30]]), torch.tensor([[255.0, 50], [0, 100]]))
-    torch.testing.assert_close(corner("autocontrast", 0.3, [[10, 10], [10, 10]]), torch.full((2, 2), 10.0))
+@pytest.mark.parametrize(
+    ("name", "strength", "pixels", "expected"),
+    [
+        ("solarized", 0.5, [[127, 128], [200, 0]], [[127, 127], [55, 0]]),  # turned from 256 * 0.5 = 128 on
+        ("posterized", 0.0, LEVELS, [[192, 16], [0, 240]]),  # four bits at least
+        ("posterized", 0.99, LEVELS, LEVELS),  # all eight at most
+        ("brightness", 0.0, [[100, 40], [0, 255]], [[5, 2], [0, 12.75]]),  # a twentieth at least
+        ("brightness", 0.5, [[100, 40], [0, 255]], [[50, 20], [0, 127.5]]),  # 0.05 + 0.9 * 0.5 = 0.5
+        # half the distance from the mean (252 * 10 + 4 * 74) / 256 = 11; 74 -> 11 + 63 / 2
+        ("contrast", 0.5, [[74, 74], [74, 74]], [[42.5, 42.5], [42.5, 42.5]]),
+        # 10 -> 0, 61 -> 255: five times the distance from 10
+        ("autocontrast", 0.3, [[61, 20], [10, 30]], [[255, 50], [0, 100]]),
+        ("autocontrast", 0.3, [[10, 10], [10, 10]], [[10, 10], [10, 10]]),  # a flat image stays
+    ],
+)
+def test_a_change_by_hand(name: str, strength: float, pixels: list[list[float]], expected: list[list[float]]) -> None:
+    torch.testing.assert_close(corner(name, strength, pixels), torch.tensor(expected, dtype=torch.float32))
 
 
 def test_sharpness_blends_with_the_smoothed_image() -> None:
@@ -106,6 +100,6 @@ def test_an_images_changes_do_not_depend_on_its_neighbours() -> None:
 
 
 def test_the_generator_alone_decides() -> None:
-    one, two = (augment_strongly(noise(), torch.Generator().manual_seed(seed)) for seed in (5, 6))
-    torch.testing.assert_close(one, augment_strongly(noise(), torch.Generator().manual_seed(5)))
-    assert not torch.equal(one, two)
+    first, other = (augment_strongly(noise(), torch.Generator().manual_seed(seed)) for seed in (5, 6))
+    torch.testing.assert_close(first, augment_strongly(noise(), torch.Generator().manual_seed(5)))
+    assert not torch.equal(first, other)

@@ -44,7 +44,6 @@ def test_any_groups_come_back_bit_for_bit(trunk: list[float], rows: list[str]) -
     head = Head(tuple(rows), rng.normal(size=(len(rows), 3)).astype(np.float32), np.ones(len(rows), np.float32))
     groups = Groups(np.array(trunk, np.float32), None, head if rows else None)
     back = decode(encode(TrainReply("r", 1, "s", 1, 0.0, None, None, 0.0, groups)), TrainReply).update
-    assert back.trunk is not None
     assert back.trunk.tobytes() == np.array(trunk, np.float32).tobytes()
     assert back.norm is None
     assert repr(back.head) == repr(groups.head)
@@ -63,13 +62,12 @@ def test_bytes_are_those_of_the_arrays_and_the_text() -> None:
 
 
 def test_an_array_that_many_records_share_is_written_once_and_none_is_taken_for_another() -> None:
-    trunk, written = np.ones(3, np.float32), {}  # type: ignore[var-annotated]
-    contents = [
-        encode(
-            TrainReply("run", 4, site, 12, 0.5, None, 0.75, 1.25, Groups(trunk, np.full(2, row, np.float32))), written
-        )
+    trunk, written = np.ones(3, np.float32), {}
+    replies = [
+        replace(REPLY, site=site, update=Groups(trunk, np.full(2, row, np.float32)))
         for row, site in enumerate(("east", "north", "south"))
     ]
+    contents = [encode(reply, written) for reply in replies]
     assert len({id(content["update"]["trunk"]) for content in contents}) == 1
     assert [decode(content, TrainReply).update.norm.tolist() for content in contents] == [[0, 0], [1, 1], [2, 2]]
 
@@ -77,7 +75,7 @@ def test_an_array_that_many_records_share_is_written_once_and_none_is_taken_for_
 def test_a_metric_may_be_undefined_but_not_infinite() -> None:
     content = encode(SCORES)
     assert np.isnan(decode(content, EvaluateReply).auroc[0])
-    content["fields"] = ConfigRecord({**content["fields"], "auroc": [float("inf")]})  # type: ignore[dict-item]
+    content["fields"] = ConfigRecord({**content["fields"], "auroc": [float("inf")]})
     assert refusal(content, EvaluateReply) == "EvaluateReply.auroc must be finite."
 
 
@@ -90,7 +88,7 @@ def test_whatever_is_small_travels_in_one_record() -> None:
 @pytest.mark.parametrize("run", ["", "../../etc", "a/b", "-x", "x" * 65, "a\0b", "run\n"])
 def test_a_run_that_could_lead_out_of_a_sites_folder_is_refused(run: str) -> None:
     for content, kind in ((encode(REQUEST), TrainRequest), (encode(RollCall("run", "{}")), RollCall)):
-        content["fields"] = ConfigRecord({**content["fields"], "run": run})  # type: ignore[dict-item]
+        content["fields"] = ConfigRecord({**content["fields"], "run": run})
         assert refusal(content, kind).startswith("run must be small letters, digits, dashes and underscores, not ")
 
 

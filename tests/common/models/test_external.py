@@ -44,11 +44,18 @@ def stairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def spec(name: str, channels: int = 1, size: int = 32, **more: object) -> ModelSpec:
-    given = {"architecture": name, "channels": channels, "image_size": size, **more}
-    return ModelSpec.model_validate(given)
+    return ModelSpec.model_validate({"architecture": name, "channels": channels, "image_size": size, **more})
 
 
-@pytest.mark.parametrize(("name", "channels", "size", "width"), NETWORKS, ids=[one[0] for one in NETWORKS])
+STAIRS = ("plugin:stairs", 1, 16)
+
+
+def stairs_fault() -> str:
+    (fault,) = model_faults(spec(*STAIRS), Path())
+    return str(fault)
+
+
+@pytest.mark.parametrize(("name", "channels", "size", "width"), NETWORKS, ids=[network[0] for network in NETWORKS])
 def test_it_is_built_the_same_for_the_same_seed_and_its_state_can_be_put_back(
     name: str, channels: int, size: int, width: int
 ) -> None:
@@ -76,46 +83,38 @@ LARGE = ("torchxrayvision:densenet121", "monai:efficientnet-b0")
 
 @pytest.mark.parametrize("name", [*TRAINED, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE)])
 def test_a_federation_trains_it_and_the_saved_model_is_read_back(name: str, tmp_path: Path) -> None:
-    size = "model.image_size=32"
-    summary = federation(tmp_path, f"model.architecture={name}", size, "run.rounds=2")
-    again = federation(tmp_path, f"model.architecture={name}", size, "run.rounds=2", out="again")
+    choices = (f"model.architecture={name}", "model.image_size=32", "run.rounds=2")
+    summary, again = (federation(tmp_path, *choices, out=out) for out in ("run", "again"))
     assert summary["model_sha256"] == again["model_sha256"]
-    saved = load_model(tmp_path / "run")
-    assert saved.spec.architecture == name
-
-
-# ---------------------------------------------------------------------- what does not fit
+    assert load_model(tmp_path / "run").spec.architecture == name
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("timm:resnet19", 'timm has no network "timm:resnet19". Did you mean "timm:resnet'),
-        (
-            "torchvision:resnt18",
-            'torchvision has no network "torchvision:resnt18". Did you mean "torchvision:resnet18"?',
-        ),
-        ("monai:densenet121", 'monai has no network "monai:densenet121". Did you mean "monai:DenseNet121"?'),
+        ("timm:resnet19", 'Did you mean "timm:resnet'),
+        ("torchvision:resnt18", 'Did you mean "torchvision:resnet18"?'),
+        ("monai:densenet121", 'Did you mean "monai:DenseNet121"?'),
         ("torchxrayvision:resnet50", 'torchxrayvision has no network "torchxrayvision:resnet50".'),
-        ("torchvision:squeezenet1_1", "has no dense layer at its end that could be taken off"),
-        (
-            "plugin:stair",
-            'no installed package has "stair" among its entry points polyclinic.models. There are "stairs"',
-        ),
-        ("plugin:stairs", "plugin:stairs does not take images of 2 pixels and 1 channels"),
+        ("torchvision:squeezenet1_1", "has no dense layer at its end"),
+        ("plugin:stair", 'There are "stairs"'),
     ],
 )
 def test_a_network_that_cannot_be_made_is_said_before_anything_is_trained(name: str, words: str) -> None:
-    size = 2 if "of 2 pixels" in words else 32
-    (fault,) = model_faults(spec(name, size=size), Path())
+    (fault,) = model_faults(spec(name), Path())
     assert words in str(fault)
+
+
+def test_images_that_are_too_small_for_a_network_are_a_fault() -> None:
+    (fault,) = model_faults(spec("plugin:stairs", size=2), Path())
+    assert "does not take images of 2 pixels and 1 channels" in str(fault)
 
 
 @pytest.mark.parametrize("package", ["monai", "torchxrayvision"])
 def test_a_library_that_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     (fault,) = model_faults(spec(f"{package}:densenet121"), Path())
-    assert str(fault) == f"model.architecture: {package} is not installed. pip install {package}"
+    assert f"pip install {package}" in str(fault)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +140,12 @@ def test_a_librarys_own_weights_become_a_trunk_that_says_the_same(
     network = build(spec(architecture, channels, 64, **more), ("a",), 0, tmp_path).eval()
     pixels = torch.rand(2, channels, 64, 64)
     last = [module for module in original.modules() if isinstance(module, nn.Linear)][-1]
-    seen: list[Tensor] = []
-    last.register_forward_hook(lambda module, given, came: seen.append(given[0]))
+    features: list[Tensor] = []
+    last.register_forward_hook(lambda module, inputs, output: features.append(inputs[0]))
     with torch.no_grad():
         original(pixels)
-        assert torch.allclose(network.backbone(pixels), seen[0].flatten(1), atol=1e-5)
-    with pytest.raises(BadInput, match="exists, and nothing is written over"):
+        assert torch.allclose(network.backbone(pixels), features[0].flatten(1), atol=1e-5)
+    with pytest.raises(BadInput, match="exists"):
         make_weights(architecture, tmp_path / "theirs.pth", tmp_path / "trunk.safetensors")
 
 
@@ -163,7 +162,7 @@ def test_group_normalisation_is_refused_where_batch_normalisation_does_more() ->
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("product", "words"),
     [
         (lambda channels, size: "a network", "made a str, not a torch.nn.Module"),
         (lambda channels, size: nn.Identity(), r"returns \(1, 1, 16, 16\) for one image"),
@@ -171,14 +170,11 @@ def test_group_normalisation_is_refused_where_batch_normalisation_does_more() ->
     ],
 )
 def test_a_plug_in_that_makes_something_else_is_named(
-    made: object, words: str, monkeypatch: pytest.MonkeyPatch
+    product: object, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "load_entry_point", lambda group, name: made)
+    monkeypatch.setattr(registry, "load_entry_point", lambda group, name: product)
     with pytest.raises(BadInput, match=words):
-        build(spec("plugin:stairs", 1, 16), CLASSES, 3)
-
-
-# ---------------------------------------------------------------------- which code a name stands for
+        build(spec(*STAIRS), CLASSES, 3)
 
 
 def test_a_changed_file_changes_the_stamp_and_nothing_is_imported_for_it(stairs: Path) -> None:
@@ -202,27 +198,24 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_a_package_that_cannot_be_imported_is_named(stairs: Path) -> None:
     stairs.write_text("raise RuntimeError('no licence')\n")
-    (fault,) = model_faults(spec("plugin:stairs", 1, 16), Path())
-    assert "cannot be imported: RuntimeError: no licence" in str(fault)
+    assert "cannot be imported: RuntimeError: no licence" in stairs_fault()
 
 
 def test_code_that_looks_at_values_can_be_built_and_counted(stairs: Path) -> None:
     looks = "_ = [r.item() for r in __import__('torch').ones(2)]"
-    text = stairs.read_text()
-    stairs.write_text(text.replace("return nn.Sequential(", f"{looks}\n    return nn.Sequential("))
-    assert model_faults(spec("plugin:stairs", 1, 16), Path()) == []
-    assert estimate_cost(spec("plugin:stairs", 1, 16), rows=2).parameters > 5000
+    stairs.write_text(stairs.read_text().replace("return nn.Sequential(", f"{looks}\n    return nn.Sequential("))
+    assert model_faults(spec(*STAIRS), Path()) == []
+    assert estimate_cost(spec(*STAIRS), rows=2).parameters > 5000
 
 
 @pytest.mark.parametrize("ends", ["raise TypeError('no')", "raise SystemExit(3)"])
 def test_a_factory_that_raises_is_a_fault(ends: str, stairs: Path) -> None:
     stairs.write_text(f"def network(channels, image_size):\n    {ends}\n")
-    (fault,) = model_faults(spec("plugin:stairs", 1, 16), Path())
-    assert "plugin:stairs: cannot be made for 1 channels and 16 pixels" in str(fault)
+    assert "cannot be made for 1 channels and 16 pixels" in stairs_fault()
 
 
 def test_what_runs_keeps_the_stamp_of_the_files_that_were_imported(stairs: Path) -> None:
-    build(spec("plugin:stairs", 1, 16), CLASSES, 3)
+    build(spec(*STAIRS), CLASSES, 3)
     before = stamp_of(MODELS, "stairs")
     stairs.write_text(stairs.read_text() + "\n")
     assert stamp_of(MODELS, "stairs") == before

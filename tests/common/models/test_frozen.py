@@ -27,9 +27,9 @@ from common.models.zoo.spec import ModelSpec
 
 NAMES = ("1", "2", "3")
 CONVOLUTIONS = ("0.conv1", "0.conv2", "1.conv1", "1.conv2")
-UP = tuple(f"backbone.layer4.{one}.parametrizations.weight.0.up.weight" for one in CONVOLUTIONS)
+UP = tuple(f"backbone.layer4.{name}.parametrizations.weight.0.up.weight" for name in CONVOLUTIONS)
 """Of a ResNet-18's layers with more than 300 rows and columns."""
-
+LAST_NORM = tuple(f"backbone.layer4.1.bn2.{name}" for name in ("weight", "bias", "running_mean", "running_var"))
 OVER_A_BATCH = (lambda batch: batch.mean(dim=0), lambda batch: batch.var(dim=0))
 
 
@@ -53,12 +53,7 @@ def images(count: int = 4) -> torch.Tensor:
         ("head", {}, (), ("neck.0.running_mean", "neck.0.running_var")),
         ("head", {"norm": "group"}, (), ()),
         ("neck", {"neck": 8}, ("neck.1.weight", "neck.1.bias"), ("neck.0.running_mean", "neck.0.running_var")),
-        (
-            "last:1",
-            {},
-            (),
-            tuple(f"backbone.layer4.1.bn2.{one}" for one in ("weight", "bias", "running_mean", "running_var")),
-        ),
+        ("last:1", {}, (), LAST_NORM),
         ("lora:300", {}, UP, ()),
         ("lora:300", {"norm": "group"}, UP, ()),
     ],
@@ -67,8 +62,8 @@ def test_what_travels_is_what_is_trained(
     train: str, more: dict[str, object], trunk: tuple[str, ...], norm: tuple[str, ...]
 ) -> None:
     layout = layout_of(network(train, **more))
-    assert tuple(one.name for one in layout.trunk) == trunk
-    assert tuple(one.name for one in layout.norm) == norm
+    assert tuple(shape.name for shape in layout.trunk) == trunk
+    assert tuple(shape.name for shape in layout.norm) == norm
 
 
 @pytest.mark.parametrize(
@@ -76,51 +71,46 @@ def test_what_travels_is_what_is_trained(
     [("head", {}), ("neck", {"neck": 8}), ("last:1", {}), ("last:5", {}), ("last:39", {}), ("lora:4", {})],
 )
 def test_a_step_moves_all_that_is_trained_and_nothing_else(train: str, more: dict[str, object]) -> None:
-    one = network(train, **more)
-    before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
-    train_mode(one)
-    optimizer = torch.optim.SGD([p for p in one.parameters() if p.requires_grad], lr=0.1)
-    one(images()).square().sum().backward()
+    model = network(train, **more)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    train_mode(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model(images()).square().sum().backward()
     optimizer.step()
-    moved = {name for name, tensor in one.state_dict().items() if not torch.equal(tensor, before[name])}
-    floats = {name for name, tensor in one.state_dict().items() if tensor.is_floating_point()}
-    layout = layout_of(one)
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    floats = {name for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    layout = layout_of(model)
     trained = {shape.name for shape in (*layout.trunk, *layout.norm)} | {"head.weight", "head.bias"}
     assert moved & floats == trained
-    assert floats - trained == one.frozen
-    assert not any(
-        tensor.requires_grad
-        for tensor in (dict(one.named_parameters()).get(n) for n in one.frozen)
-        if tensor is not None
-    )
+    assert floats - trained == model.frozen
+    assert not any(value.requires_grad for name, value in model.named_parameters() if name in model.frozen)
 
 
 def test_all_is_as_it_was() -> None:
     """``all`` has no frozen tensor, the layout and the hash that a model had before there was a choice."""
-    one = network("all")
-    assert not one.frozen
-    assert layout_of(one).signature == "d0153d05dad0414abe10d91c84e27b638ea99182ba8ddac0ae1c9423fcbb6768"
+    model = network("all")
+    assert not model.frozen
+    assert layout_of(model).signature == "d0153d05dad0414abe10d91c84e27b638ea99182ba8ddac0ae1c9423fcbb6768"
 
 
 def test_unfreezing_and_freezing_batch_norm_leave_the_frozen_part_frozen() -> None:
-    one = network("last:4")
-    freeze_batch_norm(one)
-    unfreeze(one)
-    learning = {name for name, parameter in one.named_parameters() if parameter.requires_grad}
-    assert learning == {name for name, _ in one.named_parameters()} - one.frozen
-    assert not one.backbone.bn1.training
-    assert one.backbone.layer4[1].bn2.training
+    model = network("last:4")
+    freeze_batch_norm(model)
+    unfreeze(model)
+    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert learning == {name for name, _ in model.named_parameters()} - model.frozen
+    assert not model.backbone.bn1.training
+    assert model.backbone.layer4[1].bn2.training
 
 
 def test_features_are_standardised_for_the_head_and_have_length_1_together() -> None:
-    one = network("head").train()
-    seen = one.features(images(64)).detach() * math.sqrt(512)
-    assert seen.mean(dim=0).abs().max() < 1e-4
-    assert (seen.std(dim=0, unbiased=False) - 1).abs().median() < 1e-2
+    features = network("head").train().features(images(64)).detach() * math.sqrt(512)
+    assert features.mean(dim=0).abs().max() < 1e-4
+    assert (features.std(dim=0, unbiased=False) - 1).abs().median() < 1e-2
 
 
 @pytest.mark.parametrize(
-    ("choices", "said"),
+    ("choices", "reason"),
     [
         ({"train": "neck"}, "there is no neck to train"),
         ({"train": "head", "neck": 8}, "the neck would keep its random weights"),
@@ -128,14 +118,9 @@ def test_features_are_standardised_for_the_head_and_have_length_1_together() -> 
         ({"train": "lora"}, "String should match pattern"),
     ],
 )
-def test_what_makes_no_sense_is_refused(choices: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_what_makes_no_sense_is_refused(choices: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         ModelSpec.model_validate({"architecture": "tiny_cnn", "image_size": 16, **choices})
-
-
-def test_more_layers_than_there_are_are_refused() -> None:
-    with pytest.raises(BadInput, match="asks for 41 layers, and the backbone has 40 with parameters"):
-        network("last:41")
 
 
 def test_the_frozen_part_goes_from_network_to_network() -> None:
@@ -146,14 +131,14 @@ def test_the_frozen_part_goes_from_network_to_network() -> None:
     assert FrozenPart.of(other).sha256 == part.sha256
     for name, tensor in frozen_tensors(other).items():
         assert torch.equal(tensor, frozen_tensors(ours)[name]), name
-    with pytest.raises(ValueError, match="holds 3 values, and this network has"):
+    with pytest.raises(ValueError, match="holds 3 values"):
         FrozenPart(np.zeros(3, np.float32)).write_to(other)
 
 
 def test_another_frozen_part_is_another_model() -> None:
-    one = network("head")
-    state, layout = read_state(one), layout_of(one)
-    named = layout_of(build(with_frozen_hash(spec("head"), FrozenPart.of(one)), NAMES, 1))
+    model = network("head")
+    state, layout = read_state(model), layout_of(model)
+    named = layout_of(build(with_frozen_hash(spec("head"), FrozenPart.of(model)), NAMES, 1))
     assert named.signature != layout.signature
     assert state_sha256(state, named) != state_sha256(state, layout)
 
@@ -161,9 +146,9 @@ def test_another_frozen_part_is_another_model() -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> SplitNetwork:
     chosen = spec("last:2")
-    one = build(with_frozen_hash(chosen, initial_frozen_part(chosen, 1, Path())), NAMES, 1)
-    save_model(tmp_path, one, label_contract_sha256="")
-    return one
+    model = build(with_frozen_hash(chosen, initial_frozen_part(chosen, 1, Path())), NAMES, 1)
+    save_model(tmp_path, model, label_contract_sha256="")
+    return model
 
 
 def test_a_saved_model_is_whole(saved: SplitNetwork, tmp_path: Path) -> None:
@@ -173,26 +158,24 @@ def test_a_saved_model_is_whole(saved: SplitNetwork, tmp_path: Path) -> None:
 
 
 def test_a_saved_model_whose_frozen_part_was_exchanged_is_refused(saved: SplitNetwork, tmp_path: Path) -> None:
-    said = json.loads((tmp_path / "model.json").read_text())
-    said["model"]["frozen_sha256"] = "0" * 64
-    (tmp_path / "model.json").write_text(json.dumps(said))
+    description = json.loads((tmp_path / "model.json").read_text())
+    description["model"]["frozen_sha256"] = "0" * 64
+    (tmp_path / "model.json").write_text(json.dumps(description))
     with pytest.raises(BadInput, match="its frozen part has SHA-256"):
         load_model(tmp_path)
 
 
 def test_running_statistics_are_means_over_the_batches_of_a_round() -> None:
     """With a momentum they would lag behind at a site of few batches."""
-    one = network("head")
-    standard = one.neck[0]  # type: ignore[index]
+    model = network("head")
+    standard = model.neck[0]
     assert isinstance(standard, StandardisingLayer)
     for factor in (1.0, 5.0):
         batches = [factor * torch.randn(8, 512, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-        unfreeze(one)
+        unfreeze(model)
         for batch in batches:
             standard(batch)
-        assert standard.running_mean is not None
-        assert standard.running_var is not None
-        means, variances = (torch.stack([one(batch) for batch in batches]).mean(dim=0) for one in OVER_A_BATCH)
+        means, variances = (torch.stack([of(batch) for batch in batches]).mean(dim=0) for of in OVER_A_BATCH)
         assert torch.allclose(standard.running_mean, means, atol=1e-5)
         assert torch.allclose(standard.running_var, variances, atol=1e-4)
     before = standard.running_mean.clone()
@@ -200,18 +183,20 @@ def test_running_statistics_are_means_over_the_batches_of_a_round() -> None:
     assert torch.equal(standard.running_mean, before)
 
 
-@pytest.mark.parametrize("train", ["last:40", "last:41"])
-def test_what_freezes_nothing_is_a_fault(train: str) -> None:
+@pytest.mark.parametrize(
+    ("train", "reason"), [("last:40", "40"), ("last:41", "asks for 41 layers, and the backbone has 40 with parameters")]
+)
+def test_what_freezes_nothing_is_a_fault(train: str, reason: str) -> None:
     (fault,) = model_faults(spec(train), Path())
-    assert str(fault).startswith("model.train: ")
-    with pytest.raises(BadInput):
+    assert fault.where == "model.train"
+    with pytest.raises(BadInput, match=reason):
         network(train)
 
 
 def test_weights_that_are_no_numbers_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
     whole = network("all")
     with torch.no_grad():
-        whole.backbone.conv1.weight[0] = float("nan")  # type: ignore[union-attr,index]
+        whole.backbone.conv1.weight[0] = float("nan")
     save_model(tmp_path, whole, label_contract_sha256="")
     (fault,) = model_faults(spec("head", weights=str(tmp_path / "model.safetensors")), Path())
     assert "not finite" in str(fault)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from client.gate.plan_costs import estimate_cost
@@ -28,8 +29,10 @@ def images(count: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, 32, 32), generator=torch.Generator().manual_seed(0)).float()
 
 
-def trained(network: SplitNetwork, seed: int = 0) -> SplitNetwork:
-    """With products that are not zero."""
+def trained(train: str = "lora:4", seed: int = 0, architecture: str = "resnet18") -> SplitNetwork:
+    """A network whose products are not zero."""
+    network = build(spec(train, architecture), NAMES, 1)
+    train_mode(network)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -44,9 +47,7 @@ def test_it_begins_as_the_network_that_it_adapts_and_can_be_merged_into_one(arch
     plain, adapted = (build(spec(train, architecture), NAMES, 1).eval() for train in ("all", "lora:4"))
     with torch.no_grad():
         assert torch.allclose(adapted(images()), plain(images()), atol=1e-5)
-        train_mode(adapted)
-        trained(adapted)
-        adapted.eval()
+        adapted = trained(architecture=architecture).eval()
         moved = adapted(images())
         assert not torch.allclose(moved, plain(images()), atol=1e-3)
         merge_low_rank(adapted.backbone)
@@ -56,19 +57,15 @@ def test_it_begins_as_the_network_that_it_adapts_and_can_be_merged_into_one(arch
 
 def test_the_mean_of_updates_is_the_update_of_the_mean_weights() -> None:
     """With both factors trained it would not be."""
-    sites = []
-    for seed in (1, 2, 3):
-        network = build(spec("lora:4"), NAMES, 1)
-        train_mode(network)
-        sites.append(trained(network, seed))
+    sites = [trained(seed=seed) for seed in (1, 2, 3)]
     together = build(spec("lora:4"), NAMES, 1)
-    write_state(together, trunk=sum(read_state(one).trunk for one in sites) / len(sites))
+    write_state(together, trunk=sum(read_state(site).trunk for site in sites) / len(sites))
     for network in (together, *sites):
         merge_low_rank(network.backbone)
-    each = [one.backbone.state_dict() for one in sites]
+    states = [site.backbone.state_dict() for site in sites]
     for name, weight in together.backbone.state_dict().items():
         if weight.is_floating_point():
-            assert torch.allclose(weight, torch.stack([one[name] for one in each]).mean(dim=0), atol=1e-5), name
+            assert torch.allclose(weight, torch.stack([state[name] for state in states]).mean(dim=0), atol=1e-5), name
 
 
 def test_what_is_frozen_follows_from_the_weights_alone(tmp_path: Path) -> None:
@@ -89,9 +86,7 @@ def test_it_travels_little_and_the_costs_count_it() -> None:
 
 
 def test_a_finished_model_is_loaded_exported_and_begun_from(tmp_path: Path) -> None:
-    network = build(spec("lora:4"), NAMES, 1)
-    train_mode(network)
-    network = trained(network).eval()
+    network = trained().eval()
     part = FrozenPart.of(network).sha256
     named = build(spec("lora:4", frozen_sha256=part), NAMES, 1)
     named.load_state_dict(network.state_dict())
@@ -108,12 +103,11 @@ def test_a_finished_model_is_loaded_exported_and_begun_from(tmp_path: Path) -> N
 
 
 def test_a_file_of_products_that_do_not_fit_is_refused(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     save_model(tmp_path, build(spec("lora:4", frozen_sha256="0" * 64), NAMES, 1), label_contract_sha256="")
     tensors = load_file(tmp_path / "model.safetensors")
     down = "backbone.conv1.parametrizations.weight.0.down"
-    for spoilt in ({key: one for key, one in tensors.items() if key != down}, {**tensors, down: torch.zeros(3, 147)}):
+    without = {key: tensor for key, tensor in tensors.items() if key != down}
+    for spoilt in (without, {**tensors, down: torch.zeros(3, 147)}):
         save_file(spoilt, tmp_path / "spoilt.safetensors")
         with pytest.raises(BadInput, match=r"lacks tensors|unknown tensors"):
             build(spec("all", weights=str(tmp_path / "spoilt.safetensors")), NAMES, 1)

@@ -1,6 +1,4 @@
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -20,8 +18,9 @@ from common.models.network import (
     unfreeze,
 )
 from common.models.zoo.spec import TRAITS, Architecture, ModelSpec
+from tests.federations import read_vectors
 
-SURGICAL = Path(__file__).parents[4] / "shared" / "vectors" / "surgical.json"
+SURGICAL = read_vectors("surgical.json")
 
 
 def tiny(names: tuple[str, ...] = ("a", "b"), **more: Any) -> SplitNetwork:
@@ -67,9 +66,9 @@ def test_large_backbones_have_the_published_parameters(architecture: Architectur
     assert parameters(build(ModelSpec(architecture=architecture, image_size=32), ["a"], seed=0).backbone) == expected
 
 
-@pytest.mark.skipif(not SURGICAL.exists(), reason="no shared/vectors here")
+@pytest.mark.skipif(not SURGICAL, reason="no shared/vectors here")
 def test_densenet_with_neck_trains_as_many_tensors_as_the_authors_model() -> None:
-    expected = json.loads(SURGICAL.read_text())["densenet121_trainable_tensors"]
+    expected = SURGICAL["densenet121_trainable_tensors"]
     network = build(ModelSpec(architecture="densenet121", image_size=32, neck=256), [str(i) for i in range(14)], seed=0)
     assert trainable_tensors(network) == expected["all"] == 366
     freeze_batch_norm(network)
@@ -95,11 +94,11 @@ def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
 
 def test_the_same_seed_gives_the_same_network_and_leaves_torch_s_own_random_state_alone() -> None:
     before = torch.get_rng_state()
-    one, other, third = tiny(), tiny(), build(tiny().spec, ("a", "b"), seed=4)
+    networks = tiny(), tiny(), build(tiny().spec, ("a", "b"), seed=4)
     assert torch.equal(before, torch.get_rng_state())
-    weights = [network.state_dict()["backbone.0.0.weight"] for network in (one, other, third)]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
+    first, same, other = (network.state_dict()["backbone.0.0.weight"] for network in networks)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
 
 
 def test_a_site_s_head_rows_equal_the_coordinator_s_whatever_other_classes_there_are() -> None:
@@ -157,7 +156,7 @@ def trained_for_three_steps(network: SplitNetwork) -> SplitNetwork:
 
 
 def changed(network: SplitNetwork, part: str) -> set[bool]:
-    """Whether tensors of ``part`` differ from a new network's; both answers where some do and some do not."""
+    """Return whether tensors of ``part`` differ from a new network's; both answers where some do and some do not."""
     new, now = tiny(neck=8).state_dict(), network.state_dict()
     return {not torch.equal(new[name], now[name]) for name in new if part in name}
 
@@ -205,8 +204,8 @@ def test_a_lone_image_is_normalised_as_in_evaluation_and_leaves_the_statistics_a
 def test_an_image_that_is_left_over_is_judged_by_a_network_that_takes_no_batch_of_one(images: int) -> None:
     """Its number modulo the batch would else show in which sites fail."""
 
-    def refuse_one(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        if len(given[0]) == 1:
+    def refuse_one(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if len(inputs[0]) == 1:
             raise ValueError("Expected more than 1 value per channel")
 
     network = tiny()

@@ -36,9 +36,8 @@ def test_trunk_and_norm_hold_everything_but_the_head_and_the_counters() -> None:
     grouped = [tensor.name for tensor in (*layout.trunk, *layout.norm)]
     others = set(network().state_dict()) - set(grouped)
     assert others == {"head.weight", "head.bias", *(f"backbone.{block}.1.num_batches_tracked" for block in range(3))}
-    assert [tensor.name for tensor in layout.norm][:4] == [
-        f"backbone.0.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")
-    ]
+    first = [tensor.name for tensor in layout.norm][:4]
+    assert first == [f"backbone.0.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")]
 
 
 @settings(max_examples=20)
@@ -75,14 +74,14 @@ def test_a_read_state_is_a_copy_and_a_written_one_is_not_held_on_to() -> None:
     assert state_sha256(state, layout_of(source)) == before
 
 
-def test_read_only_arrays_as_they_come_off_the_wire_are_taken() -> None:
-    source = network()
+def test_read_only_arrays_as_they_come_off_the_wire_are_accepted() -> None:
+    source, target = network(), network(seed=1)
     state = read_state(source)
-    trunk, norm = (np.frombuffer(values.tobytes(), np.float32) for values in (state.trunk, state.norm))
-    weight = np.frombuffer(state.head.weight.tobytes(), np.float32).reshape(5, 5)
-    bias = np.frombuffer(state.head.bias.tobytes(), np.float32)
-    target = network(seed=1)
-    write_state(target, trunk, norm, Head(NAMES, weight, bias))
+    trunk, norm, weight, bias = (
+        np.frombuffer(values.tobytes(), np.float32)
+        for values in (state.trunk, state.norm, state.head.weight, state.head.bias)
+    )
+    write_state(target, trunk, norm, Head(NAMES, weight.reshape(5, 5), bias))
     assert state_sha256(read_state(target), layout_of(target)) == state_sha256(state, layout_of(source))
 
 
@@ -102,14 +101,11 @@ def test_a_wrong_size_is_refused_before_anything_is_written() -> None:
     assert np.array_equal(read_state(source).trunk, state.trunk)
 
 
-def test_rows_come_by_name_in_the_order_asked() -> None:
+def test_rows_come_by_name_in_the_order_asked_and_a_missing_one_is_named() -> None:
     rows = head().rows(("c", "a"))
     assert rows.class_names == ("c", "a")
     assert rows.weight.tolist() == [[-5.0, 6.0], [1.0, -2.0]]
     assert rows.bias.tolist() == [9.0, 7.0]
-
-
-def test_a_missing_row_is_named() -> None:
     with pytest.raises(LookupError, match='no row for "d"; this head has "a", "b", "c"'):
         head().rows(("a", "d"))
 
@@ -133,7 +129,7 @@ def test_a_head_that_does_not_fit_together_is_refused(
 
 def test_a_state_that_is_not_flat_float32_is_refused() -> None:
     with pytest.raises(ValueError, match="norm is flat float32, got float64"):
-        ModelState(np.zeros(1, np.float32), np.zeros(1), head())  # type: ignore[arg-type]
+        ModelState(np.zeros(1, np.float32), np.zeros(1), head())
 
 
 def test_the_signature_is_the_same_for_other_classes_and_differs_for_another_model() -> None:
