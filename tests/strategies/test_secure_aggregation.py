@@ -99,7 +99,9 @@ def test_test_figures_are_of_all_images_and_no_reply_holds_one(tmp_path: Path, t
     traffic.up.clear()
     summary = federation(tmp_path, *choices, MASKED, out="masked")
     tests = traffic.evaluations
-    assert all((reply.class_names, reply.histogram_classes, reply.validation_classes) == ((), (), ()) for reply in tests)
+    assert all(
+        (reply.class_names, reply.histogram_classes, reply.validation_classes) == ((), (), ()) for reply in tests
+    )
     assert len([reply for reply in tests if reply.masked_classes]) == 3
     pooled, plain = (run["test"]["pooled"]["per_class"] for run in (summary, bare))
     sites = ("site-1", "site-2", "site-3")
