@@ -219,17 +219,6 @@ def sgd(**more: object) -> TrainingSection:
     return TrainingSection.model_validate({"optimizer": "sgd", "lr": 0.1, "batch_size": 8, **more})
 
 
-def test_adamw_decays_weights_apart_from_the_gradient() -> None:
-    spec = TrainingSection(optimizer="adamw", lr=0.01, weight_decay=0.1, batch_size=64)
-    ours, theirs = trained_by(spec), untrained()
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1, eps=1e-7)
-    partial_loss(theirs(EXAMPLES.images.float()), EXAMPLES.labels, EXAMPLES.annotated).backward()
-    optimizer.step()
-    np.testing.assert_allclose(read_state(ours).trunk, read_state(theirs).trunk, rtol=1e-4, atol=1e-5)
-    plain_adam = trained_by(TrainingSection(optimizer="adam", lr=0.01, weight_decay=0.1, batch_size=64))
-    assert (read_state(ours).trunk != read_state(plain_adam).trunk).any()
-
-
 def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> None:
     # 32 images: batches of equal size, so that the mean of their means is the mean of all.
     few = Examples(EXAMPLES.images[:32], EXAMPLES.labels[:32], EXAMPLES.annotated)
