@@ -228,7 +228,6 @@ def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_se
 
 APPEND = """
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from common.security.audit import Audit
 trail = Audit(Path(sys.argv[1]), durable=sys.argv[2] == "durable")

@@ -173,23 +173,31 @@ def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
     [
         (lambda pixels, targets: (pixels[:0], targets[:0]), "a site without training images cannot take part"),
         (lambda pixels, targets: (pixels, targets.numpy()), "got ndarray: use torch.as_tensor"),
+        (lambda pixels, targets: (pixels, targets[:, :9]), r"targets must be \(batch, classes\)"),
     ],
-    ids=["no_images", "numpy"],
+    ids=["no_images", "numpy", "too_few_columns"],
 )
 def test_images_that_cannot_be_trained_on_are_refused_with_what_to_do(change: Any, words: str) -> None:
     with pytest.raises(RuntimeError, match=words):
         run(FedMLP(stage_one_rounds=1, **HEAD), with_images(change), rounds=1)
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(288, 64), nn.Linear(288, 10)])
-def test_another_layer_than_the_coordinators_head_is_refused(layer: nn.Module) -> None:
+@pytest.mark.parametrize(
+    ("name", "layer", "words"),
+    [
+        ("1", nn.Linear(288, 64), "the coordinator's head '4': it is another layer"),
+        ("1", nn.Linear(288, 10), "the coordinator's head '4': it is another layer"),
+        ("fc2", nn.Linear(288, 10), "no layer 'fc2'"),
+    ],
+)
+def test_another_layer_than_the_coordinators_head_is_refused(name: str, layer: nn.Module, words: str) -> None:
     class Other(Chosen):
-        head = "1"
+        head = name
 
         def model(self, received: nn.Module) -> nn.Module:
             return nn.Sequential(received[:4], layer)
 
-    with pytest.raises(RuntimeError, match="the coordinator's head '4': it is another layer"):
+    with pytest.raises(RuntimeError, match=words):
         run(FedMLP(stage_one_rounds=1, **HEAD), Other(), rounds=1)
 
 

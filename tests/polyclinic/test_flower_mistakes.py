@@ -157,29 +157,6 @@ def test_parameters_of_fedmlp_that_do_nothing_here_are_refused(name: str) -> Non
         FedMLP(stage_one_rounds=1, parameters={name: "own"}, **HEAD)
 
 
-def test_a_fedmlp_site_under_another_strategy_or_with_another_head_is_refused() -> None:
-    images, targets = data(0, SITES)
-    with pytest.raises(ValueError, match=r"FedMLPSite needs the strategy FedMLP"):
-        FedMLPSite(message_to(), Context(1, 2, {}, RecordDict(), {}), network(), "4", images, targets)
-
-    class Other(FedMLPApp):
-        head, columns = "fc2", 10
-
-        def _trained(self, message: Message, context: Context) -> RecordDict:
-            site = FedMLPSite(message, context, network(), self.head, images, targets[:, : self.columns])
-            raise AssertionError(site)
-
-    def refusal(app: App) -> str:
-        with pytest.raises(RuntimeError) as caught:
-            run(FedMLP(stage_one_rounds=1, **HEAD), app, rounds=1)
-        return str(caught.value)
-
-    assert "no layer 'fc2'" in refusal(Other())
-    narrow = Other()
-    narrow.head, narrow.columns = "4", 9
-    assert "targets must be (batch, classes)" in refusal(narrow)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -374,6 +351,7 @@ def test_labels_used_wrongly_says_how_it_is_used() -> None:
 
 
 ANY_HEAD = {"head": "4"}
+CONTEXT = Context(1, 2, {}, RecordDict(), {})
 NO_CLASSES = [("abc", "in an order, got 'abc'"), ({"a", "b"}, "in an order"), ({"a": 1}, "in an order"),
               ((0, 1), "names of classes are texts, got 0"), (5, "list of names"), ((), "at least one class"),
               (("a", "a"), "classes must differ")]  # fmt: skip
@@ -400,6 +378,18 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (FedMLP, {**HEAD, "stage_one_rounds": 1, "parameters": {"tag_rate_negative": 2.0}}, "tag_rate"),
     (HeadedModel, {"model": network(), "head": "0", "class_names": CLASSES}, "'0' is a Conv2d"),
     (Site, {"message": received(RecordDict({"config": ConfigRecord({"lr": 0.1})}))}, "did not send it"),
+    (
+        FedMLPSite,
+        {
+            "message": message_to(),
+            "context": CONTEXT,
+            "model": network(),
+            "head": "4",
+            "images": LOGITS,
+            "targets": GOOD,
+        },
+        "FedMLPSite needs the strategy FedMLP",
+    ),
 ]
 
 

@@ -91,7 +91,6 @@ def message(config: dict[str, Any]) -> Any:
 
 def test_each_head_row_is_the_mean_over_its_owners_and_the_rest_is_fedavg() -> None:
     app = App()
-    app = App()
     result = run(SurgicalAggregation(**HEAD), app, rounds=1)
     for row, name in enumerate(CLASSES):
         owners = [node for node, own in zip((2, 3, 4), HALVES, strict=True) if name in own]
