@@ -123,7 +123,7 @@ def test_a_copy_and_a_new_name_are_read_but_not_decoded(
     (tmp_path / "moved").mkdir()
     moved = [file.rename(tmp_path / "moved" / f"x{file.name}") for file in files]
     (tmp_path / "copy.png").write_bytes(moved[2].read_bytes())
-    monkeypatch.setattr(store, "decode_picture", None)  # would raise, and leave the picture out
+    monkeypatch.setattr(store, "decode_to_form", None)  # would raise, and leave the picture out
     decoded = decode([*moved, tmp_path / "copy.png"], place)
     np.testing.assert_array_equal(decoded.images, np.concatenate([expected, expected[2:3]]))
 
@@ -326,14 +326,14 @@ def test_pictures_of_one_content_are_decoded_once_by_many_threads(
     copies = [tmp_path / f"copy{number}.png" for number in range(16)]
     for copy in copies:
         copy.write_bytes(file.read_bytes())
-    real, threads = store.decode_picture, list[int]()
+    real, threads = store.decode_to_form, list[int]()
 
-    def slow(content: bytes | Path, rendering: Rendering) -> Image.Image:
+    def slow(content: bytes | Path, form: ImageForm) -> NDArray[np.uint8]:
         threads.append(threading.get_ident())
         time.sleep(0.05)
-        return real(content, rendering)
+        return real(content, form)
 
-    monkeypatch.setattr(store, "decode_picture", slow)
+    monkeypatch.setattr(store, "decode_to_form", slow)
     decoded = decode(copies, replace(place, workers=8))
     assert len(threads) == 1
     assert set(decoded.places) == {0}
