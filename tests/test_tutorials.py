@@ -2,15 +2,21 @@
 
 import contextlib
 import importlib.util
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 import client.cli
+import polyclinic as pc
 import server.cli
 import studies.cli
 from strategies import registry
@@ -19,6 +25,7 @@ from tests.federations import federation
 from tests.network.real import Machine, Program, eventually, free_ports, lines_of, machine, typed
 
 PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": client.cli}
+ROOT = Path(__file__).parents[1]
 MODULES = {name: module.__name__ for name, module in PROGRAMS.items()}
 
 
@@ -29,6 +36,35 @@ def test_the_page_on_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch:
         exec(compile(block, "docs/python.md", "exec"), space)  # as a person pastes them, one after the other
     assert (tmp_path / "runs" / "classes.png").stat().st_size > 5_000
     assert {"first", "own", "compared"} <= {path.name for path in (tmp_path / "runs").iterdir()}
+
+
+class Scans(Dataset[tuple[Tensor, Tensor]]):
+    """Colour pictures that say nothing of their labels."""
+
+    classes = ("Mass", "Nodule", "Effusion")
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        random = torch.Generator().manual_seed(index)
+        return torch.rand(3, 64, 64, generator=random), torch.randint(0, 2, (3,), generator=random).float()
+
+
+def test_the_readmes_classifier_and_data_set_train_the_model_of_a_toml_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    space: dict[str, Any] = {"my_dataset": Scans()}
+    exec(compile(block, "README.md", "exec"), space)
+    assert len([line for line in block.splitlines() if line]) <= 12
+    tables = {
+        "run": {"method": "surgical", "rounds": 3},
+        "model": {"architecture": "torchvision:resnet18", "image_size": 64},
+        "partition": {"kind": "class_lists", "lists": space["labelled_by"]},
+    }
+    assert space["run"].model_sha256 == pc.simulate(tables, dataset=Scans(), out="by-toml").model_sha256
 
 
 # ---------------------------------------------------------------------- researchers
