@@ -83,7 +83,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     if site.durable:
         write_last_plan(site.folder, call.plan)
     counts_leave = method.traffic.label_counts and policy.label_counts
-    layout = layout_of(network_without_values(plan.model, site.declaration.canonical, site.device))
+    layout = layout_of(network_without_values(plan.model, site.declaration.canonical, site.device, site.gpus))
     return RollCallAnswer(
         run=call.run,
         site=site.name,

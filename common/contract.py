@@ -36,7 +36,7 @@ class Declaration:
     names: tuple[str, ...]
     synonyms: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
-    @property
+    @cached_property
     def canonical(self) -> tuple[str, ...]:
         """Canonical class names in the site's own order."""
         return tuple(self.synonyms.get(name, name) for name in self.names)

@@ -5,9 +5,11 @@ says which round counted last; the file of that round is the memory, later ones 
 late) are thrown away. The one before stays, in case the coordinator goes back a round.
 """
 
+import bisect
 import contextlib
 import hashlib
 import json
+import operator
 import os
 import shutil
 import time
@@ -118,7 +120,12 @@ class MemoryFolder:
                 the cost of its noise is in the ledger.
         """
         if forget:
-            self._forget(counted)
+            remove_partial_files(self.folder)
+            current = self._path(counted)
+            paths = sorted(self.folder.glob("round-*.safetensors"))
+            last = bisect.bisect_right(paths, current)
+            for path in [*paths[: max(last - KEPT_ROUNDS, 0)], *paths[last:]]:
+                path.unlink()
         if settled and not self.is_settled(counted):
             return SiteMemory()
         path = self._path(counted)
@@ -165,14 +172,6 @@ class MemoryFolder:
     def _settled_path(self, server_round: int) -> Path:
         return self.folder / f"opened-{server_round:06d}"
 
-    def _forget(self, counted: int) -> None:
-        remove_partial_files(self.folder)
-        paths = sorted(self.folder.glob("round-*.safetensors"))
-        current = [path for path in paths if path <= self._path(counted)]
-        for path in paths:
-            if path not in current[-KEPT_ROUNDS:]:
-                path.unlink()
-
     @property
     def newest(self) -> int:
         """Return the last round that has a memory; 0 for none."""
@@ -203,7 +202,8 @@ def _serialize_memory(memory: SiteMemory) -> bytes:
             classes[part] = list(value.head.class_names)
         for name, array in (value.named() if isinstance(value, Groups) else value).items():
             named[f"{part}/{name}"] = np.asarray(array, order="C")
-    facts = {name: getattr(memory, name) for name in _FACTS} | {"classes": classes}
+    facts: dict[str, Any] = dict(zip(_FACTS, operator.attrgetter(*_FACTS)(memory), strict=True))
+    facts["classes"] = classes
     named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     content = save(named)
     return hashlib.sha256(content).digest() + content
@@ -222,12 +222,14 @@ def parse_memory(written: bytes) -> SiteMemory:
         arrays = load(content)
         facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
         classes = facts.pop("classes")
-        parts: dict[str, Any] = {name: {} for name in (*_GROUPS, *_ARRAYS)}
+        parts: dict[str, Any] = {}
+        for name in (*_GROUPS, *_ARRAYS):
+            parts[name] = {}
         for path, array in arrays.items():
             part, _, name = path.partition("/")
             parts[part][name] = array
-        parts |= {group: Groups.of_named(parts[group], classes.get(group, [])) for group in _GROUPS if parts[group]}
-        parts |= {group: NOTHING for group in _GROUPS if not parts[group]}
+        for group in _GROUPS:
+            parts[group] = Groups.of_named(parts[group], classes.get(group, [])) if parts[group] else NOTHING
         return SiteMemory(**parts, **facts)
     except (SafetensorError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it holds no memory: {error}") from None

@@ -26,7 +26,7 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, pixels_on_device
 from common.models.zoo.spec import Task
-from strategies.local.arithmetic import Arithmetic, choose_arithmetic, set_arithmetic
+from strategies.local.arithmetic import Arithmetic, choose_arithmetic
 from strategies.privacy.secure_aggregation.site import SigningIdentity
 
 
@@ -76,14 +76,6 @@ class Site:
     def unlimited(self) -> bool:
         """True for a simulated site without limits: nothing of it is hidden, audited or declined."""
         return self.simulated and self.policy == UNLIMITED and not self.hidden
-
-    def in_its_arithmetic(self, plan: Plan) -> Plan:
-        """Return the plan with its arithmetic set, where the plan leaves the choice to the site."""
-        return set_arithmetic(plan, self.arithmetic_for(plan))
-
-    def computes_as(self, plan: Plan) -> str:
-        """Describe for the coordinator in which arithmetic, and on how many GPUs, this site computes a round."""
-        return f"{self.arithmetic_for(plan)}{f', {self.gpus} GPUs' if self.gpus > 1 else ''}"
 
     def arithmetic_for(self, plan: Plan) -> Arithmetic:
         """Return the number formats and kernels that this site computes with under a plan, for instance bfloat16."""
@@ -216,15 +208,16 @@ class Site:
             tell=lambda text: None,
             frozen_folder=self.frozen_folder or self.folder / "frozen",
         )
-        vars(inner).update(_pixels=self._pixels, in_memory=self.in_memory)  # images are in memory once
+        vars(inner).update(pixels=self.pixels, in_memory=self.in_memory)  # images are in memory once
         return inner
 
     def memory(self, run: str) -> MemoryFolder:
         """Return the site's memory of a run."""
         return MemoryFolder(self.folder / "memory" / run, durable=self.durable)
 
-    @property
+    @cached_property
     def name(self) -> str:
+        """The site's name."""
         return self.declaration.site
 
     @cached_property
@@ -232,11 +225,8 @@ class Site:
         """Cache of results computed from the site's images; it lasts as long as this process."""
         return {}
 
-    def pixels(self, part: str) -> Pixels:
-        """Return the pictures of ``train``, ``validation`` or ``test``, for the device."""
-        return self._pixels[part]
-
     @cached_property
-    def _pixels(self) -> dict[str, Pixels]:
+    def pixels(self) -> dict[str, Pixels]:
+        """The pictures of ``train``, ``validation`` and ``test``, for the device."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: pixels_on_device(images, self.device) for name, images in parts.items()}

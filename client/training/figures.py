@@ -82,7 +82,8 @@ class Figures:
         """Return the figures of a received model before training."""
         validation = task.validate()
         # Where the model goes from site to site it is no model of a round.
-        counts = (None, None) if task.method.sequential else self.test_counts(task)
+        counted = task.plan.evaluation.test_each_round and not task.method.sequential
+        counts = self.test_counts(task) if counted else (None, None)
         return ReceivedFigures(validation, self.validation(task, validation), *counts)
 
     def validation(self, task: "LocalTask", own: ValidationFigures) -> ValidationFigures:

@@ -17,15 +17,14 @@ from client.training.local_round import (
 )
 from client.training.privacy import PrivacyBudget
 from client.training.secure_aggregation import HeldUpdates, SecureAggregation
-from client.training.task import LocalResult, LocalTask, RoundLayer, Train
-from common.config import Plan, parse_plan
+from client.training.task import LocalResult, LocalTask, RoundLayer, Train, read_site_plan
+from common.config import Plan
 from common.errors import BadInput, WireError
 from common.models.state import write_state
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Form, Request, TrainReply, TrainRequest
 from strategies.local.optimisation import make_optimizer
 from strategies.local.site_method import SiteMethod
 from strategies.local.updates import clip_to_length, compress_trunk
-from strategies.registry import build_site_method_once
 
 
 def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = None) -> TrainReply:
@@ -34,8 +33,8 @@ def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = N
     Args:
         masks: Holds updates back until they are masked; None where no plan may ask for secure aggregation.
     """
-    plan = parse_plan(request.plan)
-    layers = layers_for_plan(site, plan, build_site_method_once(site.name, request.plan), masks)
+    followed = read_site_plan(site, request.plan)
+    layers = layers_for_plan(site, followed.plan, followed.method, masks)
     answer: Callable[[TrainRequest], TrainReply] = partial(answer_train_request, site, layers=layers)
     for layer in reversed(layers):
         answer = partial(layer.answer, answer)
@@ -44,10 +43,8 @@ def train_round(site: Site, request: TrainRequest, masks: HeldUpdates | None = N
 
 def evaluate_round(site: Site, request: EvaluateRequest, masks: HeldUpdates | None = None) -> EvaluateReply:
     """Answer a request to evaluate, through the same layers as :func:`train_round`."""
-    plan = parse_plan(request.plan)
-    return answer_evaluate_request(
-        site, request, layers_for_plan(site, plan, build_site_method_once(site.name, request.plan), masks)
-    )
+    followed = read_site_plan(site, request.plan)
+    return answer_evaluate_request(site, request, layers_for_plan(site, followed.plan, followed.method, masks))
 
 
 def layers_for_plan(site: Site, plan: Plan, method: SiteMethod, masks: HeldUpdates | None) -> list[RoundLayer]:

@@ -85,7 +85,7 @@ def answer_train_request(site: Site, request: TrainRequest, layers: Sequence[Rou
         statistics=result.statistics,
         test_images=received.test_images,
         test_correct=received.test_correct,
-        arithmetic=site.computes_as(task.plan),
+        arithmetic=task.arithmetic,
     )
 
 

@@ -12,6 +12,7 @@ from client.site.site import Site
 from client.training.features import NetworkOnFeatures, feature_cache_of, trains_on_features
 from client.training.figures import ALL_FIGURES, Figures
 from common.config import Plan, parse_plan
+from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, select_rows
 from common.errors import WireError, quoted
 from common.models.gpu import on_device, use_gpus
@@ -19,6 +20,7 @@ from common.models.network import MemoryFormat, SplitNetwork, build, make_dense_
 from common.models.state import FrozenPart, ModelState, write_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, Request, TrainReply, TrainRequest
+from strategies.local.arithmetic import set_arithmetic
 from strategies.local.objective import Examples, pair_with_labels
 from strategies.local.site_method import SiteMethod
 from strategies.local.training import Epoch, ValidationFigures, validate
@@ -40,6 +42,7 @@ class LocalTask:
         validation_chooses: True if the validation part decides which epoch is kept, in warm-up and where a method
             trains until its loss settles; else the loss in training decides.
         epoch: Trains one epoch in the place of the usual loop; None for the usual loop.
+        arithmetic: The description of number formats and GPUs that replies state.
     """
 
     site: Site
@@ -54,28 +57,30 @@ class LocalTask:
     figures: Figures = ALL_FIGURES
     validation_chooses: bool = True
     epoch: Epoch | None = None
+    arithmetic: str = ""
     _examples: dict[str, Examples] = field(default_factory=dict)
 
     def examples(self, part: str) -> Examples:
         """Return the images of ``train`` or ``validation`` with the labels of the network's rows."""
         if part not in self._examples:
-            images, inputs = self.site.trained_on(part, self.plan), self.network_inputs(part)
-            if part == "train" and (rows := self.site.kept_rows(images)) is not None:
+            site, inputs = self.site, self.network_inputs(part)
+            images: ImageSet = getattr(site, part) if site.unlimited else site.trained_on(part, self.plan)
+            if part == "train" and not site.unlimited and (rows := site.kept_rows(images)) is not None:
                 images, inputs = images.rows(rows), select_rows(inputs, rows)
             self._examples[part] = pair_with_labels(images, inputs, self.network.class_names)
         return self._examples[part]
 
     def network_inputs(self, part: str) -> Tensor | Pixels:
         """Return the network's inputs for one part of the data: pixels, or features of a frozen backbone."""
-        pixels = self.site.pixels(part)
+        pixels = self.site.pixels[part]
         if self.network is self.whole:
             return pixels
         return feature_cache_of(self.site).features_of(self.whole, part, pixels, self.plan)
 
     def validate(self) -> ValidationFigures:
         """Validate the network in its present state; classes of few patients do not count in the AUROC."""
-        validation, spec = self.examples("validation"), self.plan.training
-        return validate(self.network, validation, self.method.loss, spec, self.site.hides("validation"))
+        hidden = () if self.site.unlimited else self.site.hides("validation")
+        return validate(self.network, self.examples("validation"), self.method.loss, self.plan.training, hidden)
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,37 @@ class RoundLayer:
         return evaluate(task, request)
 
 
+@dataclass(frozen=True)
+class SitePlan:
+    """A run's plan as one site follows it.
+
+    Attributes:
+        plan: The plan with this site's arithmetic.
+        method: The hospital's half of the plan's method.
+        arithmetic: The description of number formats and GPUs that replies state.
+    """
+
+    plan: Plan
+    method: SiteMethod
+    arithmetic: str
+
+
+def read_site_plan(site: Site, text: str) -> SitePlan:
+    """Return a plan as the site follows it; it is read once for all requests of a run.
+
+    Args:
+        text: The plan as it travels, JSON.
+    """
+    read: tuple[str, SitePlan] | None = site.in_memory.get("plan")
+    if read is None or read[0] != text:
+        plan = parse_plan(text)
+        arithmetic = site.arithmetic_for(plan)
+        described = f"{arithmetic}{f', {site.gpus} GPUs' if site.gpus > 1 else ''}"
+        read = text, SitePlan(set_arithmetic(plan, arithmetic), build_site_method_once(site.name, text), described)
+        site.in_memory["plan"] = read
+    return read[1]
+
+
 def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()) -> LocalTask:
     """Fill the network with a request's model and with the parts of the model that never left this site.
 
@@ -139,9 +175,10 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
         WireError: If the request's head rows are not those that this site holds in this method, the frozen part of the
             model is missing or another one than the plan names, or a covered round is to go on from itself.
     """
-    site.refuse_few()
-    plan = site.in_its_arithmetic(parse_plan(request.plan))
-    method, own = build_site_method_once(site.name, request.plan), site.declaration.canonical
+    if not site.unlimited:
+        site.refuse_few()
+    followed, own = read_site_plan(site, request.plan), site.declaration.canonical
+    plan, method = followed.plan, followed.method
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = site.memory(request.run)
@@ -151,14 +188,26 @@ def prepare_task(site: Site, request: Request, layers: Sequence[RoundLayer] = ()
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
     memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
     network = network_without_values(
-        plan.model, request.class_names, site.device, plan.training.memory_format, site.gpus
+        plan.model, request.class_names, site.device, site.gpus, plan.training.memory_format
     )
-    fill_frozen_part(network, site, request.frozen)
+    if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
+        fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.fill_missing_from(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
-    trained = NetworkOnFeatures(network) if trains_on_features(plan, method) else network
-    task = LocalTask(site, plan, method, trained, network, received, folder, memory, warms_up=request.counted == 0)
+    trained = NetworkOnFeatures(network) if network.frozen and trains_on_features(plan, method) else network
+    task = LocalTask(
+        site,
+        plan,
+        method,
+        trained,
+        network,
+        received,
+        folder,
+        memory,
+        warms_up=request.counted == 0,
+        arithmetic=followed.arithmetic,
+    )
     for layer in layers:
         task = layer.prepare(task, request)
     return task
@@ -182,27 +231,29 @@ class CachedNetworks:
 
 
 @lru_cache(maxsize=1)
-def cached_networks(spec: ModelSpec, device: str) -> CachedNetworks:
+def cached_networks(spec: ModelSpec, device: str, gpus: int) -> CachedNetworks:
     """Return the networks of the newest model; those of older models would fill the memory of a long process."""
-    return CachedNetworks({(): on_device(build(spec, ("",), seed=0), device)})
+    network = on_device(build(spec, ("",), seed=0), device)
+    use_gpus(network.backbone, gpus)
+    return CachedNetworks({(): network})
 
 
 def network_without_values(
     spec: ModelSpec,
     class_names: tuple[str, ...],
     device: str,
-    memory_format: MemoryFormat | None = None,
     gpus: int = 1,
+    memory_format: MemoryFormat | None = None,
 ) -> SplitNetwork:
     """Return a network whose values must still be written; its backbone and neck are those of the last request.
 
     Drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
 
     Args:
-        memory_format: Memory format of convolutions; None to leave it.
         gpus: Number of GPUs that share each batch, where the device is ``cuda``.
+        memory_format: Memory format of convolutions; None to leave it.
     """
-    cache = cached_networks(spec, device)
+    cache = cached_networks(spec, device, gpus)
     networks = cache.by_rows
     if memory_format not in (None, cache.memory_format):
         set_memory_format(networks[()], memory_format)  # all have its backbone and neck
@@ -210,7 +261,6 @@ def network_without_values(
     if class_names not in networks:
         networks[class_names] = network_with_new_head(networks[()], class_names, device)
     network = networks[class_names]
-    use_gpus(network.backbone, gpus)
     unfreeze(network)
     network.zero_grad(set_to_none=True)
     return network
@@ -236,7 +286,7 @@ def fill_frozen_part(network: SplitNetwork, site: Site, sent: Groups) -> None:
         return
     if sent.trunk is not None:
         site.frozen_parts.keep(FrozenPart(sent.trunk), sha256)
-    cache = cached_networks(network.spec, site.device)
+    cache = cached_networks(network.spec, site.device, site.gpus)
     if cache.frozen_sha256 != sha256:
         site.frozen_parts.read(sha256).write_to(network)
         cache.frozen_sha256 = sha256

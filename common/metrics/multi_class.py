@@ -130,7 +130,8 @@ def client_accuracy(rounds: Mapping[int, Mapping[str, CorrectCount]]) -> ClientA
     Args:
         rounds: Round number -> site -> counts, without the sites that were absent.
     """
-    scored = {number: accuracy for number in sorted(rounds) if (accuracy := round_accuracy(rounds[number]))}
+    tested = sorted(number for number, tallies in rounds.items() if tallies)
+    scored = {number: accuracy for number in tested if (accuracy := round_accuracy(rounds[number]))}
     if not scored:
         return None
     best_mean = max(scored, key=lambda number: scored[number].mean)

@@ -141,6 +141,8 @@ def _merge_buffers(backbone: nn.Module, copies: Sequence[dict[str, Tensor]]) -> 
 
 
 REPLAY = "_replay"
+GRAPH_DEVICES = ("cuda",)
+"""Kinds of device on which steps can be recorded."""
 RECORD_AFTER = 20
 """Number of steps of one shape before a graph is recorded, which takes as long as some dozen steps."""
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.nn import functional
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
 from common.errors import BadInput, Fault, quoted
-from common.models.gpu import features_through
+from common.models.gpu import PARALLEL, REPLAY, features_through
 from common.models.trained import (
     add_low_rank,
     frozen_names,
@@ -27,7 +27,7 @@ from common.models.trained import (
     trained_layers,
 )
 from common.models.weights import copy_into_backbone, read_backbone_weights
-from common.models.zoo.networks import make_grouped
+from common.models.zoo.networks import make_grouped, steady_norm
 from common.models.zoo.registry import meta_backbone, new_backbone
 from common.models.zoo.spec import ModelSpec, Task, is_external
 
@@ -75,11 +75,12 @@ class Head:
         Raises:
             LookupError: If the head has no row of that name.
         """
-        position = {name: row for row, name in enumerate(self.class_names)}
-        missing = [name for name in names if name not in position]
-        if missing:
-            raise LookupError(f"no row for {quoted(missing)}; this head has {quoted(self.class_names)}")
-        index = np.array([position[name] for name in names], dtype=np.intp)
+        index = np.arange(len(self.class_names))
+        if tuple(names) != self.class_names:
+            position = dict(zip(self.class_names, index, strict=True))
+            if missing := [name for name in names if name not in position]:
+                raise LookupError(f"no row for {quoted(missing)}; this head has {quoted(self.class_names)}")
+            index = np.array([position[name] for name in names], dtype=np.intp)
         return Head(tuple(names), self.weight[index], self.bias[index])
 
 
@@ -167,12 +168,22 @@ class SplitNetwork(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head, ``(batch, features)``."""
-        features: Tensor = self.neck(features_through(self.backbone, self.backbone_input(images)))
-        return features
+        backbone, pixels = self.backbone, self.backbone_input(images)
+        if self.training and len(images) == 1:
+            with steady_norm(backbone):
+                features: Tensor = features_through(backbone, pixels)
+        elif PARALLEL in vars(backbone) or REPLAY in vars(backbone):
+            features = features_through(backbone, pixels)
+        else:
+            features = backbone(pixels)
+        return self.neck(features)  # type: ignore[no-any-return]
 
     def backbone_input(self, images: Tensor) -> Tensor:
         """Bring pixels to the backbone's channels, size and scale."""
-        return (backbone_pixels(images.to(self.pixel_mean.dtype), self.spec) - self.pixel_mean) / self.pixel_std
+        pixels, spec = images.to(self.pixel_mean.dtype), self.spec
+        if pixels.shape[1:] != (spec.channels, spec.image_size, spec.image_size):
+            pixels = backbone_pixels(pixels, spec)
+        return (pixels - self.pixel_mean) / self.pixel_std
 
 
 def backbone_pixels(images: Tensor, spec: ModelSpec) -> Tensor:
@@ -258,14 +269,13 @@ def adapted_outline(spec: ModelSpec) -> nn.Module:
 def unfreeze(network: SplitNetwork) -> None:
     """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`: train all that ``model.train`` names."""
     network.requires_grad_(True).train()
-    reset_statistics(network)
-    _exclude_frozen_layers(network)
+    if network.spec.train != "all":
+        reset_statistics(network)
+        _exclude_frozen_layers(network)
 
 
 def _exclude_frozen_layers(network: SplitNetwork) -> None:
     """Exclude frozen layers from training: they behave as in evaluation, and the backbone has no dropout."""
-    if not network.frozen:
-        return
     for name, parameter in network.named_parameters():
         if name in network.frozen:
             parameter.requires_grad_(False)
@@ -298,7 +308,8 @@ def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen
     """
     network.train()
     network.backbone.requires_grad_(True)
-    _exclude_frozen_layers(network)
+    if network.frozen:
+        _exclude_frozen_layers(network)
     if frozen_backbone:
         freeze_backbone(network)
     if frozen_batch_norm:
@@ -330,11 +341,10 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
     """Return labels for these head rows, float32 ``(n, rows)``; NaN for classes without a label column."""
-    position = {name: column for column, name in enumerate(images.class_names)}
-    matrix = torch.full((len(images), len(class_names)), float("nan"))
+    matrix = torch.full((len(images.labels), len(class_names)), float("nan"))
     for row, name in enumerate(class_names):
-        if name in position:
-            matrix[:, row] = torch.from_numpy(images.labels[:, position[name]])
+        if name in images.class_names:
+            matrix[:, row] = torch.from_numpy(images.labels[:, images.class_names.index(name)])
     return matrix
 
 
@@ -343,7 +353,7 @@ def compute_logits(network: Model, images: Tensor | Pixels, precision: Precision
     """Return logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     network.eval()
     parts = []
-    for batch in _split_into_batches(images):
+    for batch in images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else images.split(EVALUATION_BATCH):
         with autocast(batch.device, precision):
             parts.append(apply_with_single_doubled(network, batch.float()).float())
     return torch.cat(parts)
@@ -356,7 +366,7 @@ def features_and_logits(
     """Return features ``(n, features)`` and logits ``(n, rows)`` of uint8 images, in evaluation mode."""
     network.eval()
     features = []
-    for batch in _split_into_batches(images):
+    for batch in images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else images.split(EVALUATION_BATCH):
         with autocast(batch.device, precision):
             features.append(apply_with_single_doubled(network.features, batch.float()).float())
     joined = torch.cat(features)
@@ -366,10 +376,6 @@ def features_and_logits(
 def apply_with_single_doubled(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     """Apply a network to a batch. A single image is passed twice, because some layers fail on one value a channel."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
-
-
-def _split_into_batches(images: Tensor | Pixels) -> Iterable[Tensor]:
-    return images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
 
 
 def probabilities(logits: Tensor, task: Task) -> Tensor:

@@ -126,10 +126,9 @@ def layout_of(network: SplitNetwork) -> Layout:
 def read_state(network: Model) -> ModelState:
     """Return a copy of a network's trained values, from any device."""
     trunk, norm = _tensors_by_group(network)
-    weight, bias = (
-        tensor.detach().cpu().numpy().astype(np.float32, copy=True)
-        for tensor in (network.head.weight, network.head.bias)
-    )
+    head = network.head
+    weight = head.weight.detach().cpu().numpy().astype(np.float32, copy=True)
+    bias = head.bias.detach().cpu().numpy().astype(np.float32, copy=True)
     return ModelState(_flatten_tensors(trunk), _flatten_tensors(norm), Head(network.class_names, weight, bias))
 
 
@@ -148,8 +147,10 @@ def write_state(
     if head is not None and head.features != network.head.in_features:
         raise ValueError(f"head rows of this network have {network.head.in_features} features, got {head.features}")
     own_rows = None if head is None else head.rows(network.class_names)
-    _check_size("trunk", trunk, own_trunk)
-    _check_size("norm", norm, own_norm)
+    for group, flat, tensors in (("trunk", trunk, own_trunk), ("norm", norm, own_norm)):
+        expected = sum(map(Tensor.numel, tensors.values()))
+        if flat is not None and flat.shape != (expected,):
+            raise ValueError(f"{group} of this network is flat and holds {expected} values, got shape {flat.shape}")
     with torch.no_grad():
         _copy_into_tensors(trunk, own_trunk)
         _copy_into_tensors(norm, own_norm)
@@ -160,13 +161,14 @@ def write_state(
 
 def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
     """Return views of all tensors of a state, by their names in the network, with ``head.weight`` and ``head.bias``."""
-    assert (len(state.trunk), len(state.norm)) == (layout.trunk_size, layout.norm_size)
-    return {
-        **_views_by_name(state.trunk, layout.trunk),
-        **_views_by_name(state.norm, layout.norm),
-        "head.weight": state.head.weight,
-        "head.bias": state.head.bias,
-    }
+    views = dict[str, Array]()
+    for flat, group in ((state.trunk, layout.trunk), (state.norm, layout.norm)):
+        start = 0
+        for tensor in group:
+            end = start + tensor.size
+            views[tensor.name], start = flat[start:end].reshape(tensor.shape), end
+        assert start == len(flat), (start, len(flat))
+    return {**views, "head.weight": state.head.weight, "head.bias": state.head.bias}
 
 
 def state_from_tensors(tensors: Mapping[str, Array], layout: Layout, class_names: Sequence[str]) -> ModelState:
@@ -215,24 +217,18 @@ def _view_bytes(array: NDArray[Any]) -> memoryview:
 
 def _tensors_by_group(network: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the live float tensors of trunk and norm by name, in the network's order."""
-    normed = {name for name, module in network.named_modules() if isinstance(module, BATCH_NORM)}
-    tensors = {
-        name: tensor
-        for name, tensor in network.state_dict().items()
-        if tensor.is_floating_point() and not name.startswith("head.") and name not in network.frozen
-    }
-    norm = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in normed}
-    return {name: tensor for name, tensor in tensors.items() if name not in norm}, norm
+    modules, frozen = dict(network.named_modules()), network.frozen
+    trunk, norm = dict[str, Tensor](), dict[str, Tensor]()
+    for name, tensor in network.state_dict().items():
+        if tensor.is_floating_point() and not name.startswith("head.") and name not in frozen:
+            group = norm if isinstance(modules.get(name.rpartition(".")[0]), BATCH_NORM) else trunk
+            group[name] = tensor
+    return trunk, norm
 
 
 def _slices_by_name(tensors: Sequence[TensorShape]) -> dict[str, slice]:
     bounds = pairwise(accumulate((tensor.size for tensor in tensors), initial=0))
     return {tensor.name: slice(*bound) for tensor, bound in zip(tensors, bounds, strict=True)}
-
-
-def _views_by_name(flat: Array, tensors: Sequence[TensorShape]) -> dict[str, Array]:
-    where = _slices_by_name(tensors)
-    return {tensor.name: flat[where[tensor.name]].reshape(tensor.shape) for tensor in tensors}
 
 
 def _join_group(tensors: Mapping[str, Array], group: Sequence[TensorShape]) -> Array:
@@ -244,18 +240,12 @@ def _flatten_tensors(tensors: Mapping[str, Tensor]) -> Array:
     """Copy tensors into one flat array, joined on their device for a single transfer."""
     if not tensors:
         return np.zeros(0, dtype=np.float32)
-    device = next(iter(tensors.values())).device
-    joined = torch.empty(sum(tensor.numel() for tensor in tensors.values()), device=device)
-    for part, tensor in _split_flat(joined, tensors):
-        part.copy_(tensor.detach())
+    sizes = list(map(Tensor.numel, tensors.values()))
+    joined = torch.empty(sum(sizes), device=next(iter(tensors.values())).device)
+    for part, tensor in zip(joined.split(sizes), tensors.values(), strict=True):
+        part.view(tensor.shape).copy_(tensor.detach())
     flat: Array = joined.cpu().numpy()
     return flat
-
-
-def _split_flat(flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return each tensor with its part of a flat tensor, in the same shape."""
-    places = torch.split(flat, [tensor.numel() for tensor in tensors.values()])
-    return [(place.view(tensor.shape), tensor) for place, tensor in zip(places, tensors.values(), strict=True)]
 
 
 def _copy_into_tensors(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
@@ -265,14 +255,8 @@ def _copy_into_tensors(flat: Array | None, tensors: Mapping[str, Tensor]) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # arrays from the wire are read-only, and only read here
         values = torch.from_numpy(flat).to(device)
-    for part, tensor in _split_flat(values, tensors):
-        tensor.copy_(part)
-
-
-def _check_size(group: str, flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
-    expected = sum(tensor.numel() for tensor in tensors.values())
-    if flat is not None and flat.shape != (expected,):
-        raise ValueError(f"{group} of this network is flat and holds {expected} values, got shape {flat.shape}")
+    for part, tensor in zip(values.split(list(map(Tensor.numel, tensors.values()))), tensors.values(), strict=True):
+        tensor.copy_(part.view(tensor.shape))
 
 
 FROZEN_PART_MISSING = "the frozen part of the model is not on this site's disk"

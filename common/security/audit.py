@@ -249,8 +249,10 @@ def check_audit(folder: Path) -> AuditFindings:
         if entry is None:
             debris, where_torn = debris + line + b"\n", where_torn or where
             continue
-        _check_torn(findings, entry, describe_torn_line(debris), where_torn or where)
-        _check_link(findings, entry, where, last)
+        if debris or "torn" in entry:
+            _check_torn(findings, entry, describe_torn_line(debris), where_torn or where)
+        if (entry["n"], entry["before"]) != (findings.entries + 1, findings.sha256):
+            _note_broken_link(findings, entry, where, last)
         findings.entries, findings.sha256, findings.before = entry["n"], line_sha256(line), str(entry["before"])
         debris, where_torn, last = b"", "", where
     if describe_torn_line(debris) is not None:
@@ -262,7 +264,8 @@ def check_audit(folder: Path) -> AuditFindings:
 def _read_lines(folder: Path) -> Iterator[tuple[str, bytes]]:
     for path in audit_files(folder):
         lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
-        yield from ((f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if lines != [b""])
+        for number, line in enumerate(lines if lines != [b""] else (), 1):
+            yield f"{path.name} line {number}", line
 
 
 def _check_torn(findings: AuditFindings, entry: AuditEntry, there: TornLine | None, where: str) -> None:
@@ -283,10 +286,9 @@ def _check_torn(findings: AuditFindings, entry: AuditEntry, there: TornLine | No
     findings.faults.append(Fault(where, problem))
 
 
-def _check_link(findings: AuditFindings, entry: AuditEntry, where: str, last: str) -> None:
+def _note_broken_link(findings: AuditFindings, entry: AuditEntry, where: str, last: str) -> None:
+    """Note the fault of an entry that does not follow the one before it."""
     number, expected = entry["n"], findings.entries + 1
-    if number == expected and entry["before"] == findings.sha256:
-        return
     if number > expected:
         gone = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
         findings.faults.append(Fault(where, f"is entry {number}, but {gone} missing before it: removed."))

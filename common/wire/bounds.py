@@ -145,8 +145,10 @@ def bounds_of(record: type) -> dict[str, Bound]:
 
 def escape_free_text(record: type, values: dict[str, Any]) -> dict[str, Any]:
     """Return a record's values; the fields that are text for people are escaped and cut to their longest length."""
-    words = [name for name, bound in bounds_of(record).items() if isinstance(bound, FreeText)]
-    return {**values, **{name: printable_lines(values[name]) for name in words}} if words else values
+    for name, bound in bounds_of(record).items():
+        if isinstance(bound, FreeText) and values[name]:
+            values = {**values, name: printable_lines(values[name])}
+    return values
 
 
 def refuse_out_of_bounds(record: object) -> None:

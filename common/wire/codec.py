@@ -49,7 +49,6 @@ R = TypeVar("R", bound=Record)
 RAW = "raw-little-endian"
 _FIELDS, _VERSION, _RECORD, _TRUNK = "fields", "wire.version", "wire.record", "trunk"
 _VECTOR = "vector"
-_SMALL = ("norm", "weight", "bias")
 _LISTS: dict[Any, type] = {
     tuple[str, ...]: str,
     tuple[float, ...]: float,
@@ -106,9 +105,10 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     """
     name, values = expected.__name__, dict[str, Any]()
     fields, schema = _checked_fields(content, name), _schema(typing.cast(type, expected))
-    own = {key for key, kind in schema.items() if kind is Groups or kind == Integers}
-    if unknown := content.keys() - own - {_FIELDS}:
-        raise WireError(f"{name} does not have {', '.join(sorted(unknown))}.")
+    for key in content:
+        if key != _FIELDS and schema.get(key) not in (Groups, Integers):
+            unknown = sorted(key for key in content if key != _FIELDS and schema.get(key) not in (Groups, Integers))
+            raise WireError(f"{name} does not have {', '.join(unknown)}.")
     for key, kind in schema.items():
         if isinstance(kind, _PlainField):
             values[key] = kind.read(fields, key, name)
@@ -182,7 +182,10 @@ def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
         raise WireVersionError(f"{spoken} Install the same release on both.")
     if (name := fields.pop(_RECORD, None)) != expected:
         raise WireError(f"expected {expected}, got {name!r}.")
-    return {name: value for name, value in fields.items() if not name.startswith(SIGNATURE)}
+    for name in tuple(fields):
+        if name.startswith(SIGNATURE):
+            del fields[name]
+    return fields
 
 
 def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: WrittenArrays) -> None:
@@ -205,7 +208,10 @@ def _read_arrays(fields: dict[str, Any], name: str) -> Arrays:
     if not isinstance(keys, list) or not set(map(type, keys)) <= {str} or "/" in "".join(keys):
         raise WireError(f"{name} must name its arrays.")
     refuse_unprintable(keys, f"names of {name}", MOST_SITES)
-    return {key: _read_array(fields, f"{name}/{key}") for key in keys}
+    arrays = dict[str, NDArray[np.float32]]()
+    for key in keys:
+        arrays[key] = _read_array(fields, f"{name}/{key}")
+    return arrays
 
 
 def _read_array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
@@ -231,7 +237,9 @@ def _read_groups(content: RecordDict, fields: dict[str, Any], name: str) -> Grou
     if not isinstance(class_names, list) or not set(map(type, class_names)) <= {str}:
         raise WireError(f"class names of {name} must be a list of str.")
     refuse_unprintable(class_names, f"class names of {name}")
-    norm, weight, bias = [_read_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL]
+    norm = _read_numbers(fields.pop(f"{name}.norm", None), f"norm of {name}")
+    weight = _read_numbers(fields.pop(f"{name}.weight", None), f"weight of {name}")
+    bias = _read_numbers(fields.pop(f"{name}.bias", None), f"bias of {name}")
     if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
         raise WireError(f"{name} has head rows without class names, or class names without head rows.")
     head = None
@@ -377,7 +385,7 @@ def unpack(data: bytes, n: int, form: Form) -> Float32:
 
 def packed_size(n: int, form: Form) -> int:
     """Return how many bytes ``n`` numbers take when they are packed in ``form``."""
-    return {"float32": 4 * n, "float16": 2 * n, "int8": n + _count_blocks(n)}[form]
+    return n + _count_blocks(n) if form == "int8" else n * (4 if form == "float32" else 2)
 
 
 def pack_counts(counts: Counts) -> tuple[bytes, int]:

@@ -44,7 +44,7 @@ def collect_benefits(
         return {}
     members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
     share = min(drawn / len(members), 1.0) if drawn else 1.0
-    seconds = benefit_deadline_s(coordinator.participation.round_deadline_s, totals.round_seconds, share)
+    seconds = benefit_deadline_s(coordinator.deadline_s, totals.round_seconds, share)
     epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}  # local epochs, of those asked
     server_round = coordinator.state.round
     requests = coordinator.new_requests(server_round)
@@ -54,7 +54,8 @@ def collect_benefits(
         request = requests.request(partial(BenefitRequest, initial=own, epochs=count), site, coordinator.result)
         requests.expected[site] = Groups()
         messages.append(requests.message(site, QUERY, encode(request, requests.written)))
-    replies = coordinator.received(coordinator.exchanged(messages, "benefit", server_round, seconds), BenefitReply)
+    exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=seconds)
+    replies = coordinator.collect_replies(exchange, BenefitReply)
     coordinator.callbacks.on_absent("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
     benefits = {site: {"benefit": benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()}

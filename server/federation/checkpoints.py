@@ -6,6 +6,7 @@ name, flushed and renamed, the JSON last. A checkpoint counts only if both files
 two are kept.
 """
 
+import bisect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -71,7 +72,8 @@ class CheckpointFolder:
         whole = {"version": VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
         write_atomically(self._file_of_round(number, "json"), json.dumps(whole).encode(), durable=self.durable)
         # Of later rounds there are only those that could not be read; they must not take these ones' places.
-        self._remove_rounds([earlier for earlier in self._round_numbers() if earlier <= number][:-KEPT])
+        numbers = self._round_numbers()
+        self._remove_rounds(numbers[: max(bisect.bisect_right(numbers, number) - KEPT, 0)])
 
     def after(self, server_round: int) -> Checkpoint | None:
         """Return the checkpoint of the state after a round; None if it is missing or damaged."""
@@ -135,8 +137,11 @@ class CheckpointFolder:
         return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])
 
     def _round_numbers(self) -> list[int]:
-        names = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.json"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        numbers = []
+        for path in self.folder.glob("round-*.json"):
+            if (name := path.stem.removeprefix("round-")).isdecimal():
+                numbers.append(int(name))
+        return sorted(numbers)
 
     def _file_of_round(self, number: int, kind: str) -> Path:
         return self.folder / f"round-{number:06d}.{kind}"

@@ -104,6 +104,11 @@ class RunTotals:
             return
         (record, learned), self._pending = self._pending, None
         self.tallies[record.round] = validation.tallies
+        accuracy = round_accuracy(validation.tallies) if validation.tallies else None
+        site_losses = {}
+        for site in record.sites:
+            losses = record.train_loss.get(site), validation.loss.get(site)
+            site_losses[site] = dict(zip(("train_loss", "validation_loss"), losses, strict=True))
         self.folder.round(
             {
                 "round": record.round,
@@ -114,12 +119,9 @@ class RunTotals:
                 "train_loss": record.mean_train_loss,
                 "validation_loss": validation.mean_loss,
                 "validation_auroc": validation.mean_auroc,
-                "test_accuracy": (accuracy := round_accuracy(validation.tallies)) and asdict(accuracy),
+                "test_accuracy": accuracy and asdict(accuracy),
                 "best": state.best_round == record.round,
-                "site_losses": {
-                    site: {"train_loss": record.train_loss.get(site), "validation_loss": validation.loss.get(site)}
-                    for site in record.sites
-                },
+                "site_losses": site_losses,
                 "epochs": dict(record.epochs),
                 "epsilon": dict(record.epsilon),
                 "arithmetic": dict(record.arithmetic),
@@ -139,7 +141,7 @@ class RunTotals:
             pending = {"record": asdict(self._pending[0]), "learned": dict(self._pending[1])}
         tallies = {}
         for number, of_sites in self.tallies.items():
-            tallies[str(number)] = {site: asdict(tally) for site, tally in of_sites.items()}
+            tallies[str(number)] = {site: asdict(tally) for site, tally in of_sites.items()} if of_sites else {}
         return {
             "train_seconds": self.train_seconds,
             "aggregate_seconds": self.aggregate_seconds,
@@ -262,9 +264,10 @@ class Recorder(Callbacks):
 
     def _note_left_out(self, when: int | str) -> None:
         """Note the sites that have declined, or could not be admitted, since this was last called."""
-        left_out = self.coordinator.sites.left_out
-        new = {site: why for site, why in left_out.items() if self._left_out.get(site) != why}
-        self._left_out.update(new)
+        new = dict[str, str]()
+        for site, reason in self.coordinator.sites.left_out.items():
+            if self._left_out.get(site) != reason:
+                self._left_out[site] = new[site] = reason
         self.ledger.left_out(when, new)
         for site, reason in new.items():
             self.setting.folder.event("left_out", round=when, site=site, reason=reason)

@@ -72,8 +72,7 @@ def run_federation(
     initial = read_state(network)
     recorder.begin(coordinator, layout_of(network), initial)
     try:
-        deadline_s = experiment.participation.round_deadline_s
-        coordinator.start(grid, make_array_record(initial), experiment.run.rounds, deadline_s)
+        coordinator.start(grid, make_array_record(initial), experiment.run.rounds)
         if coordinator.state.round < experiment.run.rounds:
             setting.folder.event("ended_early", round=coordinator.state.round, best_round=coordinator.state.best_round)
         recorder.totals.finalize(coordinator.last_validation, coordinator.state)

@@ -301,8 +301,8 @@ def _left_behind(run: Run) -> Iterator[str]:
     by_round: dict[int, list[str]] = {}
     for name in summary.classes:
         owners = set(summary.owners.get(name, ()))
-        last = max((line.round for line in effective if owners & set(line.sites)), default=0)
-        if any(owners & line.absent.keys() for line in effective if line.round > last):
+        last = max([line.round for line in effective if owners & set(line.sites)], default=0)
+        if [line for line in effective if line.round > last and owners & line.absent.keys()]:
             by_round.setdefault(last, []).append(name)
     for last, names in sorted(by_round.items()):
         if last:

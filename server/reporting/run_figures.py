@@ -258,8 +258,8 @@ def draw_order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> M
 
     The figure is empty where no model is passed on. Slopes are drawn where the rounds have them.
     """
-    sloped = any(line.learned.slopes for line in rounds)
-    in_order = all(list(line.sites) == sorted(line.sites) for line in rounds)
+    sloped = [line for line in rounds if line.learned.slopes]
+    in_order = [list(line.sites) for line in rounds] == [sorted(line.sites) for line in rounds]
     if len(sites) > MOST_SITES_IN_ORDER or not rounds or (in_order and not sloped):
         return Markup("")
     numbers, every = [line.round for line in rounds], max(1, len(rounds) // 15)

@@ -165,8 +165,9 @@ def inline_svg(figure: Figure, name: str, description: str) -> Markup:
     text = re.sub(r"\s*<metadata>.*?</metadata>|\s*<style type.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
     # Several figures share the page: keep only ids that something points to, under the figure's name.
-    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
+    used = re.findall(r"(?:url\(|href=\")#([^)\"]+)", text)
+    for unused in set(re.findall(r' id="([^"]+)"', text)).difference(used):
+        text = text.replace(f' id="{unused}"', "")
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
     text = re.sub(r"font: (\d+(?:\.\d+)?)px [^;\"]*", r"font-size: \1px", text)
     text = re.sub(r"font: (\w+) (\d+(?:\.\d+)?)px [^;\"]*", r"font-weight: \1; font-size: \2px", text)

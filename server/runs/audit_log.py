@@ -102,9 +102,10 @@ class RunAudit:
         sha256 = record_sha256(content)
         facts: dict[str, Any] = {"release": member.answer.version, "sha256": sha256, "bytes": payload_bytes(content)}
         if self._key_of is not None:
-            facts |= {"public_key": self._key_of(site), **self._signature_fields(member.signed)}
+            facts |= {"public_key": self._key_of(site), **_signature_fields(member.signed)}
         self.audit.append(event="enrolled", round=server_round, site=site, **facts)
-        self._store_record("roll-call", site, content)
+        if self.keep:
+            self._store_record("roll-call", site, content)
 
     def left_out(self, server_round: int | str, absent: Mapping[str, str]) -> None:
         """Record sites that declined, were not admitted to the run, or missed an exchange."""
@@ -118,9 +119,11 @@ class RunAudit:
             facts["reason"] = arrival.reason
         if (content := arrival.content) is not None:
             facts |= {"bytes": payload_bytes(content), "sha256": record_sha256(content)}
-            facts |= self._signature_fields(attached_signature(content))
+            if self._key_of is not None:
+                facts |= _signature_fields(attached_signature(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
-        if content is not None and not arrival.reason and arrival.record == TrainReply.__name__ and arrival.round:
+        counts = content is not None and not arrival.reason
+        if self.keep and counts and arrival.record == TrainReply.__name__ and arrival.round:
             self._store_record(round_folder(arrival.round), arrival.site, content)
         self.audit.append(event="received", **about, **facts)
 
@@ -136,7 +139,7 @@ class RunAudit:
             event="aggregated",
             round=record.round,
             sites=list(record.sites),
-            left_out=shorten_reasons(record.absent),
+            left_out=shorten_reasons(record.absent) if record.absent else {},
             contract_sha256=contract,
             model_sha256=state_sha256(state.model, self.layout),
         )
@@ -151,14 +154,14 @@ class RunAudit:
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
         self.audit.append(event="figures", sha256=hashes)
 
-    def _signature_fields(self, signed: SignedStatement | None) -> dict[str, Any]:
-        """Return the fields of an audit entry that hold the hospital's signature; empty in simulation."""
-        return {} if self._key_of is None else {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
-
     def _store_record(self, folder: str, site: str, content: RecordDict) -> None:
-        if self.keep:
-            data = b"".join(canonical_pieces(content))
-            write_atomically(self._updates / folder / record_file(site), data, durable=self.durable)
+        data = b"".join(canonical_pieces(content))
+        write_atomically(self._updates / folder / record_file(site), data, durable=self.durable)
+
+
+def _signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
+    """Return the fields of an audit entry that hold the hospital's signature."""
+    return {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
 
 
 def shorten_reasons(absent: Mapping[str, str]) -> dict[str, str]:

@@ -259,7 +259,9 @@ class Run:
     @property
     def rounds_taken(self) -> dict[str, int]:
         """Return site -> number of rounds in which it took part."""
-        counts = Counter(site for line in self.rounds for site in line.sites)
+        counts = Counter[str]()
+        for line in self.rounds:
+            counts.update(line.sites)
         return {name: counts[name] for name in self.summary.sites}
 
 
@@ -282,24 +284,30 @@ def read_run(folder: Path) -> Run:
     paths = folder / "summary.json", folder / "rounds.jsonl"
     summary_text, rounds_text = map(read_text, paths)
     stop_on(faults)
-    summary = _parse_record(RunSummary, summary_text, str(paths[0]))
-    lines = [(number, line) for number, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()]
-    rounds = tuple(_parse_record(RoundLine, line, f"{paths[1]} line {number}") for number, line in lines)
+    (summary,) = _parse_records(RunSummary, {str(paths[0]): summary_text})
+    lines = {f"{paths[1]} line {n}": line for n, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()}
+    rounds = tuple(_parse_records(RoundLine, lines))
     samples_text = read_text(folder / SAMPLES) if (folder / SAMPLES).exists() else None
     stop_on(faults)
-    samples = None if samples_text is None else _parse_record(Samples, samples_text, str(folder / SAMPLES))
-    return Run(folder, summary, rounds, samples)
+    samples = _parse_records(Samples, {} if samples_text is None else {str(folder / SAMPLES): samples_text})
+    return Run(folder, summary, rounds, *samples)
 
 
 _R = TypeVar("_R", bound=_Record)
 
 
-def _parse_record(record: type[_R], text: str, where: str) -> _R:
-    try:
-        return record.model_validate_json(text)
-    except ValidationError as error:
-        remedy = "Was it written by this program and left as it was?"
-        raise BadInput(
-            Fault(f"{where}: {'.'.join(map(str, fault['loc'])) or 'the whole file'}", error_text(dict(fault)), remedy)
-            for fault in error.errors(include_url=False)
-        ) from None
+def _parse_records(record: type[_R], texts: Mapping[str, str]) -> list[_R]:
+    """Parse JSON texts, each by the place where it stands."""
+    records = []
+    for where, text in texts.items():
+        try:
+            records.append(record.model_validate_json(text))
+        except ValidationError as error:
+            remedy = "Was it written by this program and left as it was?"
+            raise BadInput(
+                Fault(
+                    f"{where}: {'.'.join(map(str, fault['loc'])) or 'the whole file'}", error_text(dict(fault)), remedy
+                )
+                for fault in error.errors(include_url=False)
+            ) from None
+    return records

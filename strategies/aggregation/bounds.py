@@ -61,7 +61,11 @@ def compute_median_lengths(lengths: Iterable[Lengths]) -> dict[str, float]:
     for of_site in lengths:
         for part, length in of_site.items():
             sent.setdefault(part, []).append(length)
-    return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
+    medians = dict[str, float]()
+    for part, values in sent.items():
+        if len(values) >= FEWEST:
+            medians[part] = statistics.median(values)
+    return medians
 
 
 def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
@@ -69,9 +73,10 @@ def shorten_update(update: Groups, lengths: Lengths, medians: Lengths, clip: flo
 
     The sentence is empty where nothing was too long.
     """
-    long = {part: times for part, times in compare_with_medians(lengths, medians).items() if times > clip}
-    if not long:
+    relative = compare_with_medians(lengths, medians)
+    if max(relative.values(), default=0.0) <= clip:
         return update, ""
+    long = {part: times for part, times in relative.items() if times > clip}
     if TRUNK in long and update.trunk is not None:
         update = replace(update, trunk=_scale_array(update.trunk, clip / long[TRUNK]))
     if NORM in long and update.norm is not None:
@@ -95,7 +100,9 @@ def shorten_long_updates(
     Returns:
         All replies with their bounded updates; and, for the sites whose update was shortened, a sentence about it.
     """
-    measured = {site: lengths.get(site) or measure_update_lengths(reply.update) for site, reply in replies.items()}
+    measured = dict[str, Lengths]()
+    for site, reply in replies.items():
+        measured[site] = lengths.get(site) or measure_update_lengths(reply.update)
     medians, result, done = compute_median_lengths(measured.values()), dict(replies), dict[str, str]()
     for site, reply in replies.items():
         update, sentence = shorten_update(reply.update, measured[site], medians, clip)
@@ -106,11 +113,11 @@ def shorten_long_updates(
 
 def compare_with_medians(lengths: Lengths, medians: Lengths) -> dict[str, float]:
     """Return the length of each part divided by its median length; parts without a median are absent."""
-    return {
-        part: length / medians[part] if medians[part] else (math.inf if length else 0.0)
-        for part, length in lengths.items()
-        if part in medians
-    }
+    relative = dict[str, float]()
+    for part, length in lengths.items():
+        if part in medians:
+            relative[part] = length / medians[part] if medians[part] else (math.inf if length else 0.0)
+    return relative
 
 
 def _scale_array(array: Float32, factor: float) -> Float32:

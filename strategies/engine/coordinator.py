@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -21,8 +20,6 @@ from common.data.base.image_set import Splits
 from common.models.network import build
 from common.models.state import FrozenPart, Layout, ModelState, layout_of
 from common.wire.records import EvaluateReply, TrainReply
-from strategies.aggregation.means import UpdateMeans
-from strategies.aggregation.server_optimizer import Moments
 from strategies.engine.aggregator import Aggregator, make_aggregator, update_global_model, update_length_limit
 from strategies.engine.events import Callbacks, FederationValidation, RoundRecord, WaitingStatus
 from strategies.engine.exchange import (
@@ -82,6 +79,7 @@ class Coordinator:
         requests: Requests of the exchange that is going on, or was the last.
         layers: The layers that are switched on around the rounds, outermost first.
         grid: Flower's connection to the sites, once a round has begun.
+        deadline_s: Seconds after which an exchange goes on without the sites that have not replied.
     """
 
     def __init__(
@@ -109,6 +107,7 @@ class Coordinator:
         self.last_validation = FederationValidation()
         self.requests: ExchangeRequests
         self.grid: Grid
+        self.deadline_s = participation.round_deadline_s
         self._switch_on(self._layers())
         self._resumed: FederationState | None = None
         self._plan_json = plan.model_dump_json()
@@ -171,7 +170,9 @@ class Coordinator:
 
     # ------------------------------------------------------------------ the loop
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600) -> Result:
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float | None = None
+    ) -> Result:
         """Train ``num_rounds`` rounds from the initial model, or from where :meth:`resume` says.
 
         Makes the roll call first, unless ``sites.roll_call`` was called before.
@@ -182,7 +183,7 @@ class Coordinator:
                 hospitals build it too and compare. Either the result of :func:`make_array_record`, or the
                 ``state_dict`` of a network from :func:`common.models.network.build` for the run's classes.
             num_rounds: Rounds in all, those before a resumed state included.
-            timeout: Seconds for each exchange.
+            timeout: Seconds for each exchange, in the place of ``participation.round_deadline_s``.
 
         Returns:
             The model that the run ends with, in the form of ``initial_arrays``.
@@ -192,7 +193,7 @@ class Coordinator:
             BadInput: If the labels contradict one another, the method does not fit them, or the initial model is not of
                 the run's network and classes.
         """
-        self.grid = grid
+        self.grid, self.deadline_s = grid, self.participation.round_deadline_s if timeout is None else timeout
         if not self.sites.members:
             connected = len(list(grid.get_node_ids()))
             contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
@@ -202,14 +203,14 @@ class Coordinator:
         )
         result = Result()
         if not self.state.round:
-            self._before_rounds(timeout)
+            self._before_rounds()
         while True:
             try:
                 while (server_round := self.state.round + 1) <= num_rounds and not self._is_over():
-                    loss = self._train_round(server_round, timeout).mean_train_loss
+                    loss = self._train_round(server_round).mean_train_loss
                     metrics = MetricRecord({} if loss is None else {"train-loss": loss})
                     result.train_metrics_clientapp[server_round] = metrics
-                self._after_rounds(timeout)
+                self._after_rounds()
             except ModelCollapse as collapse:  # the round is done again
                 self.state, self.last_validation = collapse.state, self.callbacks.on_reset(collapse.state)
                 continue
@@ -218,7 +219,7 @@ class Coordinator:
         result.arrays = make_array_record(self.result) if flat else make_state_dict_record(self.result, self.plan)
         return result
 
-    def _before_rounds(self, timeout: float) -> None:
+    def _before_rounds(self) -> None:
         """Prepare a new run before its first round; this class does nothing, and subclasses override it."""
 
     def _is_over(self) -> bool:
@@ -231,15 +232,15 @@ class Coordinator:
         """Return the round of the newest validated model: sites validate it with the request of the next round."""
         return self.state.round - 1
 
-    def _train_round(self, server_round: int, timeout: float) -> RoundRecord:
+    def _train_round(self, server_round: int) -> RoundRecord:
         """Ask all sites of the round, and aggregate their replies."""
         messages = self.configure_train(server_round, self.grid)
-        return self.aggregate_train(server_round, self.exchanged(messages, "train", server_round, timeout))
+        return self.aggregate_train(server_round, self.exchange_messages(messages, "train", server_round))
 
-    def _after_rounds(self, timeout: float) -> None:
+    def _after_rounds(self) -> None:
         """Have sites validate the last model after the last round."""
         messages = self.configure_evaluate()
-        self.aggregate_evaluate(self.exchanged(messages, "evaluate", self.state.round, timeout))
+        self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
 
     # ------------------------------------------------------------------ a round
 
@@ -250,8 +251,11 @@ class Coordinator:
         chosen = self.sites.drawn(server_round, self.state.excluded)
         for layer in self.layers:
             chosen = layer.choose_sites(chosen)
-        statistics, update = self.method.statistics_for(requests.context), self._updates_in_replies
-        return [requests.train(site, self.state.model, statistics(site), update=update) for site in chosen]
+        statistics, messages = self.method.statistics_for(requests.context), list[Message]()
+        for site in chosen:
+            update = self._updates_in_replies
+            messages.append(requests.train(site, self.state.model, statistics(site), update=update))
+        return messages
 
     def _begin(self, server_round: int, grid: Grid) -> None:
         """Admit sites that have connected since the last round; note when the round begins."""
@@ -270,7 +274,7 @@ class Coordinator:
         aggregator = make_aggregator(
             self.method, self.state.model, self.requests.expected, self._scratch, buffered=self._buffered
         )
-        received = self.received(replies, TrainReply, aggregator)
+        received = self.collect_replies(replies, TrainReply, aggregator)
         validation = FederationValidation.of_replies(received.accepted)
         for layer in self.layers:
             layer.on_validation(validation, received.absent)
@@ -278,7 +282,7 @@ class Coordinator:
         outcome = self._merged(replace(received, accepted=aggregator.whole(received.accepted)), aggregator, context)
         accepted, absent = outcome.received.accepted, outcome.received.absent
         validation = FederationValidation.of_replies(accepted)
-        model, moments = self.moved(server_round, outcome.merged.means)
+        model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
         state = make_state_after_round(
             record_validation(self.state, validation, site_method.chosen_by(self.plan.evaluation)),
             server_round,
@@ -321,10 +325,6 @@ class Coordinator:
             merge = layer.around(merge)
         return merge(received)
 
-    def moved(self, server_round: int, means: UpdateMeans) -> tuple[ModelState, Moments]:
-        """Return the global model after a round's mean updates, and the new moments."""
-        return update_global_model(self.method, server_round, means, self.state.moments)
-
     def refuse_too_few(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` if fewer replies count than the round needs."""
         if len(received.accepted) < self._needed(received):
@@ -346,7 +346,7 @@ class Coordinator:
 
     def aggregate_evaluate(self, replies: Iterable[Message]) -> None:
         """Record the sites' validation figures of the last model, which may prove to be the best one."""
-        received = self.received(replies, EvaluateReply)
+        received = self.collect_replies(replies, EvaluateReply)
         self.callbacks.on_absent("evaluate", received.absent)
         self.last_validation = FederationValidation.of_replies(received.accepted)
         for layer in self.layers:
@@ -363,8 +363,8 @@ class Coordinator:
         self.grid, drawn = grid, self.drawn_to_test
         sites = self._all_sites() if drawn is None else drawn
         messages = self.evaluate_messages(self.state.round, self.result, sites, test=True)
-        replies = self.exchanged(messages, "test", self.state.round, self.participation.round_deadline_s)
-        received = self.received(replies, EvaluateReply)
+        replies = self.exchange_messages(messages, "test", self.state.round)
+        received = self.collect_replies(replies, EvaluateReply)
         needed = self._needed(received)
         if not self.method.site.has_global_model and len(received.accepted) < needed:
             raise make_too_few_sites_error("test", received, needed)
@@ -411,7 +411,7 @@ class Coordinator:
             plan=self.plan,
             plan_json=self._plan_json,
             run=self.run,
-            deadline_s=self.participation.round_deadline_s,
+            deadline_s=self.deadline_s,
             context=self.sites.context(server_round, self.state.statistics),
             state=self.state,
             best=self.result_round,
@@ -428,12 +428,13 @@ class Coordinator:
         requests = self.new_requests(server_round)
         return [requests.evaluate(site, model, test=test) for site in sorted(sites)]
 
-    def exchanged(
+    def exchange_messages(
         self,
         messages: Collection[Message],
         phase: str,
         server_round: int,
-        deadline_s: float,
+        *,
+        deadline_s: float | None = None,
         enough: int | None = None,
     ) -> Iterator[Message]:
         """Send messages and yield the replies as they come; the callbacks receive the sites that are waited for.
@@ -442,22 +443,24 @@ class Coordinator:
             messages: One message for each site.
             phase: Name of the exchange, as progress displays show it.
             server_round: Number of the round.
-            deadline_s: Seconds after which nobody is waited for.
+            deadline_s: Seconds after which nobody is waited for; by default :attr:`deadline_s`.
             enough: Number of good replies from which on lost sites are not waited for; by default ``min_sites``.
         """
         names = {member.node_id: site for site, member in self.sites.members.items()}
-        ends, sent = time.monotonic() + deadline_s, list(messages)
+        seconds, sent = self.deadline_s if deadline_s is None else deadline_s, list(messages)
+        ends = time.monotonic() + seconds
         good = self.sites.needed(len(sent)) if enough is None else enough
 
         def waiting(silent: Collection[int], lost: Collection[int]) -> None:
             waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
-            sites, gone = (tuple(sorted(map(names.__getitem__, nodes))) for nodes in (waited_for, lost))
+            sites = tuple(sorted(map(names.__getitem__, waited_for)))
+            gone = tuple(sorted(map(names.__getitem__, lost)))
             self.callbacks.on_wait(WaitingStatus(phase, server_round, sites, gone, ends - time.monotonic()))
 
         registered = self.sites.registered
-        return send_and_receive(self.grid, sent, waiting, deadline_s=deadline_s, enough=good, registered=registered)
+        return send_and_receive(self.grid, sent, waiting, deadline_s=seconds, enough=good, registered=registered)
 
-    def received(
+    def collect_replies(
         self, replies: Iterable[Message], expected: type[Reply], aggregator: Aggregator | None = None
     ) -> ExchangeReplies[Reply]:
         """Check the replies to the present requests as they come, and count their bytes.
@@ -468,24 +471,10 @@ class Coordinator:
             aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
         """
 
-        def check(reply: Any) -> str:
-            for layer in self.layers if isinstance(reply, TrainReply) else ():
-                if fault := layer.fault_in(reply.update, self.requests.expected[reply.site]):
-                    return fault
-            return ""
-
-        def keep(reply: Any) -> Any:
-            for layer in self.layers if isinstance(reply, TrainReply) else ():
-                reply = layer.on_reply(reply)
-            return reply if aggregator is None else aggregator.take(reply)
-
-        def refuse(site: str) -> None:
-            if aggregator is not None:
-                aggregator.leave_out(site)
-
+        layers = self.layers if expected is TrainReply else ()
         on_reply = self.callbacks.on_reply
         result = check_replies(
-            self.requests, replies, expected, on_reply=on_reply, check=check, keep=keep, refuse=refuse
+            self.requests, replies, expected, on_reply=on_reply, layers=layers, aggregator=aggregator
         )
         self.sites.bytes_up.update(result.bytes_up)
         return result

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from flwr.app import Error, Message, MessageType, RecordDict
@@ -42,6 +43,10 @@ from strategies.engine.events import ReplyArrival, TooFewSites
 from strategies.engine.state import FederationState, select_groups_expected, select_groups_to_send
 from strategies.local.site_method import largest_epoch_count
 from strategies.methods.base import Method, RoundContext
+
+if TYPE_CHECKING:
+    from strategies.engine.aggregator import Aggregator
+    from strategies.engine.layers import RoundLayer
 
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
@@ -244,7 +249,7 @@ def send_and_receive(
             arrived = True
             if not reply.has_error():
                 yield reply
-        changed = unanswered.send_again(registered) or arrived
+        changed = (bool(unanswered.lost) and unanswered.send_again(registered)) or arrived
         lost_are_needed = unanswered.good < enough <= unanswered.good + len(unanswered.lost)
         if not unanswered.pending and not lost_are_needed:
             break
@@ -281,7 +286,8 @@ class OutstandingMessages:
     @property
     def nodes(self) -> tuple[set[int], set[int]]:
         """Return the nodes without a good reply, and separately those of them that are lost."""
-        return {message.metadata.dst_node_id for message in self.pending.values()} | set(self.lost), set(self.lost)
+        lost = set(self.lost)
+        return lost.union(message.metadata.dst_node_id for message in self.pending.values()), lost
 
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages; a message to a site that is no longer registered gets an error as its reply at once."""
@@ -322,8 +328,6 @@ class OutstandingMessages:
         Returns:
             True if there were any such sites.
         """
-        if not self.lost:
-            return False
         revoked = sorted(set(self.lost) - set(registered())) if registered else []
         for node in revoked:
             self._refuse(self.lost.pop(node))
@@ -341,8 +345,11 @@ def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]
 
     Flower does not accept a message to a site that is no longer registered, and there will be no reply to it.
     """
-    accepted = set(grid.push_messages(messages)) if messages else set()
-    return {m.metadata.message_id: m for m in messages if m.metadata.message_id in accepted}
+    accepted, by_id = set(grid.push_messages(messages)) if messages else (), dict[str, Message]()
+    for message in messages:
+        if message.metadata.message_id in accepted:
+            by_id[message.metadata.message_id] = message
+    return by_id
 
 
 # ---------------------------------------------------------------------- replies
@@ -406,9 +413,8 @@ def check_replies(
     expected: type[Reply],
     *,
     on_reply: Callable[[ReplyArrival], None],
-    check: Callable[[Reply], str],
-    keep: Callable[[Reply], Reply],
-    refuse: Callable[[str], None],
+    layers: Sequence["RoundLayer"] = (),
+    aggregator: "Aggregator | None" = None,
 ) -> ExchangeReplies[Reply]:
     """Decode and check replies as they come, and sort them into those that count and those that do not.
 
@@ -417,11 +423,10 @@ def check_replies(
         replies: Messages in any order.
         expected: The record that a reply holds.
         on_reply: Receives every reply of a site that was asked.
-        check: Further check of a good reply: returns why it cannot count, or an empty string.
-        keep: Takes a good reply and returns the part of it that stays in memory.
-        refuse: Receives at once the name of each site whose reply does not count.
+        layers: Check training replies further, and may change them.
+        aggregator: Takes the updates of good training replies, and learns of sites that it need not wait for.
     """
-    names = {node: site for site, node in requests.nodes.items()}
+    names = dict(zip(requests.nodes.values(), requests.nodes, strict=True))
     absent = dict.fromkeys(requests.expected, f"no reply within {requests.deadline_s:.0f} s")
     accepted: dict[str, Reply] = {}
     sizes: dict[str, int] = {}
@@ -430,9 +435,13 @@ def check_replies(
         site = names.get(message.metadata.src_node_id, "")
         if site not in requests.expected:
             continue
+        record: Any
         record, reason = decode_reply(message, expected)
         if record is not None:
-            reason = printable(find_reply_mismatch(requests, record, site) or check(record))
+            reason = find_reply_mismatch(requests, record, site)
+            for layer in layers if isinstance(record, TrainReply) and not reason else ():
+                reason = reason or layer.find_fault(record.update, requests.expected[site])
+            reason = reason and printable(reason)
             sizes[site] = payload_bytes(message.content)
         content = message.content if message.has_content() else None
         if requests.frozen is not None:
@@ -440,14 +449,18 @@ def check_replies(
         on_reply(ReplyArrival(expected.__name__, requests.context.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)
-            accepted[site] = keep(record)
+            for layer in layers:
+                record = layer.on_reply(record)
+            accepted[site] = record if aggregator is None else aggregator.take(record)
             continue
         absent[site] = reason
-        refuse(site)
+        if aggregator is not None:
+            aggregator.leave_out(site)
         # Any other error is an honest site's way to say that it cannot go on, and a lost site's silence.
         if message.has_content() or message.error.code == REFUSED_REPLY:
             unfit.add(site)
-    return ExchangeReplies({site: accepted[site] for site in sorted(accepted)}, absent, sizes, frozenset(unfit))
+    ordered = dict(sorted(accepted.items(), key=itemgetter(0)))
+    return ExchangeReplies(ordered, absent, sizes, frozenset(unfit))
 
 
 def find_reply_mismatch(
@@ -463,10 +476,11 @@ def find_reply_mismatch(
             return f"trained on {record.train_samples} images, said {stated} at the roll call"
         if fault := find_update_fault(record.update, requests.expected[site]):
             return fault
-        shapes = {name: array.shape for name, array in record.statistics.items()}
-        # NaN in a statistic is "nothing to say".
-        if shapes != (due := dict(method.statistics_shape(context, site, requests.state.model.head.features))):
-            return f"statistics are {shapes}, expected {due}"
+        due = dict(method.statistics_shape(context, site, requests.state.model.head.features))
+        if record.statistics or due:  # NaN in a statistic is "nothing to say"
+            shapes = {name: array.shape for name, array in record.statistics.items()}
+            if shapes != due:
+                return f"statistics are {shapes}, expected {due}"
         if record.epochs > (most := largest_epoch_count(method.site, requests.plan)):
             return f"says that it trained {record.epochs:,} epochs, and was asked for at most {most:,}"
         if record.seconds > (longest := requests.sent_at[site].longest_s):

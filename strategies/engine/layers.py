@@ -24,8 +24,9 @@ from strategies.aggregation.bounds import (
     shorten_long_updates,
 )
 from strategies.aggregation.means import MergedUpdates
+from strategies.engine.aggregator import update_global_model
 from strategies.engine.events import FederationValidation, RollbackEvent
-from strategies.engine.exchange import ExchangeReplies
+from strategies.engine.exchange import ExchangeReplies, ExchangeRequests
 from strategies.engine.state import FederationState
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class RoundLayer:
         """Return those of the drawn sites that can take part in the round."""
         return sites
 
-    def fault_in(self, update: Groups, sent: Groups) -> str:
+    def find_fault(self, update: Groups, sent: Groups) -> str:
         """Return why a site's update cannot count, or an empty string; ``sent`` is the model that the site received."""
         return ""
 
@@ -101,7 +102,7 @@ class VarianceCheckLayer(RoundLayer):
 
     variances: Sequence[slice]
 
-    def fault_in(self, update: Groups, sent: Groups) -> str:
+    def find_fault(self, update: Groups, sent: Groups) -> str:
         """Return a fault if the update makes a variance negative by more than rounding errors explain."""
         if update.norm is None or sent.norm is None:
             return ""
@@ -117,12 +118,15 @@ class ImageShareCapLayer(RoundLayer):
     """Caps the share of a round's images that one site counts for (:mod:`strategies.aggregation.bounds`)."""
 
     coordinator: "Coordinator"
+    _counted: tuple[ExchangeRequests, Mapping[str, int]] | None = None  # the exchange, and its sites' capped images
 
     def on_reply(self, reply: TrainReply) -> TrainReply:
         """Return the reply with the number of images that the site may count for."""
-        requests, share = self.coordinator.requests, self.coordinator.participation.largest_share
-        images = {site: requests.context.answers[site].train_samples for site in requests.expected}
-        return replace(reply, train_samples=cap_image_counts(images, share)[reply.site])
+        requests = self.coordinator.requests
+        if self._counted is None or self._counted[0] is not requests:
+            images = {site: requests.context.answers[site].train_samples for site in requests.expected}
+            self._counted = requests, cap_image_counts(images, self.coordinator.participation.largest_share)
+        return replace(reply, train_samples=self._counted[1][reply.site])
 
 
 class NormBoundLayer(RoundLayer):
@@ -145,11 +149,12 @@ class NormBoundLayer(RoundLayer):
 
     def shortens(self, replies: Mapping[str, TrainReply]) -> bool:
         """Return True if any of the updates is longer than the bound."""
-        medians = compute_median_lengths([self._lengths[site] for site in replies])
-        return any(
-            max(compare_with_medians(self._lengths[site], medians).values(), default=0.0) > self.clip
-            for site in replies
-        )
+        lengths = list(map(self._lengths.__getitem__, replies))
+        medians = compute_median_lengths(lengths)
+        for measured in lengths:
+            if max(compare_with_medians(measured, medians).values(), default=0.0) > self.clip:
+                return True
+        return False
 
     def around(self, merge: Merge) -> Merge:
         """Shorten updates that are too long before they are merged."""
@@ -195,9 +200,13 @@ def collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Map
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
-    lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
-    ratios = [_loss_ratio(losses[site], before[site]) for site in sorted(losses.keys() & before.keys())]
-    worse = [ratio for ratio in ratios if ratio > COLLAPSE]
+    lost, worse = set[str](), list[float]()
+    for site, why in absent.items():
+        if any(words in why for words in CANNOT_GO_ON):
+            lost.add(site)
+    for site in losses.keys() & before.keys():
+        if (ratio := _loss_ratio(losses[site], before[site])) > COLLAPSE:
+            worse.append(ratio)
     voters = len(lost | (before.keys() & (losses.keys() | absent.keys())))
     if 2 * (len(lost) + len(worse)) <= voters:
         return ""
@@ -331,7 +340,8 @@ class RollbackLayer(RoundLayer):
         def judged(out: str = "") -> FederationValidation:
             some = {site: received.accepted[site] for site in sites if site != out}
             means = merge(replace(received, accepted=some)).merged.means
-            return self._judged(server_round, sites, coordinator.moved(server_round, means)[0])
+            model, _ = update_global_model(coordinator.method, server_round, means, coordinator.state.moments)
+            return self._validate(server_round, sites, model)
 
         site, reason = find_harmful_site(judged(), {site: judged(out=site) for site in sites})
         state = coordinator.state
@@ -344,13 +354,12 @@ class RollbackLayer(RoundLayer):
         coordinator.refuse_too_few(server_round, received)
         return received
 
-    def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
+    def _validate(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
         """Have sites validate a model that may become this round's model; return their figures."""
         coordinator, training = self._coordinator, self._coordinator.requests
         messages = coordinator.evaluate_messages(server_round, model, sites, test=False)
-        deadline_s = coordinator.participation.round_deadline_s
-        replies = coordinator.exchanged(messages, "evaluate", server_round, deadline_s)
-        validation = FederationValidation.of_replies(coordinator.received(replies, EvaluateReply).accepted)
+        replies = coordinator.exchange_messages(messages, "evaluate", server_round)
+        validation = FederationValidation.of_replies(coordinator.collect_replies(replies, EvaluateReply).accepted)
         for site, size in coordinator.requests.bytes_down.items():
             training.bytes_down[site] = training.bytes_down.get(site, 0) + size
         coordinator.requests = training

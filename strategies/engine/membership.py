@@ -458,7 +458,10 @@ class Membership:
     @property
     def left_out(self) -> dict[str, str]:
         """Return the sites that do not take part at present, with reasons: they declined or were refused."""
-        return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
+        left_out = dict[str, str]()
+        for node, reason in sorted(self._roll.refused.items()):
+            left_out[self._roll.name_of(node)] = reason
+        return left_out
 
     def context(self, server_round: int, statistics: Arrays) -> RoundContext:
         """Return what the method's rules may look at in a round: contract, answers to the roll call and statistics."""

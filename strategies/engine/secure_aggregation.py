@@ -57,8 +57,7 @@ class MaskingQueries:
                 contents[id(request)] = encode(request)
         messages = [exchange.message(site, kind, contents[id(request)]) for site, request in requests.items()]
         enough = max(enough, min(coordinator.sites.needed(len(exchange.expected)), len(messages)))
-        deadline_s, server_round = coordinator.participation.round_deadline_s, exchange.context.round
-        for message in coordinator.exchanged(messages, "masking", server_round, deadline_s, enough):
+        for message in coordinator.exchange_messages(messages, "masking", exchange.context.round, enough=enough):
             site = names[message.metadata.src_node_id]
             record, reason = decode_reply(message, expected)
             if message.has_content():

@@ -155,14 +155,14 @@ class SequentialCoordinator(Coordinator):
         """Return the round of the newest validated model: here each round ends with its validation."""
         return self.state.round
 
-    def _before_rounds(self, timeout: float) -> None:
+    def _before_rounds(self) -> None:
         """Have all sites train one epoch from the same model, where the method orders sites by their losses."""
         if not self.method.site.ranks_sites:
             return
         requests = self.new_requests(0)
         statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
         messages = [requests.train(site, self.state.model, statistics(site), update=False) for site in sites]
-        received = self.received(self.exchanged(messages, "train", 0, timeout), TrainReply)
+        received = self.collect_replies(self.exchange_messages(messages, "train", 0), TrainReply)
         needed = self._needed(received)
         if len(received.accepted) < needed:
             raise make_too_few_sites_error("ranking the sites", received, needed)
@@ -170,7 +170,7 @@ class SequentialCoordinator(Coordinator):
         ranking = self.method.aggregate_statistics(requests.context, received.accepted)
         self.state = replace(self.state, statistics=ranking)
 
-    def _after_rounds(self, timeout: float) -> None:
+    def _after_rounds(self) -> None:
         """Do nothing, because each round has validated its own model."""
 
     def _validation_sites(self) -> list[str]:
@@ -179,10 +179,10 @@ class SequentialCoordinator(Coordinator):
             return self.sites.drawn_to_evaluate(0, self.state.excluded)
         return super()._validation_sites()
 
-    def _train_round(self, server_round: int, timeout: float) -> RoundRecord:
+    def _train_round(self, server_round: int) -> RoundRecord:
         """Pass the model through the sites, mix it with the coordinator's own model, and validate the mixture."""
         self._begin(server_round, self.grid)
-        done = self._passed(server_round, timeout)
+        done = self._pass_model(server_round)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._with_own_training(done.result, server_round)
         statistics = self.method.aggregate_statistics(self.sites.context(server_round, before.statistics), done.replies)
@@ -191,7 +191,7 @@ class SequentialCoordinator(Coordinator):
         )
         self.state = replace(state, lengths=done.lengths)
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
-        self._judge(server_round, timeout)
+        self._validate(server_round)
         record = RoundRecord.of_replies(
             server_round,
             done.replies,
@@ -208,7 +208,7 @@ class SequentialCoordinator(Coordinator):
         self.callbacks.on_round(record, self.state)
         return record
 
-    def _passed(self, server_round: int, timeout: float) -> ModelPass:
+    def _pass_model(self, server_round: int) -> ModelPass:
         """Pass the model from site to site; return the completed pass.
 
         Raises:
@@ -222,8 +222,8 @@ class SequentialCoordinator(Coordinator):
         for place, site in enumerate(order):
             message = self.new_requests(server_round).train(site, done.model, statistics(site), update=True)
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
-            replies = self.exchanged([message], "train", server_round, timeout, enough=0 if dispensable else 1)
-            received = self.received(replies, TrainReply)
+            replies = self.exchange_messages([message], "train", server_round, enough=0 if dispensable else 1)
+            received = self.collect_replies(replies, TrainReply)
             self._note_hop(done, site, received)
             if site in received.unfit or (site in received.accepted and site not in done.replies):
                 unfit.add(site)
@@ -266,13 +266,13 @@ class SequentialCoordinator(Coordinator):
             raise RunStopped(f"round {server_round}, the coordinator's own training: {error}") from error
         return mix_models(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
 
-    def _judge(self, server_round: int, timeout: float) -> None:
+    def _validate(self, server_round: int) -> None:
         """Validate the present model on the coordinator's images if it has any; else, or where asked, at the sites."""
         at_sites = self.plan.evaluation.test_each_round or not (self._own and self._own.validation.any_known)
         validation = FederationValidation()
         if at_sites:
-            replies = self.exchanged(self.configure_evaluate(), "evaluate", server_round, timeout)
-            validation = FederationValidation.of_replies(self.received(replies, EvaluateReply).accepted)
+            replies = self.exchange_messages(self.configure_evaluate(), "evaluate", server_round)
+            validation = FederationValidation.of_replies(self.collect_replies(replies, EvaluateReply).accepted)
         if self._own and self._own.validation.any_known:
             validation = replace(self._own.judged(self.state.model), tallies=validation.tallies)
         self.last_validation = validation

@@ -144,7 +144,9 @@ def record_absent_sites(
         counted: The sites whose replies count.
         absent: Site -> why its reply does not count, for the other sites that were asked.
     """
-    left_out = {site: why for site, why in state.left_out.items() if site not in counted}
+    left_out = dict(state.left_out)
+    for site in counted:
+        left_out.pop(site, None)
     for site, why in absent.items():
         left_out[site] = f"{where}: {why}"
     return replace(state, left_out=MappingProxyType(left_out))
@@ -192,7 +194,10 @@ def record_validation(
         state = replace(state, criterion=criterion if 2 * len(with_auroc) > len(validation.loss) else "loss")
     if state.criterion == "loss":
         return record_losses(state, validation.loss)
-    return record_losses(state, {site: 1 - auroc for site, auroc in validation.auroc.items()})
+    losses = dict[str, float]()
+    for site, auroc in validation.auroc.items():
+        losses[site] = 1 - auroc
+    return record_losses(state, losses)
 
 
 def record_losses(state: FederationState, losses: Losses) -> FederationState:
@@ -222,7 +227,8 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
         lowest: Site -> the lowest loss that it stated for any model up to now.
     """
     judges = sorted(now.keys() & before.keys())
-    now, before = {site: now[site] for site in judges}, {site: before[site] for site in judges}
+    now = dict(zip(judges, map(now.__getitem__, judges), strict=True))
+    before = dict(zip(judges, map(before.__getitem__, judges), strict=True))
     regrets = compute_regret(now, lowest), compute_regret(before, lowest)
     if len(judges) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
@@ -231,8 +237,10 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
 
 def compute_regret(losses: Losses, lowest: Losses) -> float:
     """Return the smallest bound that more than half of the sites' ratios of loss to own lowest loss do not exceed."""
-    ratios = sorted([(loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items()])
-    return ratios[len(ratios) // 2] if ratios else 1.0
+    ratios = list[float]()
+    for site, loss in losses.items():
+        ratios.append((loss + SMALL) / (lowest[site] + SMALL))
+    return sorted(ratios)[len(ratios) // 2] if ratios else 1.0
 
 
 # ---------------------------------------------------------------------- as bytes: tensors by name, facts as JSON

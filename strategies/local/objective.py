@@ -91,7 +91,9 @@ class Examples:
 
 def pair_with_labels(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
     """Combine pixels with the images' labels of these classes, on the device of the pixels."""
-    annotated = torch.tensor([name in images.class_names for name in class_names])
+    annotated = torch.zeros(len(class_names), dtype=torch.bool)
+    for row, name in enumerate(class_names):
+        annotated[row] = name in images.class_names
     labels = label_matrix(images, class_names)
     return Examples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
 

@@ -1,6 +1,7 @@
 """The optimiser of a site's local training, its learning rate over the rounds, and its state on the site's disk."""
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from inspect import unwrap
 from typing import TypeVar
@@ -45,7 +46,7 @@ def make_optimizer(network: nn.Module, spec: TrainingSection, lr: float) -> torc
     Raises:
         BadInput: If it is a plug-in's that is not installed, or makes no optimiser of these parameters.
     """
-    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    learning = list(filter(operator.attrgetter("requires_grad"), network.parameters()))
     if spec.optimizer.startswith(PLUGIN):
         return _make_plugin_optimizer(spec, learning, lr)
     if spec.optimizer != "sgd":
@@ -92,14 +93,16 @@ def save_optimizer_state(network: SplitNetwork, optimizer: torch.optim.Optimizer
     A parameter is left out unless its whole state is scalars and tensors of its own shape, because half a state would
     be worse than a fresh one.
     """
-    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     arrays: dict[str, NDArray[np.float32]] = {}
-    for parameter, state in optimizer.state.items():
-        tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-        others = [value for key, value in state.items() if key not in tensors and value is not None]
-        if not others and {value.shape for value in tensors.values()} <= {torch.Size(), parameter.shape}:
-            for key, value in tensors.items():
-                arrays[f"{names[parameter]}/{key}"] = value.detach().cpu().numpy().copy()
+    for name, parameter in network.named_parameters():
+        saved = dict[str, NDArray[np.float32]]()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor) and value.shape in (torch.Size(), parameter.shape):
+                saved[f"{name}/{key}"] = value.detach().cpu().numpy().copy()
+            elif value is not None:
+                break
+        else:
+            arrays |= saved
     return arrays
 
 

@@ -6,6 +6,7 @@ a hospital's policy can judge it before a round, and the coordinator can check r
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -187,17 +188,17 @@ class SiteMethod:
 
     # ------------------------------------------------------------------ declared data
 
-    @property
+    @cached_property
     def traffic(self) -> Payload:
         """Return the data that sites send and receive with these parameters."""
         return self.declared
 
-    @property
+    @cached_property
     def counts_missing_as(self) -> Missing:
         """Return how classes that a site does not annotate count in the loss."""
         return getattr(self.parameters, "missing", self.missing)
 
-    @property
+    @cached_property
     def loss(self) -> Loss:
         """Return the loss that validation measures, and that a plain client minimises by default."""
         return choose_plain_loss(self.task, self.counts_missing_as)
@@ -210,7 +211,7 @@ class SiteMethod:
         """
         return make_training_loss(spec, self.loss, self.task, self.counts_missing_as, examples.labels)
 
-    @property
+    @cached_property
     def criterion(self) -> Criterion:
         """Return the criterion of the best round where the experiment names none: AUROC in a multi-label task.
 
@@ -228,37 +229,37 @@ class SiteMethod:
         """Return how missing labels count where a simulation pools all images at one site; ``no`` where it does not."""
         return "no"
 
-    @property
+    @cached_property
     def settling(self) -> EarlyStopping | None:
         """Return the rule by which a site stops training in a round; None for the experiment's number of epochs."""
         return None
 
-    @property
+    @cached_property
     def warm_up(self) -> WarmUp:
         """Return the warm-up before round 1: its number of epochs and its learning rate."""
         return WarmUp(self.parameters.warm_up_epochs, self.parameters.warm_up_lr)
 
-    @property
+    @cached_property
     def sends_norm(self) -> bool:
         """Return whether batch normalisation is averaged with the trunk."""
         return self.traffic.trunk and self.parameters.trunk == "fedavg"
 
-    @property
+    @cached_property
     def frozen_norm(self) -> bool:
         """Return whether batch normalisation is neither trained nor updated."""
         return self.parameters.trunk == "fedbn_plus"
 
-    @property
+    @cached_property
     def has_global_model(self) -> bool:
         """Return whether the coordinator ends with one model for all classes."""
         return self.traffic.trunk and self.traffic.head and (self.sends_norm or self.frozen_norm)
 
-    @property
+    @cached_property
     def keeps_local_parts(self) -> bool:
         """Return whether a site keeps a part of its model that it never sends."""
         return not self.has_global_model
 
-    @property
+    @cached_property
     def shares_nothing(self) -> bool:
         """Return whether every site trains alone, so that no model part is averaged."""
         return not self.traffic.trunk and not self.traffic.head

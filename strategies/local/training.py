@@ -15,8 +15,8 @@ from common.config import TrainingSection
 from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import augment
 from common.metrics.auroc import mean_auroc
-from common.models.gpu import cuda_graphs, is_data_parallel
-from common.models.network import Model, Precision, SplitNetwork, autocast, compute_logits, probabilities, train_mode
+from common.models.gpu import GRAPH_DEVICES, cuda_graphs, is_data_parallel
+from common.models.network import Model, SplitNetwork, autocast, compute_logits, probabilities, train_mode
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import is_external
 from common.plugins import PLUGIN
@@ -41,23 +41,24 @@ class MiniBatch:
     """A :class:`strategies.local.objective.Batch` of a site's examples.
 
     Attributes:
-        augmented: Function that draws a random view of images.
-        precision: Number format in which the network computes.
+        augmented: Function that draws a random view of images; None where a view is the images themselves.
+        arithmetic: Context of :func:`common.models.network.autocast` in which the network computes.
     """
 
     rows: Tensor
     images: Tensor
     labels: Tensor
     annotated: Tensor
-    augmented: Callable[[Tensor], Tensor]
-    precision: Precision
+    augmented: Callable[[Tensor], Tensor] | None
+    arithmetic: contextlib.AbstractContextManager[None]
     generator: torch.Generator
 
     def view(self) -> Tensor:
-        return self.augmented(self.images.float())
+        images = self.images.float()
+        return images if self.augmented is None else self.augmented(images)
 
     def logits(self, model: Model, view: Tensor) -> Tensor:
-        with autocast(view.device, self.precision):
+        with self.arithmetic:
             return model(view).float()
 
 
@@ -99,20 +100,30 @@ def train_epoch(
     """
     examples, spec, frozen = exercise.examples, exercise.spec, exercise.frozen
     train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
-    augmented = partial(augment, spec=exercise.augmentation, generator=generator)
-    device = examples.images.device
+    device, augmented = examples.images.device, None
+    if exercise.augmentation != AugmentationSpec():
+        augmented = partial(augment, spec=exercise.augmentation, generator=generator)
     losses, parts = [], shuffle_into_batches(len(examples), spec.batch_size, generator, device)
-    scaler = make_gradient_scaler(device, spec.precision)
+    scaler, arithmetic = make_gradient_scaler(device, spec.precision), autocast(device, spec.precision)
     # The graph of an outside network would repeat what its Python code decided once; and gradients that are summed
     # over batches, or kept by an optimiser that is not ours, may lie where the next batch's graph writes.
-    ours = not is_external(network.spec.architecture) and not spec.optimizer.startswith(PLUGIN)
-    as_graph = spec.gradient_accumulation_steps == 1 and ours and not is_data_parallel(network.backbone)
     steps = spec.gradient_accumulation_steps
-    with cuda_graphs(network.backbone, device if as_graph else CPU, spec.precision) as begin_step:
+    as_graph = (
+        device.type in GRAPH_DEVICES
+        and steps == 1
+        and not is_external(network.spec.architecture)
+        and not spec.optimizer.startswith(PLUGIN)
+        and not is_data_parallel(network.backbone)
+    )
+    graphs: contextlib.AbstractContextManager[Callable[[], None] | None] = contextlib.nullcontext()
+    if as_graph:
+        graphs = cuda_graphs(network.backbone, device, spec.precision)
+    with graphs as begin_step:
         for number, (rows, images) in enumerate(zip(parts, examples.read_ahead(parts), strict=True), start=1):
-            begin_step()
+            if begin_step is not None:
+                begin_step()
             labels = examples.labels[rows]
-            batch = MiniBatch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
+            batch = MiniBatch(rows, images, labels, examples.annotated, augmented, arithmetic, generator)
             value = exercise.objective(network, batch)
             if (number - 1) % steps == 0:
                 optimizer.zero_grad(set_to_none=True)
@@ -147,7 +158,9 @@ def train(
 ) -> TrainingFigures:
     """Train the experiment's number of epochs."""
     epoch = exercise.epoch or train_epoch
-    every = [epoch(network, exercise, optimizer, generator) for _ in range(exercise.spec.epochs)]
+    every = list[Losses]()
+    for _ in range(exercise.spec.epochs):
+        every.append(epoch(network, exercise, optimizer, generator))
     return TrainingFigures(np.concatenate(every), float(every[-1].mean()), len(every))
 
 
@@ -246,8 +259,10 @@ def validate(
     value = float(loss(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
         return ValidationFigures(value)
-    counted = torch.tensor([name not in but for name in network.class_names], device=logits.device)
-    rows = (examples.annotated & counted).nonzero().flatten()
+    counted = examples.annotated.clone()
+    for name in set(but).intersection(network.class_names):
+        counted[network.class_names.index(name)] = False
+    rows = counted.nonzero().flatten()
     scores = probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
     return ValidationFigures(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
 
@@ -275,6 +290,8 @@ def check_not_diverged(trained: ModelState, loss: float) -> None:
     Raises:
         FloatingPointError: Naming what would help.
     """
-    groups = (trained.trunk, trained.norm, trained.head.weight, trained.head.bias)
-    if not np.isfinite(loss) or not all(np.isfinite(group).all() for group in groups):
-        raise FloatingPointError("training diverged: not all numbers are finite. A lower training.lr usually helps.")
+    for values in (loss, trained.trunk, trained.norm, trained.head.weight, trained.head.bias):
+        if not np.isfinite(values).all():
+            raise FloatingPointError(
+                "training diverged: not all numbers are finite. A lower training.lr usually helps."
+            )

@@ -3,6 +3,7 @@
 The coordinator's half of all of them is FedAvg's; the hospital's half declares the choice.
 """
 
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -97,7 +98,7 @@ class CentralisedSite(SiteMethod):
     table = CentralisedParameters
     parameters: CentralisedParameters
 
-    @property
+    @cached_property
     def counts_missing_as(self) -> Missing:
         """Return ``masked``: labels that stay unknown when images are pooled are left out of the loss."""
         return "masked"

@@ -22,6 +22,7 @@ that tags no negatives, by a condition typed twice, and sends zeros for a protot
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -255,8 +256,10 @@ def supervised_loss(views: Sequence[Tensor], targets: Tensor, adjustment: Tensor
     The paper divides a row's sum by all classes, the authors' code by those annotated and the nominal batch size.
     Ours is the code's, with the entries actually there counted (M6).
     """
-    is_known = (~targets.isnan()).sum().clamp(min=1)
-    return torch.stack([cross_entropies(view, targets, adjustment).sum() / is_known for view in views]).mean()
+    is_known, losses = (~targets.isnan()).sum().clamp(min=1), []
+    for view in views:
+        losses.append(cross_entropies(view, targets, adjustment).sum() / is_known)
+    return torch.stack(losses).mean()
 
 
 def consistency_loss(views: Sequence[Tensor], teachers: Sequence[Tensor], annotated: Tensor) -> Tensor:
@@ -265,9 +268,11 @@ def consistency_loss(views: Sequence[Tensor], teachers: Sequence[Tensor], annota
     Args:
         teachers: The received global model's logits of the same views.
     """
-    pairs = zip(views, teachers, strict=True)
-    per_view = [squared_probability_differences(view[:, ~annotated], teacher[:, ~annotated]) for view, teacher in pairs]
-    return torch.stack([entries.sum() / max(1, entries.numel()) for entries in per_view]).mean()
+    means = []
+    for view, teacher in zip(views, teachers, strict=True):
+        entries = squared_probability_differences(view[:, ~annotated], teacher[:, ~annotated])
+        means.append(entries.sum() / max(1, entries.numel()))
+    return torch.stack(means).mean()
 
 
 def first_stage_loss(
@@ -325,12 +330,12 @@ class FedMLPSite(SiteMethod):
     multi_class = False
     needs_global_norm = "its teacher is the model of all"
 
-    @property
+    @cached_property
     def traffic(self) -> Payload:
         """Return the declared data; with ``heads = "own"`` a site sends the head rows of its own classes only."""
         return replace(self.declared, sends_rows=self.parameters.heads)
 
-    @property
+    @cached_property
     def loss(self) -> Loss:
         """Return cross-entropy on the site's own classes; on all where missing labels count as negative."""
         return choose_plain_loss(self.task, "masked" if self.parameters.weighted_partial_loss else "negative")
@@ -388,14 +393,16 @@ class FedMLPRound:
     def objective(self, model: Model, batch: Batch) -> Tensor:
         """Return the loss of a batch: in stage 1 of two views of the images, in stage 2 of one."""
         views = [batch.view()] if self.second_stage else [batch.view(), batch.view()]
-        teachers = None
+        teachers, students = list[Tensor](), list[Tensor]()
         if self.parameters.consistency and (self.second_stage or self.parameters.consistency_stage_one):
             with torch.no_grad():
-                teachers = [batch.logits(self.teacher, view) for view in views]
-        students = [batch.logits(model, view) for view in views]
+                for view in views:
+                    teachers.append(batch.logits(self.teacher, view))
+        for view in views:
+            students.append(batch.logits(model, view))
         targets, annotated = self.targets[batch.rows], batch.annotated
         if not self.second_stage:
-            return first_stage_loss(students, teachers, targets, annotated, self.adjustment)
+            return first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)
         teacher = teachers[0] if teachers else None
         return second_stage_loss(students[0], teacher, targets, annotated, self.adjustment)
 

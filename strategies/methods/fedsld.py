@@ -20,6 +20,7 @@ rest of its images evenly. A site without any count is left out.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -264,7 +265,7 @@ class FedSLDSite(SiteMethod):
     declared = Payload(label_counts=True)
     chooses_loss = False
 
-    @property
+    @cached_property
     def traffic(self) -> Payload:
         """Return the declared data; with ``heads = "own"`` each site has the head rows of its own classes only."""
         return replace(self.declared, rows=self.parameters.heads)

@@ -10,6 +10,7 @@ coordinator trains the mixed model of the round before on images of its own, and
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -110,7 +111,7 @@ class UniFedSite(SequentialSite):
     looks_at_images = False
     ranks_sites = True
 
-    @property
+    @cached_property
     def settling(self) -> EarlyStopping:
         """Return the rule by which a hospital stops training in a round."""
         return EarlyStopping(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)

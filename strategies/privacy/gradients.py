@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from common.data.base.spec import AugmentationSpec
 from common.data.images.augmentation import DRAWS, apply_weak_changes
-from common.models.network import SplitNetwork, train_mode
+from common.models.network import SplitNetwork, autocast, train_mode
 from strategies.local.losses import Loss
 from strategies.local.objective import Losses
 from strategies.local.training import MiniBatch, TrainingTask
@@ -144,7 +144,13 @@ class PrivateEpochs:
         examples = exercise.examples
         rows = torch.zeros(choose_pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
         nothing = torch.zeros_like(examples.images[rows])
-        facts = examples.labels[rows], examples.annotated, lambda images: images, exercise.spec.precision, generator
+        facts = (
+            examples.labels[rows],
+            examples.annotated,
+            None,
+            autocast(nothing.device, exercise.spec.precision),
+            generator,
+        )
         batch = MiniBatch(rows, nothing, *facts)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
@@ -188,7 +194,8 @@ class PrivateEpochs:
             draws = None if off else self.noise.uniform((DRAWS, len(images)))
             return images if draws is None else apply_weak_changes(images, exercise.augmentation, draws)
 
-        batch = MiniBatch(rows, examples.images[rows], labels, annotated, augmented, spec.precision, generator)
+        arithmetic = autocast(rows.device, spec.precision)
+        batch = MiniBatch(rows, examples.images[rows], labels, annotated, augmented, arithmetic, generator)
         return compute_losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)
 
 

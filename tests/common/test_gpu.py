@@ -206,6 +206,7 @@ def test_a_cpu_changes_no_setting_of_gpus() -> None:
 def test_sites_and_rounds_share_one_graph(graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = federation(tmp_path, "training.batch_size=16", out="plain")
     monkeypatch.setattr(training, "cuda_graphs", lambda backbone, device, more: cuda_graphs(backbone, GPU, more))
+    monkeypatch.setattr(training, "GRAPH_DEVICES", ("cpu",))
     task.cached_networks.cache_clear()
     assert federation(tmp_path, "training.batch_size=16", out="replayed")["model_sha256"] == plain["model_sha256"]
     assert len(graphs.shapes) == 1

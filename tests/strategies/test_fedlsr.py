@@ -1,5 +1,6 @@
 """FedLSR: mixture, distance and entropy by hand, how the distance's weight grows, and the whole objective."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -96,7 +97,7 @@ def objective_at(
     situation = ClientContext(
         network, Examples(images, labels, annotated), NO_ARRAYS, NO_ARRAYS, server_round, TrainingSection()
     )
-    batch = MiniBatch(torch.arange(3), images, labels, annotated, augmented, "float32", generator)
+    batch = MiniBatch(torch.arange(3), images, labels, annotated, augmented, contextlib.nullcontext(), generator)
     with torch.no_grad():
         return float(method.site.local_round(situation).objective(network, batch)), network(images), batch
 

@@ -87,9 +87,11 @@ class LocalGrid(Grid):
 
     def number(self, messages: Iterable[Message]) -> dict[str, Message]:
         """Give each message its number; return the messages by number."""
-        numbered = {str(next(self._numbers)): message for message in messages}
-        for identifier, message in numbered.items():
+        numbered = {}
+        for message in messages:
+            identifier = str(next(self._numbers))
             set_message_id(message, identifier)
+            numbered[identifier] = message
         return numbered
 
 
@@ -109,8 +111,10 @@ class InlineGrid(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
         """Have the first of these sites work, and return its reply: there is never more than one."""
-        first = next((identifier for identifier in message_ids if identifier in self._pending), None)
-        return [] if first is None else [self._call(self._pending.pop(first))]
+        for identifier in message_ids:
+            if identifier in self._pending:
+                return [self._call(self._pending.pop(identifier))]
+        return []
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
         return [reply for identifier in self.push_messages(messages) for reply in self.pull_messages([identifier])]
